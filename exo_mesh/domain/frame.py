@@ -1,0 +1,93 @@
+"""One message on the ring: what to compute for which rows, and the activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.tensor import Tensor
+
+HIDDEN = "hidden"
+"""Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`n` tokens of `sequence` starting at position `pos0`; logits are wanted for the last `num_logits` of them.
+
+    A stage brings the KV of the sequence to length pos0, appends n, and computes.
+    """
+
+    sequence: int
+    pos0: int
+    n: int
+    num_logits: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.pos0 < 0 or not 0 <= self.num_logits <= self.n:
+            raise ValueError(f"bad row {self.sequence}: pos0={self.pos0} n={self.n} num_logits={self.num_logits}")
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """A sequence begins: every stage makes room for its KV."""
+
+    sequence: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """A sequence has ended, however it ended: every stage frees its KV."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The ring ends after this frame."""
+
+
+Op = Insert | Remove | Shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Stage `stage` cannot do the rows of `sequence`; the sequence is poisoned until its Remove, the others go on."""
+
+    sequence: int
+    stage: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """`step` is unique and rising within (instance, ballot); stages drop repeats by it.
+
+    token_ids has one id per token of all rows, in row order: stage 0 embeds them, later stages may need them too.
+    free_blocks[i] is the number of KV blocks that stage i had free when it passed the frame on.
+    """
+
+    ballot: Ballot
+    step: int
+    batch: int
+    rows: tuple[Row, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    ops: tuple[Op, ...] = ()
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    free_blocks: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_tokens != len(self.token_ids):
+            raise ValueError(f"rows hold {self.num_tokens} tokens, the frame has {len(self.token_ids)} ids")
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.n for row in self.rows)
+
+    @property
+    def poisoned(self) -> frozenset[int]:
+        """Sequences that some stage before this one could not do."""
+        return frozenset(fault.sequence for fault in self.faults)

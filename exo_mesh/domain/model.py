@@ -1,0 +1,49 @@
+"""What planning must know of a model, read from its files without loading a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """Exact byte counts come from the safetensors headers.
+
+    layer_bytes[i]: tensors of layer i. embed_bytes: what the first stage needs besides its layers. head_bytes: what the
+    last one needs (final norm and head; with tied embeddings also the embedding table).
+    kv_bytes_per_token: KV cache of one layer for one token. legal_cuts: layer indexes where a stage may begin.
+    digest: SHA-256 over the config and the tensor table, so that two peers know that they hold the same model.
+    """
+
+    name: str
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    context_length: int
+    layer_bytes: tuple[int, ...]
+    embed_bytes: int
+    head_bytes: int
+    kv_bytes_per_token: int
+    dtype: str
+    eos_ids: tuple[int, ...]
+    legal_cuts: tuple[int, ...]
+    digest: str
+
+    def __post_init__(self) -> None:
+        if len(self.layer_bytes) != self.num_layers:
+            raise ValueError(f"{len(self.layer_bytes)} layer sizes for {self.num_layers} layers")
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all weights; a tied embedding counts once, as it would on one machine."""
+        return sum(self.layer_bytes) + max(self.embed_bytes, self.head_bytes, self.embed_bytes + self.head_bytes)
+
+    def shard_bytes(self, start: int, stop: int) -> int:
+        """Bytes of weights that the stage `[start, stop)` loads."""
+        total = sum(self.layer_bytes[start:stop])
+        if start == 0:
+            total += self.embed_bytes
+        if stop == self.num_layers:
+            total += self.head_bytes
+        return total

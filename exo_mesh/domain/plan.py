@@ -1,0 +1,101 @@
+"""Plans: who holds which layers of one model instance, and which plan is in force."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from exo_mesh.domain.shard import Shard
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ballot:
+    """Totally ordered name of a plan of an instance: the highest ballot committed is in force."""
+
+    counter: int
+    proposer: str
+
+    def next_for(self, proposer: str) -> Ballot:
+        """The lowest ballot of `proposer` that beats this one."""
+        return Ballot(self.counter + 1, proposer)
+
+    def __str__(self) -> str:
+        return f"{self.counter}.{self.proposer[:8]}"
+
+
+NO_BALLOT = Ballot(0, "")
+"""Lower than every real ballot: what a peer has promised before it has promised anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One position in the ring: which peer runs which shard with which engine, and what it must reserve."""
+
+    peer_id: str
+    engine: str
+    shard: Shard
+    reserve_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What a plan was solved from, so that anybody can solve it again: peers in ring order with usable bytes."""
+
+    candidates: tuple[tuple[str, int], ...]
+    policy: str
+    min_peers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """An immutable assignment of all layers of a model to stages in ring order.
+
+    Raises ValueError unless each layer `0..num_layers` is held by exactly one stage, in order.
+    """
+
+    instance_id: str
+    ballot: Ballot
+    model: str
+    model_digest: str
+    stages: tuple[StagePlan, ...]
+    context_limit: int
+    inputs: PlanInputs
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a plan needs at least one stage")
+        expected = 0
+        for stage in self.stages:
+            if stage.shard.start != expected:
+                raise ValueError(f"layer {expected} is not where stage {stage.shard} starts")
+            expected = stage.shard.stop
+        if not self.stages[-1].shard.is_last:
+            raise ValueError(f"layers from {expected} on are held by nobody")
+
+    @property
+    def peer_ids(self) -> tuple[str, ...]:
+        return tuple(stage.peer_id for stage in self.stages)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the canonical JSON of everything above; equal plans have equal digests on every machine."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def stage_of(self, peer_id: str) -> int | None:
+        """Index of the stage that `peer_id` runs, or None."""
+        return next((i for i, stage in enumerate(self.stages) if stage.peer_id == peer_id), None)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """The stages as plain JSON values, for people."""
+        return [
+            {
+                "peer": stage.peer_id,
+                "engine": stage.engine,
+                "layers": [stage.shard.start, stage.shard.stop],
+                "reserve_bytes": stage.reserve_bytes,
+            }
+            for stage in self.stages
+        ]

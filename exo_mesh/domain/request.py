@@ -1,0 +1,81 @@
+"""What a request asks for and what it yields, as token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a request ended well. Everything else ends in one typed error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. All of it is honoured by the one NumPy sampler of the driver.
+
+    temperature 0 is greedy. top_k 0, top_p 1, min_p 0, repetition_penalty 1 and the other penalties 0 mean "off".
+    repetition_penalty divides (positive logits) or multiplies (negative) what prompt and output contain, as in
+    Keskar et al. 2019; presence and frequency penalties count output tokens only, as OpenAI documents them.
+    logprobs: None = not wanted, else how many of the likeliest alternatives come with each token (0 to 20).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """Token ids in. `resume_ids` were already emitted by an earlier plan: they count as output, and are not sent again.
+
+    stop_ids end the request when drawn and are not emitted, unless ignore_eos; they cannot be drawn before
+    min_tokens have been.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    resume_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids:
+            raise ValueError("the prompt has no tokens")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of a token under the model's distribution before temperature and truncation."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """The `index`-th output token of a request, or its end.
+
+    token_id is None on an end that emits nothing (a stop id was drawn). finish is set on the last event only.
+    """
+
+    index: int
+    token_id: int | None
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None

@@ -1,0 +1,40 @@
+"""Which layers of which model a stage holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The half-open layer range `[start, stop)` of a model with `num_layers` layers.
+
+    The first shard also embeds; the last also norms, projects and samples.
+    """
+
+    model: str
+    start: int
+    stop: int
+    num_layers: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.stop <= self.num_layers:
+            raise ValueError(f"no layers in [{self.start}, {self.stop}) of {self.num_layers}")
+
+    @property
+    def is_first(self) -> bool:
+        return self.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.num_layers
+
+    @property
+    def layers(self) -> range:
+        return range(self.start, self.stop)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.model}[{self.start}:{self.stop}/{self.num_layers}]"

@@ -1,0 +1,51 @@
+"""A tensor as it travels: engine-neutral raw little-endian bytes with dtype and shape."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint8": 1, "bool": 1}
+"""Bytes per element of every dtype that may cross a hop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Row-major little-endian `data` of `shape`; bfloat16 is carried as its two raw bytes per element.
+
+    `data` may be any C-contiguous buffer and is never copied here. Raises ValueError if sizes disagree.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes | bytearray | memoryview
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} cannot cross a hop; known: {', '.join(ITEM_BYTES)}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"negative size in shape {self.shape}")
+        have = self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
+        if have != self.num_bytes:
+            raise ValueError(f"{self.dtype}{list(self.shape)} needs {self.num_bytes} bytes, got {have}")
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+    def numpy(self) -> np.ndarray:
+        """A read-only view without a copy; bfloat16 comes as uint16 bit patterns."""
+        dtype = "uint16" if self.dtype == "bfloat16" else self.dtype
+        array: np.ndarray = np.frombuffer(self.data, dtype=dtype).reshape(self.shape)
+        array.flags.writeable = False
+        return array
+
+    @staticmethod
+    def from_numpy(array: np.ndarray) -> Tensor:
+        """Wrap an array (copied only if it is not C-contiguous). Its dtype must be one of ITEM_BYTES."""
+        contiguous = np.ascontiguousarray(array)
+        # a 0-d or empty array cannot be cast to a byte memoryview, so go through reshape(-1)
+        data = memoryview(contiguous.reshape(-1).view(np.uint8)) if contiguous.size else b""
+        return Tensor(str(array.dtype), array.shape, data)

@@ -1,0 +1,1 @@
+"""The contracts between exo-mesh and its engines. Engines import this package and the domain, nothing else of ours."""

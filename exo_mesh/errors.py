@@ -1,0 +1,135 @@
+"""The one exception tree of exo-mesh.
+
+MeshError
+├── InputError            the caller's fault; carries the offending parameter
+│   ├── UnknownModelError     no peer has this model
+│   └── ContextLengthError    prompt + requested output exceed the context limit
+├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
+├── PlacementError        no set of peers can hold the model; carries the arithmetic
+├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
+├── EngineError           an engine failed while loading or computing
+├── TransportError        a peer or stream cannot be reached, or broke the protocol
+├── StageLostError        a stage of the ring a request ran on is gone
+├── OverloadError         a bounded queue is full; try again after `retry_after_s`
+├── DeadlineError         a wait ended without an answer
+└── CancelledRequestError the request was cancelled by its owner
+
+Each class has a `code`: a stable word that travels between processes, and that the HTTP layer turns into a status.
+"""
+
+from __future__ import annotations
+
+
+class MeshError(Exception):
+    """Base of every error that exo-mesh raises on purpose. `str(error)` is one clear sentence for a person."""
+
+    code = "internal_error"
+
+
+class InputError(MeshError):
+    """The caller's input is at fault. `param` names the offending field, if there is one."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class UnknownModelError(InputError):
+    """No reachable peer has the model that was asked for."""
+
+    code = "model_not_found"
+
+
+class ContextLengthError(InputError):
+    """The prompt and the requested output do not fit the context limit."""
+
+    code = "context_length_exceeded"
+
+
+class ModelError(MeshError):
+    """A checkpoint or its architecture cannot be used; the message names the file and the tensor or key."""
+
+    code = "model_unusable"
+
+
+class PlacementError(MeshError):
+    """No set of peers can hold the model; the message has what it needs, what there is, what would help."""
+
+    code = "no_placement"
+
+
+class ReservationError(MeshError):
+    """A peer refused its part of a plan. `usable_bytes` is what it could give, where memory was the reason."""
+
+    code = "reservation_refused"
+
+    def __init__(self, message: str, *, peer_id: str, usable_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.peer_id = peer_id
+        self.usable_bytes = usable_bytes
+
+
+class EngineError(MeshError):
+    """An engine failed while loading or computing."""
+
+    code = "engine_error"
+
+
+class TransportError(MeshError):
+    """A peer or stream cannot be reached, or it broke the protocol."""
+
+    code = "transport_error"
+
+
+class StageLostError(MeshError):
+    """A stage of the ring that a request ran on is gone."""
+
+    code = "stage_lost"
+
+
+class OverloadError(MeshError):
+    """A bounded queue is full."""
+
+    code = "overloaded"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineError(MeshError):
+    """A wait ended without an answer."""
+
+    code = "deadline_exceeded"
+
+
+class CancelledRequestError(MeshError):
+    """The request was cancelled by its owner."""
+
+    code = "cancelled"
+
+
+_BY_CODE: dict[str, type[MeshError]] = {
+    cls.code: cls
+    for cls in (
+        MeshError,
+        InputError,
+        UnknownModelError,
+        ContextLengthError,
+        ModelError,
+        PlacementError,
+        EngineError,
+        TransportError,
+        StageLostError,
+        OverloadError,
+        DeadlineError,
+        CancelledRequestError,
+    )
+}
+
+
+def error_from_code(code: str, message: str) -> MeshError:
+    """Rebuild an error that another process reported as `(code, message)`; an unknown code gives a MeshError."""
+    return _BY_CODE.get(code, MeshError)(message)
