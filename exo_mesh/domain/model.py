@@ -10,7 +10,7 @@ class ModelCard:
     """Exact byte counts come from the safetensors headers.
 
     layer_bytes[i]: tensors of layer i. embed_bytes: what the first stage needs besides its layers. head_bytes: what the
-    last one needs (final norm and head; with tied embeddings also the embedding table).
+    last one needs (final norm and head; with tied embeddings the embedding table again).
     kv_bytes_per_token: KV cache of one layer for one token. legal_cuts: layer indexes where a stage may begin.
     digest: SHA-256 over the config and the tensor table, so that two peers know that they hold the same model.
     """
@@ -24,6 +24,7 @@ class ModelCard:
     layer_bytes: tuple[int, ...]
     embed_bytes: int
     head_bytes: int
+    tied: bool
     kv_bytes_per_token: int
     dtype: str
     eos_ids: tuple[int, ...]
@@ -37,7 +38,7 @@ class ModelCard:
     @property
     def total_bytes(self) -> int:
         """Bytes of all weights; a tied embedding counts once, as it would on one machine."""
-        return sum(self.layer_bytes) + max(self.embed_bytes, self.head_bytes, self.embed_bytes + self.head_bytes)
+        return sum(self.layer_bytes) + self.head_bytes + (0 if self.tied else self.embed_bytes)
 
     def shard_bytes(self, start: int, stop: int) -> int:
         """Bytes of weights that the stage `[start, stop)` loads."""

@@ -1,0 +1,83 @@
+"""What the HTTP API and the command line may ask of a node. `node.Node` is the one implementation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """A model that some live peer has on disk. context_length is the checkpoint's own."""
+
+    name: str
+    peers: tuple[str, ...]
+    instance_ids: tuple[str, ...]
+    context_length: int
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """A wish for an instance. policy and min_peers None mean the node's own settings."""
+
+    model: str
+    min_peers: int | None = None
+    policy: str | None = None
+    context_limit: int | None = None
+    engine: str | None = None
+    exclude_peers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life before the first token: what is being waited for ("loading", "queued", "prefill")."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+class MeshService(Protocol):
+    """All failures are MeshErrors; every await has a deadline inside."""
+
+    def models(self) -> list[ModelEntry]:
+        """Every model that a live peer has on disk, sorted by name."""
+
+    async def model(self, name: str) -> ModelEntry:
+        """One of them, by hub id, alias or directory. Raises UnknownModelError, with near names if there are any."""
+
+    async def text_files(self, name: str) -> Path:
+        """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs;
+        fetched from a peer if this one does not have the model."""
+
+    async def context_limit(self, name: str) -> int:
+        """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
+
+    def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent | Progress]:
+        """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.
+
+        Raises MeshErrors at any point; ends after the event whose `finish` is set.
+        """
+
+    async def cancel(self, request_id: str) -> bool:
+        """Cancel a request that entered at any peer this node can reach; False if nobody knows it."""
+
+    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""
+
+    async def delete_instance(self, instance_id: str) -> bool:
+        """Stop an instance everywhere; False if it is unknown."""
+
+    def state(self) -> dict[str, Any]:
+        """`view` (agreed: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
+
+    def topology(self) -> dict[str, Any]:
+        """Peers, links, and the ring of each instance, for people and pictures."""
+
+    def health(self) -> dict[str, Any]:
+        """{"status": "ok" | "degraded" | "starting" | "stopping", "reasons": [{"code", "message", "remedy"}], ...}"""

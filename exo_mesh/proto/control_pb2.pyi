@@ -1,0 +1,302 @@
+from exo_mesh.proto import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    INSTANCE_STATE_UNSPECIFIED: _ClassVar[InstanceState]
+    INSTANCE_STATE_LOADING: _ClassVar[InstanceState]
+    INSTANCE_STATE_READY: _ClassVar[InstanceState]
+    INSTANCE_STATE_FAILED: _ClassVar[InstanceState]
+INSTANCE_STATE_UNSPECIFIED: InstanceState
+INSTANCE_STATE_LOADING: InstanceState
+INSTANCE_STATE_READY: InstanceState
+INSTANCE_STATE_FAILED: InstanceState
+
+class Device(_message.Message):
+    __slots__ = ("kind", "name", "engines", "engine", "cores")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    engines: _containers.RepeatedScalarFieldContainer[str]
+    engine: str
+    cores: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., cores: _Optional[int] = ...) -> None: ...
+
+class PeerInfo(_message.Message):
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    API_URL_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    incarnation: int
+    name: str
+    version: str
+    protocol: int
+    namespace: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    api_url: str
+    devices: _containers.RepeatedCompositeFieldContainer[Device]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Telemetry(_message.Message):
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    sequence: int
+    usable_bytes: int
+    total_bytes: int
+    reserved_bytes: int
+    load: float
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ...) -> None: ...
+
+class HelloRequest(_message.Message):
+    __slots__ = ("peer",)
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    peer: PeerInfo
+    def __init__(self, peer: _Optional[_Union[PeerInfo, _Mapping]] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("accepted", "reason", "peer")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    peer: PeerInfo
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ...) -> None: ...
+
+class InstanceInfo(_message.Message):
+    __slots__ = ("plan", "state", "endpoints", "pids", "reason")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    PIDS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    state: InstanceState
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    pids: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Record(_message.Message):
+    __slots__ = ("kind", "id", "owner", "version", "deleted", "peer", "instance")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: str
+    owner: str
+    version: int
+    deleted: bool
+    peer: PeerInfo
+    instance: InstanceInfo
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ...) -> None: ...
+
+class RecordVersion(_message.Message):
+    __slots__ = ("kind", "id", "owner", "version")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: str
+    owner: str
+    version: int
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ExchangeRequest(_message.Message):
+    __slots__ = ("from_peer", "incarnation", "have", "push", "telemetry")
+    FROM_PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    from_peer: str
+    incarnation: int
+    have: _containers.RepeatedCompositeFieldContainer[RecordVersion]
+    push: _containers.RepeatedCompositeFieldContainer[Record]
+    telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
+    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., have: _Optional[_Iterable[_Union[RecordVersion, _Mapping]]] = ..., push: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
+
+class ExchangeReply(_message.Message):
+    __slots__ = ("newer", "want", "telemetry", "unknown_sender")
+    NEWER_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
+    newer: _containers.RepeatedCompositeFieldContainer[Record]
+    want: _containers.RepeatedCompositeFieldContainer[RecordVersion]
+    telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
+    unknown_sender: bool
+    def __init__(self, newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., want: _Optional[_Iterable[_Union[RecordVersion, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., unknown_sender: bool = ...) -> None: ...
+
+class GoodbyeRequest(_message.Message):
+    __slots__ = ("peer_id", "incarnation")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    incarnation: int
+    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class GoodbyeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeModelRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class DescribeModelReply(_message.Message):
+    __slots__ = ("found", "card_json", "error_code", "error_message")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    CARD_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    card_json: bytes
+    error_code: str
+    error_message: str
+    def __init__(self, found: bool = ..., card_json: _Optional[bytes] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class ReadTextFilesRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class TextFile(_message.Message):
+    __slots__ = ("name", "chunk")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    chunk: bytes
+    def __init__(self, name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+
+class ReserveRequest(_message.Message):
+    __slots__ = ("plan", "stage")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    stage: int
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class ReserveReply(_message.Message):
+    __slots__ = ("granted", "reason", "usable_bytes", "promised")
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    granted: bool
+    reason: str
+    usable_bytes: int
+    promised: _plan_pb2.Ballot
+    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., promised: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("instance_id", "ballot")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    ballot: _plan_pb2.Ballot
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+
+class StageStatus(_message.Message):
+    __slots__ = ("listening", "loading", "ready", "failed")
+    LISTENING_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    listening: StageListening
+    loading: StageLoading
+    ready: StageReady
+    failed: StageFailed
+    def __init__(self, listening: _Optional[_Union[StageListening, _Mapping]] = ..., loading: _Optional[_Union[StageLoading, _Mapping]] = ..., ready: _Optional[_Union[StageReady, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ...) -> None: ...
+
+class StageListening(_message.Message):
+    __slots__ = ("endpoint", "pid")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    pid: int
+    def __init__(self, endpoint: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class StageLoading(_message.Message):
+    __slots__ = ("done", "total")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class StageReady(_message.Message):
+    __slots__ = ("memory_bytes", "load_s")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    load_s: float
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+
+class StageFailed(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class LinkRequest(_message.Message):
+    __slots__ = ("instance_id", "ballot", "next_endpoint")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    ballot: _plan_pb2.Ballot
+    next_endpoint: str
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., next_endpoint: _Optional[str] = ...) -> None: ...
+
+class LinkReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReleaseRequest(_message.Message):
+    __slots__ = ("instance_id", "ballot")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    ballot: _plan_pb2.Ballot
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+
+class ReleaseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,69 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Ballot(_message.Message):
+    __slots__ = ("counter", "proposer")
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    PROPOSER_FIELD_NUMBER: _ClassVar[int]
+    counter: int
+    proposer: str
+    def __init__(self, counter: _Optional[int] = ..., proposer: _Optional[str] = ...) -> None: ...
+
+class Shard(_message.Message):
+    __slots__ = ("model", "start", "stop", "num_layers")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    start: int
+    stop: int
+    num_layers: int
+    def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
+
+class StagePlan(_message.Message):
+    __slots__ = ("peer_id", "engine", "shard", "reserve_bytes")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    engine: str
+    shard: Shard
+    reserve_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., engine: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., reserve_bytes: _Optional[int] = ...) -> None: ...
+
+class PlanCandidate(_message.Message):
+    __slots__ = ("peer_id", "usable_bytes")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    usable_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., usable_bytes: _Optional[int] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("instance_id", "ballot", "model", "model_digest", "stages", "context_limit", "candidates", "policy", "min_peers")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    MIN_PEERS_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    ballot: Ballot
+    model: str
+    model_digest: str
+    stages: _containers.RepeatedCompositeFieldContainer[StagePlan]
+    context_limit: int
+    candidates: _containers.RepeatedCompositeFieldContainer[PlanCandidate]
+    policy: str
+    min_peers: int
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., context_limit: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlanCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., min_peers: _Optional[int] = ...) -> None: ...

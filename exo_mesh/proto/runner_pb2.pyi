@@ -1,0 +1,127 @@
+from exo_mesh.proto import plan_pb2 as _plan_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StartStage(_message.Message):
+    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued")
+    class OptionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIR_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIRST_FIELD_NUMBER: _ClassVar[int]
+    PORT_LAST_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    stage: int
+    model_dir: str
+    options: _containers.ScalarMap[str, str]
+    host: str
+    port_first: int
+    port_last: int
+    max_queued: int
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ...) -> None: ...
+
+class LinkNext(_message.Message):
+    __slots__ = ("endpoint",)
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
+
+class StopStage(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ToRunner(_message.Message):
+    __slots__ = ("start", "link", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: StartStage
+    link: LinkNext
+    stop: StopStage
+    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ...) -> None: ...
+
+class Listening(_message.Message):
+    __slots__ = ("port", "pid")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    pid: int
+    def __init__(self, port: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Loading(_message.Message):
+    __slots__ = ("done", "total")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("memory_bytes", "load_s")
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    memory_bytes: int
+    load_s: float
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_IN_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_OUT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_OUT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LINKED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    progress: int
+    frames_in: int
+    frames_out: int
+    bytes_out: int
+    sequences: int
+    memory_bytes: int
+    queued: int
+    running: int
+    tokens: int
+    linked: bool
+    busy_s: float
+    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ...) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("code", "message")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class FromRunner(_message.Message):
+    __slots__ = ("listening", "loading", "ready", "heartbeat", "failed")
+    LISTENING_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    listening: Listening
+    loading: Loading
+    ready: Ready
+    heartbeat: Heartbeat
+    failed: Failed
+    def __init__(self, listening: _Optional[_Union[Listening, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
