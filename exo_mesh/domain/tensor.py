@@ -47,5 +47,5 @@ class Tensor:
         """Wrap an array (copied only if it is not C-contiguous). Its dtype must be one of ITEM_BYTES."""
         contiguous = np.ascontiguousarray(array)
         # a 0-d or empty array cannot be cast to a byte memoryview, so go through reshape(-1)
-        data = memoryview(contiguous.reshape(-1).view(np.uint8)) if contiguous.size else b""
+        data = contiguous.reshape(-1).view(np.uint8).data if contiguous.size else b""
         return Tensor(str(array.dtype), array.shape, data)

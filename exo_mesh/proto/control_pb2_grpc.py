@@ -79,6 +79,16 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReleaseReply.FromString,
                 _registered_method=True)
+        self.Cancel = channel.unary_unary(
+                '/exo_mesh.Control/Cancel',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.CancelRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.CancelReply.FromString,
+                _registered_method=True)
+        self.DeleteInstance = channel.unary_unary(
+                '/exo_mesh.Control/DeleteInstance',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -147,6 +157,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Cancel(self, request, context):
+        """Cancels a request that entered at this peer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteInstance(self, request, context):
+        """Stops an instance that this peer owns.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -194,6 +218,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Release,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReleaseRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.ReleaseReply.SerializeToString,
+            ),
+            'Cancel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Cancel,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.CancelRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.CancelReply.SerializeToString,
+            ),
+            'DeleteInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteInstance,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +473,60 @@ class Control(object):
             '/exo_mesh.Control/Release',
             exo__mesh_dot_proto_dot_control__pb2.ReleaseRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.ReleaseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Cancel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Cancel',
+            exo__mesh_dot_proto_dot_control__pb2.CancelRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/DeleteInstance',
+            exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
             options,
             channel_credentials,
             insecure,

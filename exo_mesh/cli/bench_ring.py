@@ -1,0 +1,201 @@
+"""`exo-mesh bench ring`: what a hop costs, with real frames over real runner processes, against plain TCP in one run.
+
+The hop figure is a lap of one decode row divided by the number of stages. It has everything in it that a token pays:
+encoding, gRPC, rows, ops and ballots, a null engine on each stage, sampling, and the answer stream to the caller.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from exo_mesh.cli.bench_tcp import bulk, echo_peer, ping_pong
+from exo_mesh.cli.local_ring import LocalRunner, local_ring
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.errors import error_from_code
+from exo_mesh.proto import driver_pb2, driver_pb2_grpc
+from exo_mesh.runner.scheduler import Limits
+from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.transport.plan_codec import ballot_to_proto
+from exo_mesh.weights.store import ModelStore
+
+LAPS = 4096
+"""Laps of a round; the driver's quantiles look back on exactly this many."""
+BULK_BYTES = 16 * 1024 * 1024
+BULK_FRAMES = 16
+ROUNDS = 5
+CHUNK = Limits.__dataclass_fields__["prefill_chunk"].default
+CALL_DEADLINE_S = 120.0
+MODEL = "exo-mesh-demo"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `ring` to the verbs of `exo-mesh bench`."""
+    parser = subparsers.add_parser("ring", help="cost of a hop against plain TCP", description=__doc__)
+    parser.add_argument("--peers", type=int, default=2, metavar="N", help="stages of the ring (default 2)")
+    parser.add_argument("--engine", default="dummy", help="engine of the stages; only dummy has no compute of its own")
+    parser.add_argument("--payload", type=int, default=8192, metavar="BYTES", help="activation of one token")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the bench and print its figures."""
+    result = asyncio.run(measure(args.peers, args.engine, args.payload))
+    print(json.dumps(result, indent=2) if args.json else _text(result))
+    return 0
+
+
+async def measure(peers: int, engine: str, payload_bytes: int) -> dict[str, Any]:
+    """Figures of the ring and of TCP, taken in turns: medians of ROUNDS rounds each."""
+    small = await _small(peers, engine, payload_bytes)
+    large = await _large(peers, engine)
+    return {
+        "peers": peers,
+        "engine": engine,
+        "payload_bytes": payload_bytes,
+        "rounds": ROUNDS,
+        "ring": {**small["ring"], **large["ring"]},
+        "tcp": {**small["tcp"], **large["tcp"]},
+        "ratio": round(small["ring"]["hop_us_p50"] / small["tcp"]["hop_us_p50"], 2),
+        "bulk_ratio": round(large["ring"]["gb_per_s"] / large["tcp"]["gb_per_s"], 2),
+    }
+
+
+async def _small(peers: int, engine: str, payload_bytes: int) -> dict[str, dict[str, float]]:
+    """Hop times: a stream of single decode rows against ping-pong."""
+    laps: list[float] = []
+    p50: list[float] = []
+    p99: list[float] = []
+    tcp: list[tuple[float, float]] = []
+
+    async def ring_round(runners: list[LocalRunner]) -> None:
+        elapsed = await _generate(runners, prompt=1, tokens=LAPS)
+        beat = (await runners[-1].expect("heartbeat")).heartbeat
+        laps.append(LAPS / elapsed)
+        p50.append(beat.lap_p50_s / peers)
+        p99.append(beat.lap_p99_s / peers)
+
+    async def tcp_round() -> None:
+        tcp.append(await _on_tcp(lambda connection: ping_pong(connection, payload_bytes, LAPS)))
+
+    counted = await _interleaved(peers, engine, payload_bytes, ring_round, tcp_round)
+    return {
+        "ring": {
+            "hop_us_p50": _us(p50),
+            "hop_us_p99": _us(p99),
+            "laps_per_s": round(statistics.median(laps), 1),
+            "frames_counted": counted,
+        },
+        "tcp": {
+            "hop_us_p50": _us([median for median, _ in tcp]),
+            "hop_us_p99": _us([tail for _, tail in tcp]),
+            "laps_per_s": round(0.5 / statistics.median(median for median, _ in tcp), 1),
+        },
+    }
+
+
+async def _large(peers: int, engine: str) -> dict[str, dict[str, float]]:
+    """Bandwidth: prefill chunks whose activations are BULK_BYTES each, against one-way TCP."""
+    ring: list[float] = []
+    tcp: list[float] = []
+
+    async def ring_round(runners: list[LocalRunner]) -> None:
+        elapsed = await _generate(runners, prompt=CHUNK * BULK_FRAMES + 1, tokens=1)
+        ring.append(BULK_BYTES * BULK_FRAMES / elapsed)
+
+    async def tcp_round() -> None:
+        tcp.append(await _on_tcp(lambda connection: bulk(connection, BULK_BYTES, BULK_FRAMES)))
+
+    await _interleaved(peers, engine, BULK_BYTES // CHUNK, ring_round, tcp_round)
+    return {"ring": {"gb_per_s": _gb(ring)}, "tcp": {"gb_per_s": _gb(tcp)}}
+
+
+async def _interleaved(
+    peers: int,
+    engine: str,
+    payload_bytes: int,
+    ring_round: Callable[[list[LocalRunner]], Awaitable[None]],
+    tcp_round: Callable[[], Awaitable[None]],
+) -> int:
+    """Alternate rounds of both, after one warm-up of the ring; answers the frames that the runners counted."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    directory = ModelStore(()).find(MODEL)
+    options = {"payload_bytes": str(payload_bytes)}
+    async with local_ring(_plan(peers, engine), directory, options, cpus) as runners:
+        await _generate(runners, prompt=CHUNK + 1, tokens=64)
+        for _ in range(ROUNDS):
+            await ring_round(runners)
+            await tcp_round()
+        beats = [(await runner.expect("heartbeat")).heartbeat for runner in runners]
+        return sum(beat.frames_in for beat in beats)
+
+
+def _plan(peers: int, engine: str) -> Plan:
+    layers, limit = max(peers, 8), 2 * CHUNK * BULK_FRAMES
+    cuts = [layers * index // peers for index in range(peers + 1)]
+    stages = tuple(
+        StagePlan(f"bench{index}", engine, Shard(MODEL, start, stop, layers), 0)
+        for index, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False))
+    )
+    return Plan("bench", Ballot(1, "bench"), MODEL, "", stages, limit, PlanInputs((), "memory", peers))
+
+
+async def _generate(runners: list[LocalRunner], prompt: int, tokens: int) -> float:
+    """Run one request on the ring; answers the seconds from the call to its last token."""
+    request = driver_pb2.GenerateRequest(
+        instance_id="bench",
+        ballot=ballot_to_proto(Ballot(1, "bench")),
+        request_id=f"bench-{time.monotonic_ns()}",
+        prompt_ids=[index % 200 for index in range(prompt)],
+        max_tokens=tokens,
+        ignore_eos=True,
+        sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
+    )
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{runners[-1].port}", options=CLIENT_OPTIONS) as channel:
+        stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
+        start, received = time.perf_counter(), 0
+        async for message in stub.Generate(request, timeout=CALL_DEADLINE_S):
+            if message.error_code:
+                raise error_from_code(message.error_code, message.error_message)
+            received += len(message.events)
+        elapsed = time.perf_counter() - start
+    assert received == tokens, f"{received} of {tokens} tokens came"
+    return elapsed
+
+
+async def _on_tcp(measure: Callable[[Any], Any]) -> Any:
+    """Run a blocking TCP measurement beside nothing else: the ring is idle meanwhile."""
+    cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    with echo_peer((cpus[0], cpus[-1]) if len(cpus) > 1 else None) as connection:
+        return measure(connection)
+
+
+def _us(seconds: list[float]) -> float:
+    return round(statistics.median(seconds) * 1e6, 1)
+
+
+def _gb(bytes_per_s: list[float]) -> float:
+    return round(statistics.median(bytes_per_s) / 1e9, 2)
+
+
+def _text(result: dict[str, Any]) -> str:
+    ring, tcp = result["ring"], result["tcp"]
+    return "\n".join(
+        [
+            f"{result['peers']} stages, {result['payload_bytes']} bytes a token, medians of {result['rounds']} rounds",
+            f"  hop   p50 {ring['hop_us_p50']:8.1f} us   TCP {tcp['hop_us_p50']:8.1f} us   ratio {result['ratio']}",
+            f"  hop   p99 {ring['hop_us_p99']:8.1f} us   TCP {tcp['hop_us_p99']:8.1f} us",
+            f"  laps/s    {ring['laps_per_s']:8.1f}      TCP {tcp['laps_per_s']:8.1f}",
+            f"  16 MiB    {ring['gb_per_s']:8.2f} GB/s TCP {tcp['gb_per_s']:8.2f} GB/s ratio {result['bulk_ratio']}",
+        ]
+    )

@@ -1,0 +1,29 @@
+"""`python -m exo_mesh.runner --control-fd N`: started by a node, never by hand."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+
+
+def main() -> int:
+    """Parse the one argument, then run the stage that the pipe asks for."""
+    parser = argparse.ArgumentParser(prog="exo_mesh.runner", description=__doc__)
+    parser.add_argument("--control-fd", type=int, required=True, help="inherited socket to the node")
+    args = parser.parse_args()
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to stop
+
+    from exo_mesh.runner.process import RunnerProcess
+
+    return RunnerProcess(args.control_fd).run()
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # engine threads of foreign libraries must not hold up the exit

@@ -1,0 +1,157 @@
+"""The driver: the runner of the last stage. It has the logits, so it schedules, samples and answers."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Shutdown
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.errors import CancelledRequestError, MeshError, OverloadError, error_from_code
+from exo_mesh.runner.generation import Generation, error_events
+from exo_mesh.runner.laps import LapTimes
+from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.scheduler import Limits, Scheduler, Work
+from exo_mesh.transport.plan_codec import ballot_to_proto
+
+_log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Frames begin and end here. All methods run in the compute thread; `send` starts a frame round the ring.
+
+    Invariant: a sequence is in the scheduler exactly as long as its generation is in `_live`; a stage that was told
+    Insert is told Remove, however the request ends.
+    """
+
+    def __init__(self, ballot: Ballot, limits: Limits, send: Callable[[Frame], None]) -> None:
+        self._ballot = ballot
+        self._ballot_proto = ballot_to_proto(ballot)
+        self._scheduler = Scheduler(limits)
+        self._limits = limits
+        self._send = send
+        self._live: dict[int, Generation] = {}
+        self._by_request: dict[str, int] = {}
+        self._ops: list[Op] = []
+        self._in_flight: set[int] = set()
+        self._last_step = 0
+        self._last_sequence = 0
+        self.laps = LapTimes()
+        self.tokens = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
+        """Queue a request, or refuse it through its mailbox."""
+        self._last_sequence += 1
+        generation = Generation.begin(request, self._last_sequence, mailbox, self._ballot_proto)
+        if request.request_id in self._by_request:
+            generation.fail(MeshError(f"request {request.request_id} is already running here"))
+        elif not self._scheduler.submit(generation.sequence):
+            generation.fail(OverloadError(f"{self._limits.max_waiting} requests are waiting already"))
+        else:
+            self._live[self._last_sequence] = generation
+            self._by_request[request.request_id] = self._last_sequence
+            self.pump()
+
+    def cancel(self, request_id: str) -> None:
+        """The caller is gone: free the sequence everywhere. An unknown request changes nothing."""
+        sequence_id = self._by_request.get(request_id)
+        if sequence_id is not None:
+            self._end(sequence_id, CancelledRequestError("the request was cancelled"))
+            self.pump()
+
+    def returned(self, frame: Frame, logits: np.ndarray | None) -> None:
+        """A frame came round and the last stage has computed it; logits are float32 `[sum(num_logits), vocab]`."""
+        self._in_flight.discard(frame.step)
+        self.laps.returned(frame.step, time.perf_counter())
+        for fault in frame.faults:
+            self._end(fault.sequence, error_from_code(fault.code, fault.message))
+        if logits is not None:
+            self._draw(frame, logits)
+        for row in frame.rows:
+            if not row.num_logits and row.sequence in self._live:
+                self._live[row.sequence].post_prefilled(row.pos0 + row.n)
+        self.pump()
+
+    def shut_down(self) -> None:
+        """End all requests and tell every stage to stop."""
+        for sequence_id in list(self._live):
+            self._end(sequence_id, CancelledRequestError("the instance was stopped"))
+        self._ops.append(Shutdown())
+        self._start(Work((), ()))
+
+    def pump(self) -> None:
+        """Start frames as long as there is work and fewer than the useful number are on the ring."""
+        for sequence in self._scheduler.admit():
+            self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
+        while len(self._in_flight) < self._limits.max_in_flight:
+            work = self._scheduler.next_work()
+            if work is None:
+                break
+            self._start(work)
+        if self._ops and not self._in_flight:
+            self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
+
+    def _start(self, work: Work) -> None:
+        self._last_step += 1
+        frame = Frame(
+            ballot=self._ballot,
+            step=self._last_step,
+            batch=self._last_step % self._limits.max_in_flight,
+            rows=work.rows,
+            token_ids=work.token_ids,
+            ops=tuple(self._ops),
+        )
+        self._ops.clear()
+        self._in_flight.add(frame.step)
+        self.laps.sent(frame.step, time.perf_counter())
+        self._send(frame)
+
+    def _draw(self, frame: Frame, logits: np.ndarray) -> None:
+        start = 0
+        for row in frame.rows:
+            row_logits = logits[start : start + row.num_logits]
+            start += row.num_logits
+            generation = self._live.get(row.sequence)
+            if generation is None or not row.num_logits:
+                continue
+            self._draw_one(generation, row_logits[-1])
+
+    def _draw_one(self, generation: Generation, logits: np.ndarray) -> None:
+        try:
+            token_id, finish = generation.draw(logits)
+        except MeshError as exc:
+            self._end(generation.sequence.id, exc)
+            return
+        self.tokens += 1
+        if finish:
+            self._end(generation.sequence.id, None)
+        else:
+            self._scheduler.token_drawn(generation.sequence, token_id)
+
+    def _end(self, sequence_id: int, error: MeshError | None) -> None:
+        """Forget a request; `error` is posted unless the request ended well. Unknown sequences change nothing."""
+        generation = self._live.pop(sequence_id, None)
+        if generation is None:
+            return
+        del self._by_request[generation.request.request_id]
+        if self._scheduler.remove(sequence_id):
+            self._ops.append(Remove(sequence_id))
+        if error is not None:
+            generation.fail(error)
+
+
+def refuse(mailbox: Mailbox, ballot: Ballot, error: MeshError) -> None:
+    """Answer a request that this runner cannot take."""
+    mailbox.post(error_events(ballot_to_proto(ballot), error))

@@ -1,0 +1,89 @@
+"""The gRPC face of the driver: Generate streams token ids in answer to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.errors import ContextLengthError, InputError, MeshError, StageLostError
+from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.proto import driver_pb2_grpc
+from exo_mesh.runner.generation import error_events
+from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.worker import Cancel, Submit, Worker
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
+
+
+class DriverService(driver_pb2_grpc.DriverServicer):
+    """Runs on the I/O loop; the work is done by the worker's thread."""
+
+    def __init__(self, plan: Plan, worker: Worker) -> None:
+        self._plan = plan
+        self._worker = worker
+
+    async def Generate(  # noqa: N802 - the name is the proto's
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateEvents]:
+        """Ends after the event with a finish or the message with an error; a cancelled call frees the sequence."""
+        try:
+            wanted = self._checked(request)
+        except MeshError as exc:
+            yield error_events(ballot_to_proto(self._plan.ballot), exc)
+            return
+        mailbox = Mailbox()
+        self._worker.inbox.put(Submit(wanted, mailbox))
+        try:
+            while True:
+                message = await mailbox.next()
+                yield message
+                if message.error_code or any(event.finish for event in message.events):
+                    return
+        finally:
+            # after a good end the driver no longer knows the request, and this changes nothing
+            self._worker.inbox.put(Cancel(wanted.request_id))
+
+    def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
+        plan = self._plan
+        ballot = ballot_from_proto(request.ballot)
+        if request.instance_id != plan.instance_id or ballot != plan.ballot:
+            raise StageLostError(f"instance {request.instance_id} at ballot {ballot} is not in force on this runner")
+        try:
+            wanted = request_from_proto(request)
+        except ValueError as exc:
+            raise InputError(str(exc)) from exc
+        if len(wanted.prompt_ids) + wanted.max_tokens > plan.context_limit:
+            raise ContextLengthError(
+                f"{len(wanted.prompt_ids)} prompt tokens and {wanted.max_tokens} output tokens exceed the context "
+                f"limit of {plan.context_limit} tokens"
+            )
+        return wanted
+
+
+def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    """Raises ValueError if the request makes no sense."""
+    sampling = message.sampling
+    return GenerateRequest(
+        request_id=message.request_id,
+        prompt_ids=tuple(message.prompt_ids),
+        resume_ids=tuple(message.resume_ids),
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_ids=frozenset(message.stop_ids),
+        ignore_eos=message.ignore_eos,
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
+            seed=sampling.seed,
+            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        ),
+    )

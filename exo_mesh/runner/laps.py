@@ -1,0 +1,37 @@
+"""How long frames take to come round the ring."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+MAX_SAMPLES = 4096
+"""Laps that the quantiles look back on."""
+
+
+class LapTimes:
+    """Seconds per lap of the last MAX_SAMPLES laps. Written by the compute thread, read by the I/O thread."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, float] = {}
+        self._laps: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self.count = 0
+
+    def sent(self, step: int, now: float) -> None:
+        self._sent[step] = now
+
+    def returned(self, step: int, now: float) -> None:
+        """A frame is back; an unknown step is ignored."""
+        start = self._sent.pop(step, None)
+        if start is not None:
+            self._laps.append(now - start)
+            self.count += 1
+
+    def quantiles(self) -> tuple[float, float]:
+        """(p50, p99) in seconds; zeros before the first lap."""
+        laps = list(self._laps)
+        if not laps:
+            return 0.0, 0.0
+        p50, p99 = np.quantile(laps, (0.5, 0.99))
+        return float(p50), float(p99)

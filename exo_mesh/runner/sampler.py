@@ -1,0 +1,206 @@
+"""The one sampler of the driver: logits in, token out, the same for every engine.
+
+Order: logit_bias, repetition (prompt + output), presence and frequency (output), stop ids masked until min_tokens;
+then greedy, or temperature, top_k, top_p, min_p and one draw. The random number depends on (seed, position) and on
+nothing else, so a seed gives the same text whatever the split, the batch, the drafts or the replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenLogprob
+from exo_mesh.errors import EngineError, InputError
+
+Floats = npt.NDArray[np.floating]
+Ids = npt.NDArray[np.intp]
+
+NUCLEUS_START = 256  # candidates that top_p sorts at first; most nuclei are smaller than this
+
+
+class Draw(NamedTuple):
+    """One drawn token. logprob and top are filled only if the request wants logprobs."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class Sampler:
+    """Draws the tokens of one request, in order. Holds what penalties and min_tokens must know of the past."""
+
+    def __init__(self, request: GenerateRequest) -> None:
+        """The tokens that the request resumes after count as drawn here."""
+        self._params = params = request.sampling
+        self._history = _History(params, request.prompt_ids, request.resume_ids)
+        self._stop_ids = np.array(sorted(request.stop_ids), dtype=np.intp)
+        self._min_tokens = request.min_tokens
+        self._bias_ids = np.array([token_id for token_id, _ in params.logit_bias], dtype=np.intp)
+        self._biases = np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
+
+    def draw(self, logits: Floats, position: int) -> Draw:
+        """Draw the next output token and remember it.
+
+        logits: `[vocab]`, any float dtype, not changed. position: index of the token among the output.
+        Raises EngineError if the logits hold NaN or +inf, or leave no token; InputError if logit_bias names no token.
+        """
+        if logits.ndim != 1 or not logits.size:
+            raise EngineError(f"the engine returned logits of shape {logits.shape}, not [vocab]")
+        raw_best = _best(logits, "the engine's logits")
+        adjusted = self._adjust(logits)
+        best = raw_best if adjusted is logits else _best(adjusted, "the logits after bias, penalties and min_tokens")
+        token_id = best if self._params.temperature == 0 else self._sample(adjusted, best, position)
+        self._history.add(token_id)
+        if self._params.logprobs is None:
+            return Draw(token_id)
+        return _with_logprobs(token_id, logits, raw_best, self._params.logprobs)
+
+    def _adjust(self, logits: Floats) -> Floats:
+        """Bias, penalties and the mask of min_tokens, on a copy; the same array if none applies."""
+        mask_stops = self._stop_ids.size > 0 and self._history.num_output < self._min_tokens
+        if not (self._bias_ids.size or self._history.penalises or mask_stops):
+            return logits
+        adjusted = logits.astype(np.float32)
+        if self._bias_ids.size:
+            if int(self._bias_ids.max()) >= logits.size or int(self._bias_ids.min()) < 0:
+                raise InputError(
+                    f"logit_bias names token {self._bias_ids.max()}, but the model has {logits.size} tokens",
+                    param="logit_bias",
+                )
+            np.add.at(adjusted, self._bias_ids, self._biases)
+        self._history.penalise(adjusted)
+        if mask_stops:
+            adjusted[self._stop_ids[self._stop_ids < logits.size]] = -np.inf
+        return adjusted
+
+    def _sample(self, logits: Floats, best: int, position: int) -> int:
+        params = self._params
+        # Divide after taking the maximum away: no temperature, however small, can overflow then.
+        shifted = logits.astype(np.float64)
+        shifted -= shifted[best]
+        with np.errstate(over="ignore"):
+            shifted /= params.temperature
+        ids: Ids | None = None
+        if 0 < params.top_k < shifted.size:
+            ids = largest(shifted, params.top_k)
+        weights = np.exp(shifted if ids is None else shifted[ids])
+        if params.top_p < 1.0:
+            kept = nucleus(weights, params.top_p)
+            weights = weights[kept]
+            ids = kept if ids is None else ids[kept]
+        if params.min_p > 0.0:
+            kept = np.flatnonzero(weights >= params.min_p * weights.max())
+            weights = weights[kept]
+            ids = kept if ids is None else ids[kept]
+        # Candidates stay in the order of their ids: logits that differ in the last bit move the borders of the
+        # intervals by as little, and never reorder them.
+        cumulative = np.cumsum(weights)
+        target = uniform(params.seed, position) * cumulative[-1]
+        index = min(int(np.searchsorted(cumulative, target, side="right")), int(np.flatnonzero(weights)[-1]))
+        return index if ids is None else int(ids[index])
+
+
+class _History:
+    """What was said so far, as dense arrays over the vocabulary: made when a penalty first needs them."""
+
+    def __init__(self, params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> None:
+        self._repetition = params.repetition_penalty
+        self._presence = params.presence_penalty
+        self._frequency = params.frequency_penalty
+        self.penalises = bool(self._repetition != 1.0 or self._presence or self._frequency)
+        self.num_output = len(output_ids)
+        self._prompt_ids = np.array(prompt_ids if self.penalises else (), dtype=np.intp)
+        self._output_ids = np.array(output_ids if self.penalises else (), dtype=np.intp)
+        self._seen: npt.NDArray[np.bool_] | None = None
+        self._counts: npt.NDArray[np.float32] = np.zeros(0, np.float32)
+
+    def add(self, token_id: int) -> None:
+        self.num_output += 1
+        if self._seen is not None:
+            self._seen[token_id] = True
+            self._counts[token_id] += 1
+
+    def penalise(self, logits: npt.NDArray[np.float32]) -> None:
+        """Change logits in place."""
+        if not self.penalises:
+            return
+        seen = self._dense(logits.size)
+        if self._repetition != 1.0:
+            ids = np.flatnonzero(seen)
+            values = logits[ids]
+            logits[ids] = np.where(values > 0, values / self._repetition, values * self._repetition)
+        if self._frequency:
+            logits -= np.float32(self._frequency) * self._counts
+        if self._presence:
+            logits -= np.float32(self._presence) * (self._counts > 0)
+
+    def _dense(self, vocab_size: int) -> npt.NDArray[np.bool_]:
+        if self._seen is None:
+            ids = np.concatenate([self._prompt_ids, self._output_ids])
+            if ids.size and int(ids.max()) >= vocab_size:
+                raise EngineError(f"token {ids.max()} is in the prompt, but the logits are of {vocab_size} tokens")
+            self._counts = np.bincount(self._output_ids, minlength=vocab_size).astype(np.float32)
+            self._seen = np.zeros(vocab_size, np.bool_)
+            self._seen[ids] = True
+        return self._seen
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on (seed, position) alone: Philox 4x64 keyed by the seed, position as counter."""
+    mask = 0xFFFF_FFFF_FFFF_FFFF
+    # Arrays, not lists: a list with an integer above 2^63 would pass through float64 and lose bits.
+    key = np.array([seed & mask, 0], np.uint64)
+    generator = np.random.Philox(key=key, counter=np.array([0, position & mask, 0, 0], np.uint64))
+    return int(generator.random_raw() >> 11) * 2.0**-53
+
+
+def largest(values: Floats, k: int) -> Ids:
+    """Indexes, ascending, of the k largest values; among equals at the border the lowest indexes win."""
+    if k >= values.size:
+        return np.arange(values.size)
+    border = np.partition(values, values.size - k)[values.size - k]
+    above = np.flatnonzero(values > border)
+    equal = np.flatnonzero(values == border)[: k - above.size]
+    return np.sort(np.concatenate([above, equal]))
+
+
+def nucleus(weights: Floats, top_p: float) -> Ids:
+    """Indexes, ascending, of the smallest set of largest weights that holds top_p of their sum; at least one."""
+    wanted = top_p * weights.sum()
+    k = min(NUCLEUS_START, weights.size)
+    while True:
+        candidates = largest(weights, k)
+        order = candidates[np.argsort(-weights[candidates], kind="stable")]
+        cumulative = np.cumsum(weights[order])
+        if cumulative[-1] >= wanted or k == weights.size:
+            count = int(np.searchsorted(cumulative, wanted, side="left")) + 1
+            return np.sort(order[:count])
+        k = min(k * 8, weights.size)
+
+
+def _best(logits: Floats, what: str) -> int:
+    """Index of the largest logit, the lowest among equals. NumPy's argmax stops at a NaN, so one look finds it."""
+    best = int(np.argmax(logits))
+    value = float(logits[best])
+    if np.isfinite(value):
+        return best
+    if np.isnan(value):
+        raise EngineError(f"{what} hold NaN (first at token {best})")
+    if value > 0:
+        raise EngineError(f"{what} hold +inf (first at token {best})")
+    raise EngineError(f"{what} are all -inf: no token can be drawn")
+
+
+def _with_logprobs(token_id: int, logits: Floats, best: int, num_top: int) -> Draw:
+    """Log-softmax of the model's own logits, of the drawn token and of the num_top likeliest."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted[best]
+    log_sum = float(np.log(np.exp(shifted).sum()))
+    ids = largest(shifted, num_top) if num_top else np.zeros(0, np.intp)
+    ids = ids[np.argsort(-shifted[ids], kind="stable")]
+    top = tuple(TokenLogprob(int(i), float(shifted[i]) - log_sum) for i in ids)
+    return Draw(token_id, float(shifted[token_id]) - log_sum, top)

@@ -1,0 +1,103 @@
+"""The stage rule: apply a frame's ops, compute its rows, pass it on. Knows the engine contract and frames only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from exo_mesh.domain.frame import Fault, Frame, Insert, Remove, Row, Shutdown
+from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
+from exo_mesh.engine.contract import StageEngine, StageInput, StageOutput
+from exo_mesh.errors import EngineError, MeshError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """`frame` as it goes on to the next stage; logits (float32 `[sum(num_logits), vocab]`) at the last one."""
+
+    frame: Frame
+    logits: np.ndarray | None
+    shutdown: bool
+
+
+class Stage:
+    """Runs frames through an engine, in the compute thread.
+
+    A sequence that a stage cannot do becomes a fault on the frame; its rows go no further, the other rows go on.
+    """
+
+    def __init__(self, engine: StageEngine, index: int) -> None:
+        self._engine = engine
+        self._index = index
+
+    def process(self, frame: Frame) -> StageResult:
+        """Apply the ops in order, then compute the rows. Raises nothing for a bad row; ops cannot fail."""
+        shutdown = self._apply_ops(frame)
+        if not frame.rows:
+            return StageResult(frame, None, shutdown)
+        try:
+            output = self._engine.forward(
+                StageInput(frame.rows, np.asarray(frame.token_ids, dtype=np.int32), frame.tensors)
+            )
+        except Exception as exc:  # noqa: BLE001 - the boundary to a foreign library: its failure ends these rows only
+            return StageResult(self._all_faulted(frame, exc), None, shutdown)
+        return self._passed_on(frame, output, shutdown)
+
+    def _apply_ops(self, frame: Frame) -> bool:
+        shutdown = False
+        for op in frame.ops:
+            match op:
+                case Insert():
+                    self._engine.insert(op.sequence, op.max_tokens)
+                case Remove():
+                    self._engine.remove(op.sequence)
+                case Shutdown():
+                    shutdown = True
+        return shutdown
+
+    def _all_faulted(self, frame: Frame, exc: Exception) -> Frame:
+        code = exc.code if isinstance(exc, MeshError) else EngineError.code
+        _log.error("stage %d cannot compute frame %d: %s", self._index, frame.step, exc, exc_info=exc)
+        message = f"stage {self._index}: {exc}"
+        faults = tuple(Fault(row.sequence, self._index, code, message) for row in frame.rows)
+        return replace(frame, rows=(), token_ids=(), tensors={}, faults=frame.faults + faults)
+
+    def _passed_on(self, frame: Frame, output: StageOutput, shutdown: bool) -> StageResult:
+        faults = tuple(replace(fault, stage=self._index) for fault in output.faults)
+        if not faults:
+            return StageResult(replace(frame, tensors=dict(output.tensors)), output.logits, shutdown)
+        poisoned = {fault.sequence for fault in faults}
+        keep = [row.sequence not in poisoned for row in frame.rows]
+        tokens = _row_mask(frame.rows, keep, [row.n for row in frame.rows])
+        rows = tuple(row for row, kept in zip(frame.rows, keep, strict=True) if kept)
+        logits = output.logits
+        if logits is not None:
+            logits = logits[_row_mask(frame.rows, keep, [row.num_logits for row in frame.rows])]
+        passed = replace(
+            frame,
+            rows=rows,
+            token_ids=tuple(np.asarray(frame.token_ids)[tokens].tolist()),
+            tensors=_keep_tokens(output.tensors, tokens) if rows else {},
+            faults=frame.faults + faults,
+        )
+        return StageResult(passed, logits, shutdown)
+
+
+def _row_mask(rows: tuple[Row, ...], keep: list[bool], counts: list[int]) -> np.ndarray:
+    """Boolean mask with counts[i] entries keep[i] for each row."""
+    return np.repeat(np.asarray(keep, dtype=bool), counts) if rows else np.zeros(0, dtype=bool)
+
+
+def _keep_tokens(tensors: Mapping[str, Tensor], tokens: np.ndarray) -> dict[str, Tensor]:
+    """The tensors without the tokens of faulted rows; the first axis is the token axis."""
+    kept: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        item = ITEM_BYTES[tensor.dtype]
+        array = np.frombuffer(tensor.data, dtype=np.uint8).reshape(tensor.shape[0], -1, item)[tokens]
+        kept[name] = Tensor(tensor.dtype, (array.shape[0], *tensor.shape[1:]), array.tobytes())
+    return kept

@@ -1,0 +1,66 @@
+"""Plans and ballots to protobuf and back."""
+
+from __future__ import annotations
+
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.proto import plan_pb2 as pb
+
+
+def ballot_to_proto(ballot: Ballot) -> pb.Ballot:
+    return pb.Ballot(counter=ballot.counter, proposer=ballot.proposer)
+
+
+def ballot_from_proto(message: pb.Ballot) -> Ballot:
+    return Ballot(message.counter, message.proposer)
+
+
+def plan_to_proto(plan: Plan) -> pb.Plan:
+    return pb.Plan(
+        instance_id=plan.instance_id,
+        ballot=ballot_to_proto(plan.ballot),
+        model=plan.model,
+        model_digest=plan.model_digest,
+        stages=[_stage_to_proto(stage) for stage in plan.stages],
+        context_limit=plan.context_limit,
+        candidates=[pb.PlanCandidate(peer_id=peer, usable_bytes=usable) for peer, usable in plan.inputs.candidates],
+        policy=plan.inputs.policy,
+        min_peers=plan.inputs.min_peers,
+    )
+
+
+def plan_from_proto(message: pb.Plan) -> Plan:
+    """Raises ValueError if the stages do not hold every layer exactly once."""
+    return Plan(
+        instance_id=message.instance_id,
+        ballot=ballot_from_proto(message.ballot),
+        model=message.model,
+        model_digest=message.model_digest,
+        stages=tuple(_stage_from_proto(stage) for stage in message.stages),
+        context_limit=message.context_limit,
+        inputs=PlanInputs(
+            candidates=tuple((candidate.peer_id, candidate.usable_bytes) for candidate in message.candidates),
+            policy=message.policy,
+            min_peers=message.min_peers,
+        ),
+    )
+
+
+def _stage_to_proto(stage: StagePlan) -> pb.StagePlan:
+    shard = stage.shard
+    return pb.StagePlan(
+        peer_id=stage.peer_id,
+        engine=stage.engine,
+        shard=pb.Shard(model=shard.model, start=shard.start, stop=shard.stop, num_layers=shard.num_layers),
+        reserve_bytes=stage.reserve_bytes,
+    )
+
+
+def _stage_from_proto(message: pb.StagePlan) -> StagePlan:
+    shard = message.shard
+    return StagePlan(
+        peer_id=message.peer_id,
+        engine=message.engine,
+        shard=Shard(shard.model, shard.start, shard.stop, shard.num_layers),
+        reserve_bytes=message.reserve_bytes,
+    )

@@ -1,0 +1,102 @@
+"""The receiving end of a hop: checks who sends, drops repeats, refuses gaps, acknowledges what arrived."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.errors import TransportError
+from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.transport.codec import FrameAssembler, decode_hello, encode_ack
+from exo_mesh.transport.plan_codec import ballot_from_proto
+
+ACK_EVERY_FRAMES = 16
+ACK_EVERY_BYTES = 4 * 1024 * 1024
+"""An acknowledgement frees what the sender keeps for a redial; one for each small frame would double the messages."""
+
+_log = logging.getLogger(__name__)
+
+
+class RingReceiver:
+    """Serves /exo_mesh.Ring/Frames for one stage. `deliver` is called on the loop with each new frame, in step order.
+
+    Only the stage before this one, with this instance and ballot, is let in; a second stream of it replaces the first.
+    """
+
+    def __init__(
+        self, protocol: int, instance_id: str, ballot: Ballot, from_stage: int, deliver: Callable[[Frame], None]
+    ) -> None:
+        self._expected = (protocol, instance_id, from_stage)
+        self._ballot = ballot
+        self._deliver = deliver
+        self._last_step = 0
+        self._stream = 0
+        self.frames_in = 0
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The generic handler to add to a grpc.aio server; messages are raw bytes both ways."""
+        method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._frames)
+        return grpc.method_handlers_generic_handler("exo_mesh.Ring", {"Frames": method})
+
+    async def _frames(self, _requests: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        try:
+            hello = decode_hello(_bytes(await context.read()))
+        except TransportError as exc:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(exc))
+        if refusal := self._refusal(hello):
+            _log.warning("refused a ring stream: %s", refusal)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        self._stream += 1
+        await context.write(encode_ack(self._last_step))
+        try:
+            await self._read(self._stream, context)
+        except TransportError as exc:
+            _log.warning("a ring stream broke the protocol: %s", exc)
+            await context.abort(grpc.StatusCode.DATA_LOSS, str(exc))
+
+    def _refusal(self, hello: pb.RingHello) -> str:
+        ballot = ballot_from_proto(hello.ballot)
+        if (hello.protocol, hello.instance_id, hello.from_stage) != self._expected:
+            return f"stage {hello.from_stage} of {hello.instance_id!r} (protocol {hello.protocol}) is not my neighbour"
+        if ballot != self._ballot:
+            return f"ballot {ballot} is not in force here, {self._ballot} is"
+        return ""
+
+    async def _read(self, stream: int, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        assembler = FrameAssembler()
+        unacked_frames = unacked_bytes = 0
+        while stream == self._stream:
+            message = await context.read()
+            if not isinstance(message, bytes):
+                return
+            unacked_bytes += len(message)
+            frame = assembler.feed(message)
+            if frame is None:
+                continue
+            self._accept(frame)
+            unacked_frames += 1
+            if unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES:
+                await context.write(encode_ack(self._last_step))
+                unacked_frames = unacked_bytes = 0
+
+    def _accept(self, frame: Frame) -> None:
+        if frame.ballot != self._ballot:
+            raise TransportError(f"a frame of ballot {frame.ballot} where {self._ballot} is in force")
+        if frame.step <= self._last_step:
+            return  # sent again after a redial
+        if frame.step != self._last_step + 1:
+            raise TransportError(f"frame {frame.step} follows frame {self._last_step}")
+        self._last_step = frame.step
+        self.frames_in += 1
+        self._deliver(frame)
+
+
+def _bytes(message: object) -> bytes:
+    if not isinstance(message, bytes):
+        raise TransportError("the stream ended before a hello")
+    return message

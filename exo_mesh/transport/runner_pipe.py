@@ -1,0 +1,71 @@
+"""The pipe between a node and its runner child: u32 little-endian length, then one protobuf message (runner.proto).
+
+Both ends use asyncio streams over one half of a socket pair. End of file is the other side's death: it is an answer,
+not an error, so `read_message` returns None for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from exo_mesh.errors import TransportError
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""A StartStage carries a plan, which is a few KB; anything near this bound is garbage on the pipe."""
+
+_LENGTH = struct.Struct("<I")
+_M = TypeVar("_M", bound=Message)
+
+
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """(node's end, runner's end). The runner's end is inheritable only through `pass_fds`."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+async def open_pipe(end: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Wrap one end of the pair in asyncio streams; the writer then owns the socket."""
+    end.setblocking(False)
+    return await asyncio.open_unix_connection(sock=end)
+
+
+async def open_pipe_fd(fd: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The runner's side: wrap the inherited descriptor given by `--control-fd`."""
+    return await open_pipe(socket.socket(fileno=fd))
+
+
+async def read_message(reader: asyncio.StreamReader, cls: type[_M]) -> _M | None:
+    """The next message, or None when the other side is gone (also in the middle of a message).
+
+    Raises TransportError on a length above MAX_MESSAGE_BYTES or bytes that are no message of this type.
+    """
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        if length > MAX_MESSAGE_BYTES:
+            raise TransportError(f"the runner pipe announces a message of {length} bytes, over {MAX_MESSAGE_BYTES}")
+        payload = await reader.readexactly(length)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    message = cls()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError as exc:
+        raise TransportError(f"{length} bytes on the runner pipe are no {cls.__name__}") from exc
+    return message
+
+
+async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
+    """Write one message and wait until the buffer has drained. Raises TransportError if the other side is gone."""
+    payload = message.SerializeToString()
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise TransportError(f"a {type(message).__name__} of {len(payload)} bytes is over {MAX_MESSAGE_BYTES}")
+    # one write call, so that two tasks that write to one pipe cannot interleave halves of messages
+    writer.write(_LENGTH.pack(len(payload)) + payload)
+    try:
+        await writer.drain()
+    except ConnectionError as exc:
+        raise TransportError("the other end of the runner pipe is gone") from exc

@@ -1,0 +1,101 @@
+"""The scheduler's decisions, without a ring."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exo_mesh.runner.scheduler import Limits, Scheduler, Sequence, Work
+
+
+def admitted(scheduler: Scheduler, *prompts: int) -> list[Sequence]:
+    sequences = [Sequence(number, list(range(size))) for number, size in enumerate(prompts, start=1)]
+    for sequence in sequences:
+        assert scheduler.submit(sequence)
+    assert list(scheduler.admit()) == sequences
+    return sequences
+
+
+def rows(work: Work | None) -> list[tuple[int, int, int, int]]:
+    return [(row.sequence, row.pos0, row.n, row.num_logits) for row in work.rows] if work else []
+
+
+def test_a_prompt_is_prefilled_in_chunks_and_its_last_token_is_the_first_decode_row() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=2, prefill_chunk=4))
+    (sequence,) = admitted(scheduler, 10)
+    assert rows(scheduler.next_work()) == [(1, 0, 4, 0)]
+    assert rows(scheduler.next_work()) == [(1, 4, 4, 0)]
+    assert rows(scheduler.next_work()) == [(1, 8, 1, 0)]
+    assert rows(scheduler.next_work()) == [(1, 9, 1, 1)]
+    assert scheduler.next_work() is None, "the next token is not known before the row comes round"
+    scheduler.token_drawn(sequence, 77)
+    assert rows(scheduler.next_work()) == [(1, 10, 1, 1)]
+
+
+def test_a_prompt_of_one_token_needs_no_prefill() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=1))
+    admitted(scheduler, 1)
+    assert rows(scheduler.next_work()) == [(1, 0, 1, 1)]
+
+
+def test_running_sequences_are_spread_over_the_frames_in_flight() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=4))
+    admitted(scheduler, 1, 1, 1, 1, 1, 1, 1, 1)
+    assert [len(rows(scheduler.next_work())) for _ in range(4)] == [2, 2, 2, 2]
+    assert scheduler.next_work() is None
+
+
+def test_a_long_prompt_takes_turns_with_running_streams() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=1, prefill_chunk=4))
+    short, _long = admitted(scheduler, 1, 100)
+    kinds = []
+    for _ in range(6):
+        work = scheduler.next_work()
+        assert work is not None
+        kinds.append("decode" if work.rows[0].num_logits else "prefill")
+        if kinds[-1] == "decode":
+            scheduler.token_drawn(short, 5)
+    assert kinds == ["prefill", "decode"] * 3
+
+
+def test_the_waiting_queue_is_bounded_and_a_removed_sequence_makes_room() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=1, max_waiting=2))
+    assert scheduler.submit(Sequence(1, [0])) and scheduler.submit(Sequence(2, [0]))
+    assert not scheduler.submit(Sequence(3, [0]))
+    assert scheduler.remove(1) is False, "it was waiting, no stage has heard of it"
+    assert scheduler.submit(Sequence(3, [0]))
+    list(scheduler.admit())
+    assert scheduler.remove(2) is True
+    assert scheduler.num_running == 1
+
+
+def test_admission_stops_where_the_kv_pool_ends_but_one_request_always_runs() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=1, max_tokens=10))
+    for number, size in enumerate((20, 5), start=1):
+        scheduler.submit(Sequence(number, [0] * size))
+    assert [sequence.id for sequence in scheduler.admit()] == [1]
+    scheduler.remove(1)
+    assert [sequence.id for sequence in scheduler.admit()] == [2]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 9))
+def test_every_position_of_every_sequence_is_computed_once_and_in_order(
+    prompts: list[int], in_flight: int, chunk: int
+) -> None:
+    scheduler = Scheduler(Limits(max_in_flight=in_flight, prefill_chunk=chunk))
+    sequences = {sequence.id: sequence for sequence in admitted(scheduler, *prompts)}
+    reached = dict.fromkeys(sequences, 0)
+    ring: list[Work] = []
+    while sequences:
+        while len(ring) < in_flight and (work := scheduler.next_work()):
+            for row in work.rows:
+                assert row.pos0 == reached[row.sequence]
+                reached[row.sequence] += row.n
+            ring.append(work)
+        assert ring, "with a running sequence there is always something to do"
+        for row in ring.pop(0).rows:
+            if row.num_logits:
+                scheduler.token_drawn(sequences[row.sequence], 1)
+                if len(sequences[row.sequence].tokens) >= prompts[row.sequence - 1] + 5:
+                    scheduler.remove(row.sequence)
+                    del sequences[row.sequence]

@@ -1,0 +1,122 @@
+"""Frames survive the wire, and nothing malformed gets through it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Remove, Row, Shutdown
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
+from exo_mesh.errors import TransportError
+from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.transport.codec import MAX_MESSAGE_BYTES, FrameAssembler, encode_frame
+
+BALLOT = Ballot(3, "proposer")
+ids = st.integers(0, 2**31)
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    dtype = draw(st.sampled_from(sorted(ITEM_BYTES)))
+    shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
+    size = ITEM_BYTES[dtype] * int(np.prod(shape, dtype=int))
+    return Tensor(dtype, shape, draw(st.binary(min_size=size, max_size=size)))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    rows = tuple(
+        Row(sequence, pos0, n, num_logits=draw(st.integers(0, n)))
+        for sequence, pos0, n in draw(st.lists(st.tuples(ids, ids, st.integers(1, 5)), max_size=4))
+    )
+    total = sum(row.n for row in rows)
+    op = st.one_of(st.builds(Insert, ids, ids), st.builds(Remove, ids), st.just(Shutdown()))
+    return Frame(
+        ballot=BALLOT,
+        step=draw(ids),
+        batch=draw(st.integers(0, 100)),
+        rows=rows,
+        token_ids=tuple(draw(st.lists(ids, min_size=total, max_size=total))),
+        ops=tuple(draw(st.lists(op, max_size=3))),
+        tensors=draw(st.dictionaries(st.text(max_size=5), tensors(), max_size=3)),
+        faults=tuple(draw(st.lists(st.builds(Fault, ids, st.integers(0, 9), st.text(), st.text()), max_size=2))),
+        free_blocks=tuple(draw(st.lists(ids, max_size=3))),
+    )
+
+
+def carried(frame: Frame) -> Frame | None:
+    assembler = FrameAssembler()
+    answers = [assembler.feed(message) for message in encode_frame(frame)]
+    assert answers[:-1] == [None] * (len(answers) - 1)
+    return answers[-1]
+
+
+@given(frames())
+def test_a_frame_arrives_as_it_was_sent(frame: Frame) -> None:
+    assert carried(frame) == frame
+
+
+def test_a_large_tensor_travels_in_bounded_messages() -> None:
+    array = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
+    frame = Frame(
+        BALLOT, 1, 0, (Row(1, 0, 1000),), tuple(range(1000)), tensors={HIDDEN: Tensor.from_numpy(array)}
+    )
+    messages = encode_frame(frame)
+    assert len(messages) > 3 and max(map(len, messages)) <= MAX_MESSAGE_BYTES
+    arrived = carried(frame)
+    assert arrived is not None and np.array_equal(arrived.tensors[HIDDEN].numpy(), array)
+
+
+def test_a_decode_frame_costs_little_more_than_its_activations() -> None:
+    hidden = Tensor("bfloat16", (1, 4096), bytes(8192))
+    (message,) = encode_frame(Frame(BALLOT, 9, 0, (Row(7, 100, 1, 1),), (42,), tensors={HIDDEN: hidden}))
+    assert len(message) < 8192 + 128
+
+
+@given(st.lists(st.binary(max_size=200), max_size=5))
+def test_random_bytes_are_a_transport_error_or_no_frame_at_all(messages: list[bytes]) -> None:
+    assembler = FrameAssembler()
+    for message in messages:
+        try:
+            assembler.feed(message)
+        except TransportError:
+            return
+
+
+@given(st.data())
+def test_a_damaged_frame_never_raises_anything_but_a_transport_error(data: st.DataObject) -> None:
+    (message,) = encode_frame(data.draw(frames()))
+    position = data.draw(st.integers(0, len(message) - 1))
+    damaged = bytearray(message)
+    damaged[position] ^= data.draw(st.integers(1, 255))
+    try:
+        FrameAssembler().feed(bytes(damaged))
+    except TransportError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("messages", "complaint"),
+    [
+        ([b"T1234"], "without a frame header"),
+        ([b"F\x01"], "shorter than its length field"),
+        ([b"F\xff\xff\xff\x7f"], "does not fit"),
+        ([b"X"], "unexpected message"),
+    ],
+)
+def test_what_is_wrong_is_said(messages: list[bytes], complaint: str) -> None:
+    assembler = FrameAssembler()
+    with pytest.raises(TransportError, match=complaint):
+        for message in messages:
+            assembler.feed(message)
+
+
+def test_a_header_cannot_make_the_receiver_allocate_without_bound() -> None:
+    header = pb.FrameHeader(tensors=[pb.TensorSpec(name=HIDDEN, dtype="float32", shape=[2**31, 8])])
+    body = header.SerializeToString()
+    huge = b"F" + len(body).to_bytes(4, "little") + body
+    with pytest.raises(TransportError, match="exceeds"):
+        FrameAssembler().feed(huge)

@@ -1,0 +1,153 @@
+"""A hop over real gRPC on loopback: order, repeats, breaks, strangers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import numpy as np
+import pytest
+
+from exo_mesh import PROTOCOL_VERSION
+from exo_mesh.domain.frame import HIDDEN, Frame, Row
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.transport.channel_options import SERVER_OPTIONS
+from exo_mesh.transport.codec import encode_hello
+from exo_mesh.transport.plan_codec import ballot_to_proto
+from exo_mesh.transport.ring_link import FRAMES_METHOD, RingLink
+from exo_mesh.transport.ring_receiver import RingReceiver
+
+BALLOT = Ballot(2, "me")
+
+
+def hello(ballot: Ballot = BALLOT, instance: str = "i", stage: int = 0) -> pb.RingHello:
+    return pb.RingHello(
+        protocol=PROTOCOL_VERSION, instance_id=instance, ballot=ballot_to_proto(ballot), from_stage=stage
+    )
+
+
+def frame(step: int, floats: int = 16) -> Frame:
+    hidden = Tensor.from_numpy(np.full((1, floats), step, dtype=np.float32))
+    return Frame(BALLOT, step, 0, (Row(1, step, 1),), (step,), tensors={HIDDEN: hidden})
+
+
+class Receiving:
+    """A stage's receiving end that can be taken down and brought back on the same port."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.changed = asyncio.Event()
+        self.receiver = RingReceiver(PROTOCOL_VERSION, "i", BALLOT, 0, self._deliver)
+        self.server: grpc.aio.Server | None = None
+        self.port = 0
+
+    def _deliver(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        self.changed.set()
+
+    async def up(self) -> None:
+        self.server = grpc.aio.server(options=SERVER_OPTIONS)
+        self.server.add_generic_rpc_handlers((self.receiver.handler(),))
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self.server.start()
+
+    async def down(self) -> None:
+        assert self.server is not None
+        await self.server.stop(grace=None)
+        self.server = None
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@pytest.fixture
+async def receiving() -> AsyncIterator[Receiving]:
+    receiving = Receiving()
+    await receiving.up()
+    yield receiving
+    if receiving.server:
+        await receiving.down()
+
+
+@pytest.fixture
+async def link(receiving: Receiving) -> AsyncIterator[RingLink]:
+    link = RingLink(hello(), on_lost=lambda reason: None)
+    link.set_endpoint(f"127.0.0.1:{receiving.port}")
+    task = asyncio.create_task(link.run())
+    yield link
+    task.cancel()
+    await asyncio.wait([task])
+
+
+async def test_frames_arrive_in_order_with_their_tensors(receiving: Receiving, link: RingLink) -> None:
+    for step in range(1, 201):
+        link.send(frame(step, floats=1 if step % 2 else 600_000 if step == 100 else 64))
+    await receiving.until(lambda: len(receiving.frames) == 200)
+    assert [arrived.step for arrived in receiving.frames] == list(range(1, 201))
+    assert receiving.frames[99].tensors[HIDDEN].numpy()[0, -1] == 100
+
+
+async def test_a_break_loses_and_doubles_nothing(receiving: Receiving, link: RingLink) -> None:
+    for step in range(1, 51):
+        link.send(frame(step))
+    await receiving.until(lambda: len(receiving.frames) >= 10)
+    await receiving.down()
+    for step in range(51, 101):
+        link.send(frame(step))
+    await receiving.up()
+    await receiving.until(lambda: len(receiving.frames) >= 100)
+    assert [arrived.step for arrived in receiving.frames] == list(range(1, 101))
+
+
+async def test_what_was_acknowledged_is_not_kept(receiving: Receiving, link: RingLink) -> None:
+    for step in range(1, 1001):
+        link.send(frame(step))
+    await receiving.until(lambda: len(receiving.frames) == 1000)
+    await asyncio.wait_for(_until(lambda: len(link._unacked) < 100), timeout=10)
+
+
+async def test_a_hop_that_stays_broken_is_reported_once(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_mesh.transport.ring_link.LOST_AFTER_S", 0.5)
+    await receiving.down()
+    reasons: list[str] = []
+    link = RingLink(hello(), on_lost=reasons.append)
+    link.set_endpoint(f"127.0.0.1:{receiving.port}")
+    await asyncio.wait_for(link.run(), timeout=20)
+    assert len(reasons) == 1 and "cannot be reached" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    "stranger", [hello(Ballot(1, "me")), hello(instance="other"), hello(stage=1)], ids=["ballot", "instance", "stage"]
+)
+async def test_a_stranger_is_refused_and_changes_nothing(receiving: Receiving, stranger: pb.RingHello) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{receiving.port}") as channel:
+        call = channel.stream_stream(FRAMES_METHOD)()
+        await call.write(encode_hello(stranger))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert receiving.frames == []
+
+
+@pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1", b"H\xff\xff", b"F\x00\x00\x00\x00"])
+async def test_garbage_ends_its_own_stream_only(receiving: Receiving, link: RingLink, garbage: bytes) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{receiving.port}") as channel:
+        call = channel.stream_stream(FRAMES_METHOD)()
+        await call.write(garbage)
+        with pytest.raises(grpc.aio.AioRpcError):
+            await call.read()
+    link.send(frame(1))
+    await receiving.until(lambda: len(receiving.frames) == 1)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
