@@ -131,5 +131,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
 
 
 def error_from_code(code: str, message: str) -> MeshError:
-    """Rebuild an error that another process reported as `(code, message)`; an unknown code gives a MeshError."""
-    return _BY_CODE.get(code, MeshError)(message)
+    """Rebuild an error that another process reported as `(code, message)`; an unknown code gives a MeshError with it."""
+    error = _BY_CODE.get(code, MeshError)(message)
+    error.code = code
+    return error

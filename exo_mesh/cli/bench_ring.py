@@ -80,7 +80,7 @@ async def _small(peers: int, engine: str, payload_bytes: int) -> dict[str, dict[
 
     async def ring_round(runners: list[LocalRunner]) -> None:
         elapsed = await _generate(runners, prompt=1, tokens=LAPS)
-        beat = (await runners[-1].expect("heartbeat")).heartbeat
+        beat = await runners[-1].fresh_beat()
         laps.append(LAPS / elapsed)
         p50.append(beat.lap_p50_s / peers)
         p99.append(beat.lap_p99_s / peers)
@@ -136,7 +136,7 @@ async def _interleaved(
         for _ in range(ROUNDS):
             await ring_round(runners)
             await tcp_round()
-        beats = [(await runner.expect("heartbeat")).heartbeat for runner in runners]
+        beats = [await runner.fresh_beat() for runner in runners]
         return sum(beat.frames_in for beat in beats)
 
 

@@ -34,20 +34,34 @@ class LocalRunner:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     port: int = 0
-    last_beat: pb.Heartbeat = field(default_factory=pb.Heartbeat)
+    beats: asyncio.Queue[pb.Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
 
     async def expect(self, kind: str) -> pb.FromRunner:
-        """Read until a message of this kind; heartbeats on the way are kept. Raises what the runner reports."""
+        """Read until a message of this kind, which must come in time. Raises what the runner reports."""
         async with asyncio.timeout(READY_DEADLINE_S):
             while (message := await read_message(self.reader, pb.FromRunner)) is not None:
                 found = message.WhichOneof("message")
                 if found == "failed":
                     raise error_from_code(message.failed.code, message.failed.message)
-                if found == "heartbeat":
-                    self.last_beat = message.heartbeat
                 if found == kind:
                     return message
         raise EngineError("a runner ended before it was ready")
+
+    async def keep_beats(self) -> None:
+        """Read heartbeats as they come, and keep the last one only."""
+        while (message := await read_message(self.reader, pb.FromRunner)) is not None:
+            if message.HasField("heartbeat"):
+                if self.beats.full():
+                    self.beats.get_nowait()
+                self.beats.put_nowait(message.heartbeat)
+
+    async def fresh_beat(self) -> pb.Heartbeat:
+        """A heartbeat that was made after this call: the second that comes in."""
+        async with asyncio.timeout(READY_DEADLINE_S):
+            if not self.beats.empty():
+                self.beats.get_nowait()
+            await self.beats.get()
+            return await self.beats.get()
 
 
 async def _spawn(plan: Plan, index: int, model_dir: Path, options: dict[str, str], cpu: int | None) -> LocalRunner:
@@ -69,7 +83,6 @@ async def _spawn(plan: Plan, index: int, model_dir: Path, options: dict[str, str
         max_queued=64,
     )
     await write_message(runner.writer, pb.ToRunner(start=start))
-    runner.port = (await runner.expect("listening")).listening.port
     return runner
 
 
@@ -82,17 +95,22 @@ async def local_ring(
     cpus: stage i is pinned to cpus[i % len] where the system can, so that two stages do not fight for one core.
     """
     runners: list[LocalRunner] = []
+    readers: list[asyncio.Task[None]] = []
     try:
         for index in range(len(plan.stages)):
             cpu = cpus[index % len(cpus)] if cpus else None
             runners.append(await _spawn(plan, index, model_dir, options, cpu))
+        for runner in runners:
+            runner.port = (await runner.expect("listening")).listening.port
+            await runner.expect("ready")
         for runner, following in zip(runners, runners[1:] + runners[:1], strict=True):
             link = pb.LinkNext(endpoint=f"127.0.0.1:{following.port}")
             await write_message(runner.writer, pb.ToRunner(link=link))
-        for runner in runners:
-            await runner.expect("ready")
+        readers = [asyncio.create_task(runner.keep_beats()) for runner in runners]
         yield runners
     finally:
+        for reader in readers:
+            reader.cancel()
         await asyncio.gather(*(_stop(runner) for runner in runners))
 
 

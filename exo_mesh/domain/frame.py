@@ -1,8 +1,14 @@
-"""One message on the ring: what to compute for which rows, and the activations."""
+"""One message on the ring: what to compute for which rows, and the activations.
+
+These are msgspec structs and not dataclasses because they are made and encoded on every hop: in C, that is a fifth of the
+time. `array_like` leaves the field names off the wire.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
@@ -11,8 +17,7 @@ HIDDEN = "hidden"
 """Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, array_like=True):
     """`n` tokens of `sequence` starting at position `pos0`; logits are wanted for the last `num_logits` of them.
 
     A stage brings the KV of the sequence to length pos0, appends n, and computes.
@@ -28,31 +33,27 @@ class Row:
             raise ValueError(f"bad row {self.sequence}: pos0={self.pos0} n={self.n} num_logits={self.num_logits}")
 
 
-@dataclass(frozen=True, slots=True)
-class Insert:
+class Insert(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence begins: every stage makes room for its KV."""
 
     sequence: int
     max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Remove:
+class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence has ended, however it ended: every stage frees its KV."""
 
     sequence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Shutdown:
+class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The ring ends after this frame."""
 
 
 Op = Insert | Remove | Shutdown
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True, array_like=True):
     """Stage `stage` cannot do the rows of `sequence`; the sequence is poisoned until its Remove, the others go on."""
 
     sequence: int
@@ -61,8 +62,7 @@ class Fault:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True):
     """`step` is unique and rising within (instance, ballot); stages drop repeats by it.
 
     token_ids has one id per token of all rows, in row order: stage 0 embeds them, later stages may need them too.
@@ -75,7 +75,7 @@ class Frame:
     rows: tuple[Row, ...] = ()
     token_ids: tuple[int, ...] = ()
     ops: tuple[Op, ...] = ()
-    tensors: dict[str, Tensor] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = {}
     faults: tuple[Fault, ...] = ()
     free_blocks: tuple[int, ...] = ()
 
@@ -91,3 +91,7 @@ class Frame:
     def poisoned(self) -> frozenset[int]:
         """Sequences that some stage before this one could not do."""
         return frozenset(fault.sequence for fault in self.faults)
+
+    def changed(self, **fields: Any) -> Frame:
+        """A copy with some fields replaced."""
+        return msgspec.structs.replace(self, **fields)

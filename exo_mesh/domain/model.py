@@ -12,7 +12,8 @@ class ModelCard:
     layer_bytes[i]: tensors of layer i. embed_bytes: what the first stage needs besides its layers. head_bytes: what the
     last one needs (final norm and head; with tied embeddings the embedding table again).
     kv_bytes_per_token: KV cache of one layer for one token. legal_cuts: layer indexes where a stage may begin.
-    digest: SHA-256 over the config and the tensor table, so that two peers know that they hold the same model.
+    digest: SHA-256 over the config, the tensor table and the first bytes of a few tensors, so that two peers know that
+    they hold the same model.
     """
 
     name: str
@@ -47,4 +48,6 @@ class ModelCard:
             total += self.embed_bytes
         if stop == self.num_layers:
             total += self.head_bytes
+        if self.tied and len(range(start, stop)) == self.num_layers:
+            total -= self.embed_bytes
         return total

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint8": 1, "bool": 1}
 """Bytes per element of every dtype that may cross a hop."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(msgspec.Struct, frozen=True):
     """Row-major little-endian `data` of `shape`; bfloat16 is carried as its two raw bytes per element.
 
     `data` may be any C-contiguous buffer and is never copied here. Raises ValueError if sizes disagree.
@@ -25,7 +24,7 @@ class Tensor:
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"dtype {self.dtype!r} cannot cross a hop; known: {', '.join(ITEM_BYTES)}")
-        if any(size < 0 for size in self.shape):
+        if self.shape and min(self.shape) < 0:
             raise ValueError(f"negative size in shape {self.shape}")
         have = self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
         if have != self.num_bytes:

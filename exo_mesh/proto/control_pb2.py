@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from exo_mesh.proto import plan_pb2 as exo__mesh_dot_proto_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x65xo_mesh/proto/control.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"T\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x03 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\"\xc6\x01\n\x08PeerInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x11\n\tnamespace\x18\x06 \x01(\t\x12\x11\n\taddresses\x18\x07 \x03(\t\x12\x0f\n\x07\x61pi_url\x18\x08 \x01(\t\x12!\n\x07\x64\x65vices\x18\t \x03(\x0b\x32\x10.exo_mesh.Device\x12\x0e\n\x06models\x18\n \x03(\t\"\x7f\n\tTelemetry\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0cusable_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04load\x18\x06 \x01(\x01\"0\n\x0cHelloRequest\x12 \n\x04peer\x18\x01 \x01(\x0b\x32\x12.exo_mesh.PeerInfo\"P\n\nHelloReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12 \n\x04peer\x18\x03 \x01(\x0b\x32\x12.exo_mesh.PeerInfo\"\x85\x01\n\x0cInstanceInfo\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.exo_mesh.Plan\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.exo_mesh.InstanceState\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12\x0c\n\x04pids\x18\x04 \x03(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x9f\x01\n\x06Record\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x05 \x01(\x08\x12 \n\x04peer\x18\x06 \x01(\x0b\x32\x12.exo_mesh.PeerInfo\x12(\n\x08instance\x18\x07 \x01(\x0b\x32\x16.exo_mesh.InstanceInfo\"I\n\rRecordVersion\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\"\xa8\x01\n\x0f\x45xchangeRequest\x12\x11\n\tfrom_peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12%\n\x04have\x18\x03 \x03(\x0b\x32\x17.exo_mesh.RecordVersion\x12\x1e\n\x04push\x18\x04 \x03(\x0b\x32\x10.exo_mesh.Record\x12&\n\ttelemetry\x18\x05 \x03(\x0b\x32\x13.exo_mesh.Telemetry\"\x97\x01\n\rExchangeReply\x12\x1f\n\x05newer\x18\x01 \x03(\x0b\x32\x10.exo_mesh.Record\x12%\n\x04want\x18\x02 \x03(\x0b\x32\x17.exo_mesh.RecordVersion\x12&\n\ttelemetry\x18\x03 \x03(\x0b\x32\x13.exo_mesh.Telemetry\x12\x16\n\x0eunknown_sender\x18\x04 \x01(\x08\"6\n\x0eGoodbyeRequest\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x0e\n\x0cGoodbyeReply\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"a\n\x12\x44\x65scribeModelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x11\n\tcard_json\x18\x02 \x01(\x0c\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\"%\n\x14ReadTextFilesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\'\n\x08TextFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"=\n\x0eReserveRequest\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.exo_mesh.Plan\x12\r\n\x05stage\x18\x02 \x01(\r\"i\n\x0cReserveReply\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0cusable_bytes\x18\x03 \x01(\x04\x12\"\n\x08promised\x18\x04 \x01(\x0b\x32\x10.exo_mesh.Ballot\"F\n\rCommitRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\"\xc1\x01\n\x0bStageStatus\x12-\n\tlistening\x18\x01 \x01(\x0b\x32\x18.exo_mesh.StageListeningH\x00\x12)\n\x07loading\x18\x02 \x01(\x0b\x32\x16.exo_mesh.StageLoadingH\x00\x12%\n\x05ready\x18\x03 \x01(\x0b\x32\x14.exo_mesh.StageReadyH\x00\x12\'\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x15.exo_mesh.StageFailedH\x00\x42\x08\n\x06status\"/\n\x0eStageListening\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"+\n\x0cStageLoading\x12\x0c\n\x04\x64one\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\"2\n\nStageReady\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06load_s\x18\x02 \x01(\x01\",\n\x0bStageFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"[\n\x0bLinkRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x15\n\rnext_endpoint\x18\x03 \x01(\t\"\x0b\n\tLinkReply\"G\n\x0eReleaseRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\"\x0e\n\x0cReleaseReply\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\",\n\x15\x44\x65leteInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"$\n\x13\x44\x65leteInstanceReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08*\x80\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16INSTANCE_STATE_LOADING\x10\x01\x12\x18\n\x14INSTANCE_STATE_READY\x10\x02\x12\x19\n\x15INSTANCE_STATE_FAILED\x10\x03\x32\xc9\x05\n\x07\x43ontrol\x12\x35\n\x05Hello\x12\x16.exo_mesh.HelloRequest\x1a\x14.exo_mesh.HelloReply\x12>\n\x08\x45xchange\x12\x19.exo_mesh.ExchangeRequest\x1a\x17.exo_mesh.ExchangeReply\x12;\n\x07Goodbye\x12\x18.exo_mesh.GoodbyeRequest\x1a\x16.exo_mesh.GoodbyeReply\x12M\n\rDescribeModel\x12\x1e.exo_mesh.DescribeModelRequest\x1a\x1c.exo_mesh.DescribeModelReply\x12\x45\n\rReadTextFiles\x12\x1e.exo_mesh.ReadTextFilesRequest\x1a\x12.exo_mesh.TextFile0\x01\x12;\n\x07Reserve\x12\x18.exo_mesh.ReserveRequest\x1a\x16.exo_mesh.ReserveReply\x12:\n\x06\x43ommit\x12\x17.exo_mesh.CommitRequest\x1a\x15.exo_mesh.StageStatus0\x01\x12\x32\n\x04Link\x12\x15.exo_mesh.LinkRequest\x1a\x13.exo_mesh.LinkReply\x12;\n\x07Release\x12\x18.exo_mesh.ReleaseRequest\x1a\x16.exo_mesh.ReleaseReply\x12\x38\n\x06\x43\x61ncel\x12\x17.exo_mesh.CancelRequest\x1a\x15.exo_mesh.CancelReply\x12P\n\x0e\x44\x65leteInstance\x12\x1f.exo_mesh.DeleteInstanceRequest\x1a\x1d.exo_mesh.DeleteInstanceReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x65xo_mesh/proto/control.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"T\n\x06\x44\x65vice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x65ngines\x18\x03 \x03(\t\x12\x0e\n\x06\x65ngine\x18\x04 \x01(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\"\xc6\x01\n\x08PeerInfo\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x11\n\tnamespace\x18\x06 \x01(\t\x12\x11\n\taddresses\x18\x07 \x03(\t\x12\x0f\n\x07\x61pi_url\x18\x08 \x01(\t\x12!\n\x07\x64\x65vices\x18\t \x03(\x0b\x32\x10.exo_mesh.Device\x12\x0e\n\x06models\x18\n \x03(\t\"\x7f\n\tTelemetry\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x14\n\x0cusable_bytes\x18\x03 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04load\x18\x06 \x01(\x01\"0\n\x0cHelloRequest\x12 \n\x04peer\x18\x01 \x01(\x0b\x32\x12.exo_mesh.PeerInfo\"P\n\nHelloReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12 \n\x04peer\x18\x03 \x01(\x0b\x32\x12.exo_mesh.PeerInfo\"\x85\x01\n\x0cInstanceInfo\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.exo_mesh.Plan\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.exo_mesh.InstanceState\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12\x0c\n\x04pids\x18\x04 \x03(\r\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x9f\x01\n\x06Record\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07\x64\x65leted\x18\x05 \x01(\x08\x12 \n\x04peer\x18\x06 \x01(\x0b\x32\x12.exo_mesh.PeerInfo\x12(\n\x08instance\x18\x07 \x01(\x0b\x32\x16.exo_mesh.InstanceInfo\"I\n\rRecordVersion\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\r\n\x05owner\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\"\xa8\x01\n\x0f\x45xchangeRequest\x12\x11\n\tfrom_peer\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12%\n\x04have\x18\x03 \x03(\x0b\x32\x17.exo_mesh.RecordVersion\x12\x1e\n\x04push\x18\x04 \x03(\x0b\x32\x10.exo_mesh.Record\x12&\n\ttelemetry\x18\x05 \x03(\x0b\x32\x13.exo_mesh.Telemetry\"\x97\x01\n\rExchangeReply\x12\x1f\n\x05newer\x18\x01 \x03(\x0b\x32\x10.exo_mesh.Record\x12%\n\x04want\x18\x02 \x03(\x0b\x32\x17.exo_mesh.RecordVersion\x12&\n\ttelemetry\x18\x03 \x03(\x0b\x32\x13.exo_mesh.Telemetry\x12\x16\n\x0eunknown_sender\x18\x04 \x01(\x08\"6\n\x0eGoodbyeRequest\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"\x0e\n\x0cGoodbyeReply\"%\n\x14\x44\x65scribeModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"a\n\x12\x44\x65scribeModelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x11\n\tcard_json\x18\x02 \x01(\x0c\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\"%\n\x14ReadTextFilesRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\'\n\x08TextFile\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x63hunk\x18\x02 \x01(\x0c\"=\n\x0eReserveRequest\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.exo_mesh.Plan\x12\r\n\x05stage\x18\x02 \x01(\r\"y\n\x0cReserveReply\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x14\n\x0cusable_bytes\x18\x03 \x01(\x04\x12#\n\tbeaten_by\x18\x04 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\r\n\x05never\x18\x05 \x01(\x08\"F\n\rCommitRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\"\xc1\x01\n\x0bStageStatus\x12-\n\tlistening\x18\x01 \x01(\x0b\x32\x18.exo_mesh.StageListeningH\x00\x12)\n\x07loading\x18\x02 \x01(\x0b\x32\x16.exo_mesh.StageLoadingH\x00\x12%\n\x05ready\x18\x03 \x01(\x0b\x32\x14.exo_mesh.StageReadyH\x00\x12\'\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32\x15.exo_mesh.StageFailedH\x00\x42\x08\n\x06status\"/\n\x0eStageListening\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\r\"+\n\x0cStageLoading\x12\x0c\n\x04\x64one\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\"2\n\nStageReady\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06load_s\x18\x02 \x01(\x01\",\n\x0bStageFailed\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"n\n\x0bLinkRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x15\n\rnext_endpoint\x18\x03 \x01(\t\x12\x11\n\tnext_peer\x18\x04 \x01(\t\"\x0b\n\tLinkReply\"G\n\x0eReleaseRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\"\x0e\n\x0cReleaseReply\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1c\n\x0b\x43\x61ncelReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\",\n\x15\x44\x65leteInstanceRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\"$\n\x13\x44\x65leteInstanceReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08*\x80\x01\n\rInstanceState\x12\x1e\n\x1aINSTANCE_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16INSTANCE_STATE_LOADING\x10\x01\x12\x18\n\x14INSTANCE_STATE_READY\x10\x02\x12\x19\n\x15INSTANCE_STATE_FAILED\x10\x03\x32\xc9\x05\n\x07\x43ontrol\x12\x35\n\x05Hello\x12\x16.exo_mesh.HelloRequest\x1a\x14.exo_mesh.HelloReply\x12>\n\x08\x45xchange\x12\x19.exo_mesh.ExchangeRequest\x1a\x17.exo_mesh.ExchangeReply\x12;\n\x07Goodbye\x12\x18.exo_mesh.GoodbyeRequest\x1a\x16.exo_mesh.GoodbyeReply\x12M\n\rDescribeModel\x12\x1e.exo_mesh.DescribeModelRequest\x1a\x1c.exo_mesh.DescribeModelReply\x12\x45\n\rReadTextFiles\x12\x1e.exo_mesh.ReadTextFilesRequest\x1a\x12.exo_mesh.TextFile0\x01\x12;\n\x07Reserve\x12\x18.exo_mesh.ReserveRequest\x1a\x16.exo_mesh.ReserveReply\x12:\n\x06\x43ommit\x12\x17.exo_mesh.CommitRequest\x1a\x15.exo_mesh.StageStatus0\x01\x12\x32\n\x04Link\x12\x15.exo_mesh.LinkRequest\x1a\x13.exo_mesh.LinkReply\x12;\n\x07Release\x12\x18.exo_mesh.ReleaseRequest\x1a\x16.exo_mesh.ReleaseReply\x12\x38\n\x06\x43\x61ncel\x12\x17.exo_mesh.CancelRequest\x1a\x15.exo_mesh.CancelReply\x12P\n\x0e\x44\x65leteInstance\x12\x1f.exo_mesh.DeleteInstanceRequest\x1a\x1d.exo_mesh.DeleteInstanceReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'exo_mesh.proto.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INSTANCESTATE']._serialized_start=2582
-  _globals['_INSTANCESTATE']._serialized_end=2710
+  _globals['_INSTANCESTATE']._serialized_start=2617
+  _globals['_INSTANCESTATE']._serialized_end=2745
   _globals['_DEVICE']._serialized_start=69
   _globals['_DEVICE']._serialized_end=153
   _globals['_PEERINFO']._serialized_start=156
@@ -69,35 +69,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESERVEREQUEST']._serialized_start=1605
   _globals['_RESERVEREQUEST']._serialized_end=1666
   _globals['_RESERVEREPLY']._serialized_start=1668
-  _globals['_RESERVEREPLY']._serialized_end=1773
-  _globals['_COMMITREQUEST']._serialized_start=1775
-  _globals['_COMMITREQUEST']._serialized_end=1845
-  _globals['_STAGESTATUS']._serialized_start=1848
-  _globals['_STAGESTATUS']._serialized_end=2041
-  _globals['_STAGELISTENING']._serialized_start=2043
-  _globals['_STAGELISTENING']._serialized_end=2090
-  _globals['_STAGELOADING']._serialized_start=2092
-  _globals['_STAGELOADING']._serialized_end=2135
-  _globals['_STAGEREADY']._serialized_start=2137
-  _globals['_STAGEREADY']._serialized_end=2187
-  _globals['_STAGEFAILED']._serialized_start=2189
-  _globals['_STAGEFAILED']._serialized_end=2233
-  _globals['_LINKREQUEST']._serialized_start=2235
-  _globals['_LINKREQUEST']._serialized_end=2326
-  _globals['_LINKREPLY']._serialized_start=2328
-  _globals['_LINKREPLY']._serialized_end=2339
-  _globals['_RELEASEREQUEST']._serialized_start=2341
-  _globals['_RELEASEREQUEST']._serialized_end=2412
-  _globals['_RELEASEREPLY']._serialized_start=2414
-  _globals['_RELEASEREPLY']._serialized_end=2428
-  _globals['_CANCELREQUEST']._serialized_start=2430
-  _globals['_CANCELREQUEST']._serialized_end=2465
-  _globals['_CANCELREPLY']._serialized_start=2467
-  _globals['_CANCELREPLY']._serialized_end=2495
-  _globals['_DELETEINSTANCEREQUEST']._serialized_start=2497
-  _globals['_DELETEINSTANCEREQUEST']._serialized_end=2541
-  _globals['_DELETEINSTANCEREPLY']._serialized_start=2543
-  _globals['_DELETEINSTANCEREPLY']._serialized_end=2579
-  _globals['_CONTROL']._serialized_start=2713
-  _globals['_CONTROL']._serialized_end=3426
+  _globals['_RESERVEREPLY']._serialized_end=1789
+  _globals['_COMMITREQUEST']._serialized_start=1791
+  _globals['_COMMITREQUEST']._serialized_end=1861
+  _globals['_STAGESTATUS']._serialized_start=1864
+  _globals['_STAGESTATUS']._serialized_end=2057
+  _globals['_STAGELISTENING']._serialized_start=2059
+  _globals['_STAGELISTENING']._serialized_end=2106
+  _globals['_STAGELOADING']._serialized_start=2108
+  _globals['_STAGELOADING']._serialized_end=2151
+  _globals['_STAGEREADY']._serialized_start=2153
+  _globals['_STAGEREADY']._serialized_end=2203
+  _globals['_STAGEFAILED']._serialized_start=2205
+  _globals['_STAGEFAILED']._serialized_end=2249
+  _globals['_LINKREQUEST']._serialized_start=2251
+  _globals['_LINKREQUEST']._serialized_end=2361
+  _globals['_LINKREPLY']._serialized_start=2363
+  _globals['_LINKREPLY']._serialized_end=2374
+  _globals['_RELEASEREQUEST']._serialized_start=2376
+  _globals['_RELEASEREQUEST']._serialized_end=2447
+  _globals['_RELEASEREPLY']._serialized_start=2449
+  _globals['_RELEASEREPLY']._serialized_end=2463
+  _globals['_CANCELREQUEST']._serialized_start=2465
+  _globals['_CANCELREQUEST']._serialized_end=2500
+  _globals['_CANCELREPLY']._serialized_start=2502
+  _globals['_CANCELREPLY']._serialized_end=2530
+  _globals['_DELETEINSTANCEREQUEST']._serialized_start=2532
+  _globals['_DELETEINSTANCEREQUEST']._serialized_end=2576
+  _globals['_DELETEINSTANCEREPLY']._serialized_start=2578
+  _globals['_DELETEINSTANCEREPLY']._serialized_end=2614
+  _globals['_CONTROL']._serialized_start=2748
+  _globals['_CONTROL']._serialized_end=3461
 # @@protoc_insertion_point(module_scope)

@@ -212,16 +212,18 @@ class ReserveRequest(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
-    __slots__ = ("granted", "reason", "usable_bytes", "promised")
+    __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    PROMISED_FIELD_NUMBER: _ClassVar[int]
+    BEATEN_BY_FIELD_NUMBER: _ClassVar[int]
+    NEVER_FIELD_NUMBER: _ClassVar[int]
     granted: bool
     reason: str
     usable_bytes: int
-    promised: _plan_pb2.Ballot
-    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., promised: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+    beaten_by: _plan_pb2.Ballot
+    never: bool
+    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("instance_id", "ballot")
@@ -276,14 +278,16 @@ class StageFailed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LinkRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "next_endpoint")
+    __slots__ = ("instance_id", "ballot", "next_endpoint", "next_peer")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     NEXT_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PEER_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
     next_endpoint: str
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., next_endpoint: _Optional[str] = ...) -> None: ...
+    next_peer: str
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., next_endpoint: _Optional[str] = ..., next_peer: _Optional[str] = ...) -> None: ...
 
 class LinkReply(_message.Message):
     __slots__ = ()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from exo_mesh.proto import plan_pb2 as exo__mesh_dot_proto_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xo_mesh/proto/ring.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"h\n\tRingHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12 \n\x06\x62\x61llot\x18\x03 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x12\n\nfrom_stage\x18\x04 \x01(\r\"\x1c\n\x07RingAck\x12\x11\n\tlast_step\x18\x01 \x01(\x04\"D\n\x03Row\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0c\n\x04pos0\x18\x02 \x01(\r\x12\t\n\x01n\x18\x03 \x01(\r\x12\x12\n\nnum_logits\x18\x04 \x01(\r\"0\n\x08InsertOp\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\"\x1c\n\x08RemoveOp\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x0c\n\nShutdownOp\"\x80\x01\n\x02Op\x12$\n\x06insert\x18\x01 \x01(\x0b\x32\x12.exo_mesh.InsertOpH\x00\x12$\n\x06remove\x18\x02 \x01(\x0b\x32\x12.exo_mesh.RemoveOpH\x00\x12(\n\x08shutdown\x18\x03 \x01(\x0b\x32\x14.exo_mesh.ShutdownOpH\x00\x42\x04\n\x02op\"G\n\x05\x46\x61ult\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\r\"\xf4\x01\n\x0b\x46rameHeader\x12 \n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\r\x12\x1b\n\x04rows\x18\x04 \x03(\x0b\x32\r.exo_mesh.Row\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x19\n\x03ops\x18\x06 \x03(\x0b\x32\x0c.exo_mesh.Op\x12%\n\x07tensors\x18\x07 \x03(\x0b\x32\x14.exo_mesh.TensorSpec\x12\x1f\n\x06\x66\x61ults\x18\x08 \x03(\x0b\x32\x0f.exo_mesh.Fault\x12\x13\n\x0b\x66ree_blocks\x18\t \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xo_mesh/proto/ring.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"h\n\tRingHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12 \n\x06\x62\x61llot\x18\x03 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x12\n\nfrom_stage\x18\x04 \x01(\r\"\x1c\n\x07RingAck\x12\x11\n\tlast_step\x18\x01 \x01(\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,20 +36,4 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RINGHELLO']._serialized_end=170
   _globals['_RINGACK']._serialized_start=172
   _globals['_RINGACK']._serialized_end=200
-  _globals['_ROW']._serialized_start=202
-  _globals['_ROW']._serialized_end=270
-  _globals['_INSERTOP']._serialized_start=272
-  _globals['_INSERTOP']._serialized_end=320
-  _globals['_REMOVEOP']._serialized_start=322
-  _globals['_REMOVEOP']._serialized_end=350
-  _globals['_SHUTDOWNOP']._serialized_start=352
-  _globals['_SHUTDOWNOP']._serialized_end=364
-  _globals['_OP']._serialized_start=367
-  _globals['_OP']._serialized_end=495
-  _globals['_FAULT']._serialized_start=497
-  _globals['_FAULT']._serialized_end=568
-  _globals['_TENSORSPEC']._serialized_start=570
-  _globals['_TENSORSPEC']._serialized_end=626
-  _globals['_FRAMEHEADER']._serialized_start=629
-  _globals['_FRAMEHEADER']._serialized_end=873
 # @@protoc_insertion_point(module_scope)

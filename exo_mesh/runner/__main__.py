@@ -18,9 +18,9 @@ def main() -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to stop
 
-    from exo_mesh.runner.process import RunnerProcess
+    from exo_mesh.runner.process import run_process
 
-    return RunnerProcess(args.control_fd).run()
+    return run_process(args.control_fd)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
 
 
 class DriverService(driver_pb2_grpc.DriverServicer):
-    """Runs on the I/O loop; the work is done by the worker's thread."""
+    """Hands requests to the worker, and its answers to the caller."""
 
     def __init__(self, plan: Plan, worker: Worker) -> None:
         self._plan = plan
@@ -35,7 +35,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
             yield error_events(ballot_to_proto(self._plan.ballot), exc)
             return
         mailbox = Mailbox()
-        self._worker.inbox.put(Submit(wanted, mailbox))
+        self._worker.inbox.put_nowait(Submit(wanted, mailbox))
         try:
             while True:
                 message = await mailbox.next()
@@ -44,7 +44,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
                     return
         finally:
             # after a good end the driver no longer knows the request, and this changes nothing
-            self._worker.inbox.put(Cancel(wanted.request_id))
+            self._worker.inbox.put_nowait(Cancel(wanted.request_id))
 
     def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
         plan = self._plan

@@ -1,19 +1,13 @@
-"""The I/O side of a runner: its data-plane server, the hop to the next stage, and the pipe to its node.
-
-Lives on an event loop in a thread of its own, so that frames are read and heartbeats sent whatever the engine does.
-"""
+"""A runner's place on the ring: its data-plane server and the hop to the next stage."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
 
 from exo_mesh import PROTOCOL_VERSION
-from exo_mesh.domain.frame import Frame
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
@@ -24,8 +18,6 @@ from exo_mesh.transport.channel_options import SERVER_OPTIONS
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import RingLink
 from exo_mesh.transport.ring_receiver import RingReceiver
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,31 +30,30 @@ class Binding:
 
 
 class Endpoint:
-    """A runner's place on the ring. Made and used on the I/O loop; `send` is for any thread."""
+    """Made and used on the event loop; `heartbeat` may be called from any thread."""
 
-    def __init__(self, setup: StageSetup, worker_of: Callable[[Callable[[Frame], None]], Worker]) -> None:
-        stages = len(setup.plan.stages)
-        plan = setup.plan
-        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def __init__(self, setup: StageSetup, worker: Worker) -> None:
+        plan, stages = setup.plan, setup.num_stages
+        self._setup = setup
+        self._worker = worker
+        self._server: grpc.aio.Server | None = None
         hello = ring_pb.RingHello(
             protocol=PROTOCOL_VERSION,
             instance_id=plan.instance_id,
             ballot=ballot_to_proto(plan.ballot),
             from_stage=setup.index,
         )
-        self._link = RingLink(hello, self._report_lost) if stages > 1 else None
-        self.worker = worker_of(self._send)
+        self._link = RingLink(hello)
         before = (setup.index - 1) % stages
-        self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, before, self.worker.inbox.put)
-        self._setup = setup
-        self._server: grpc.aio.Server | None = None
+        deliver = worker.inbox.put_nowait
+        self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, before, deliver)
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; answers the port. Raises TransportError if no port of the range is free."""
         server = grpc.aio.server(options=SERVER_OPTIONS)
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last:
-            service = DriverService(self._setup.plan, self.worker)
+            service = DriverService(self._setup.plan, self._worker)
             driver_pb2_grpc.add_DriverServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         port = _bind(server, binding)
         await server.start()
@@ -71,13 +62,15 @@ class Endpoint:
 
     def link_to(self, endpoint: str) -> None:
         """The next stage listens at `endpoint`."""
-        if self._link is not None:
-            self._link.set_endpoint(endpoint)
+        self._link.set_endpoint(endpoint)
 
-    async def run_link(self) -> None:
-        """Keep the hop to the next stage up; returns at once in a ring of one, and when the hop is lost."""
-        if self._link is not None:
-            await self._link.run()
+    async def run(self) -> None:
+        """Work and keep the hop up, until the ring shuts down. Raises StageLostError if the next stage is gone."""
+        async with asyncio.TaskGroup() as group:
+            hop = group.create_task(self._link.run()) if self._setup.num_stages > 1 else None
+            await self._worker.run(self._link.send)
+            if hop is not None:
+                hop.cancel()
 
     async def close(self) -> None:
         if self._server is not None:
@@ -85,15 +78,15 @@ class Endpoint:
 
     def heartbeat(self) -> pb.Heartbeat:
         """The counters of this moment."""
-        worker, link, driver = self.worker, self._link, self.worker.driver
+        worker, link, driver = self._worker, self._link, self._worker.driver
         engine = worker.engine
         beat = pb.Heartbeat(
             progress=worker.progress,
             busy_s=worker.busy_s,
             frames_in=self._receiver.frames_in,
-            frames_out=link.frames_out if link else 0,
-            bytes_out=link.bytes_out if link else 0,
-            linked=link.linked if link else True,
+            frames_out=link.frames_out,
+            bytes_out=link.bytes_out,
+            linked=link.linked or self._setup.num_stages == 1,
             sequences=len(engine.sequences()) if engine else 0,
             memory_bytes=engine.memory_bytes() if engine else 0,
         )
@@ -102,14 +95,6 @@ class Endpoint:
             beat.lap_p50_s, beat.lap_p99_s = driver.laps.quantiles()
             beat.laps = driver.laps.count
         return beat
-
-    def _send(self, frame: Frame) -> None:
-        assert self._link is not None, "a ring of one has no next stage"
-        self._link.send(frame)
-
-    def _report_lost(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(reason)
 
 
 def _bind(server: grpc.aio.Server, binding: Binding) -> int:

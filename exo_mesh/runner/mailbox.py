@@ -1,4 +1,4 @@
-"""From the compute thread to one waiting call on the I/O loop."""
+"""From the driver to the call that waits for its tokens."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import time
 
 from exo_mesh.proto import driver_pb2 as pb
 
-FLUSH_EVERY_S = 0.002
+FLUSH_EVERY_S = 0.005
 """Tokens that come faster than this share a message: one message each would cost more than a fast lap of the ring.
 A token that comes later than this after the one before is passed on at once."""
 
 
 class Mailbox:
-    """Messages of one request, in order. `post` may be called from any thread.
+    """Messages of one request, in order.
 
     Holds at most what one request can produce: a message for each token up to its max_tokens, and its end.
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[pb.GenerateEvents] = asyncio.Queue()
         self._flushed_at = float("-inf")
 
     def post(self, message: pb.GenerateEvents) -> None:
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, message)
+        self._queue.put_nowait(message)
 
     async def next(self) -> pb.GenerateEvents:
         """All that has come since the last call, as one message; waits as long as the request lives, which the

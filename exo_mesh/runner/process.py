@@ -1,189 +1,123 @@
-"""The runner process: a compute thread (the main one) and an I/O thread, started and stopped by the node's pipe."""
+"""The life of a runner process: told what to run, load, listen, work, stop."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-import queue
+import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from exo_mesh.domain.frame import Frame
-from exo_mesh.errors import EngineError, MeshError, StageLostError, TransportError
+from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
-from exo_mesh.runner.worker import StageSetup, Stop, Worker
+from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
+from exo_mesh.runner.worker import StageSetup, Worker
 from exo_mesh.transport.plan_codec import plan_from_proto
-from exo_mesh.transport.runner_pipe import open_pipe_fd, read_message, write_message
+from exo_mesh.transport.runner_pipe import receive_message
 
-HEARTBEAT_S = 0.5
 START_DEADLINE_S = 20.0
 """From the start of the process to its StartStage: the node sends it at once."""
 
-STOP_DEADLINE_S = 1.5
-"""From StopStage to the end of the process, whatever the engine is doing; the node kills after 2 s."""
-
-EXIT_ORPHANED, EXIT_FAILED = 3, 1
+EXIT_STOPPED, EXIT_FAILED = 0, 1
 
 _log = logging.getLogger(__name__)
 
 
-class RunnerProcess:
-    """Glue between the two threads. The I/O thread starts first and hands the worker over when a stage is to start."""
-
-    def __init__(self, control_fd: int) -> None:
-        self._control_fd = control_fd
-        self._workers: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._outbox: asyncio.Queue[pb.FromRunner] | None = None
-        self._finished = threading.Event()
-
-    def run(self) -> int:
-        """Run until stopped; answers the exit code."""
-        threading.Thread(target=self._io_thread, name="io", daemon=True).start()
-        worker = self._workers.get()
-        code = self._compute(worker)
-        self._finished.wait(STOP_DEADLINE_S)  # let the last report leave
-        return code
-
-    def _compute(self, worker: Worker) -> int:
-        start = time.monotonic()
-        try:
-            memory = worker.load(self._report_loading)
-            self._post(pb.FromRunner(ready=pb.Ready(memory_bytes=memory, load_s=time.monotonic() - start)))
-            worker.run()
-        except MeshError as exc:
-            return self._failed(exc.code, str(exc))
-        except Exception as exc:
-            _log.exception("the stage failed")
-            return self._failed(EngineError.code, f"{type(exc).__name__}: {exc}")
-        self._post(pb.FromRunner())  # an empty message ends the I/O thread
-        return 0
-
-    def _failed(self, code: str, message: str) -> int:
-        _log.error("%s: %s", code, message)
-        self._post(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
-        return EXIT_FAILED
-
-    def _report_loading(self, done: int, total: int) -> None:
-        self._post(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
-
-    def _post(self, message: pb.FromRunner) -> None:
-        """To the node, from the compute thread."""
-        assert self._loop is not None and self._outbox is not None, "the I/O thread made both before the worker"
-        self._loop.call_soon_threadsafe(self._outbox.put_nowait, message)
-
-    def _io_thread(self) -> None:
-        try:
-            _run_on_fast_loop(self._io)
-        except Exception:
-            _log.exception("the I/O thread failed")
-            os._exit(EXIT_FAILED)
-        self._finished.set()
-        time.sleep(STOP_DEADLINE_S)  # the compute thread ends the process; if it cannot, this one does
-        os._exit(EXIT_FAILED)
-
-    async def _io(self) -> None:
-        self._loop, self._outbox = asyncio.get_running_loop(), asyncio.Queue()
-        reader, writer = await open_pipe_fd(self._control_fd)
-        async with asyncio.timeout(START_DEADLINE_S):
-            first = await read_message(reader, pb.ToRunner)
-        if first is None or not first.HasField("start"):
-            os._exit(EXIT_ORPHANED)
-        try:
-            endpoint = await self._start(first.start, writer)
-        except (TransportError, ValueError) as exc:
-            await write_message(writer, pb.FromRunner(failed=pb.Failed(code=EngineError.code, message=str(exc))))
-            os._exit(EXIT_FAILED)
-        tasks = [
-            asyncio.create_task(part)
-            for part in (
-                self._write_reports(writer),
-                self._beat(endpoint, writer),
-                self._obey(reader, endpoint),
-                self._watch_link(endpoint),
-            )
-        ]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            endpoint.worker.inbox.put(Stop())
-            await endpoint.close()
-
-    async def _start(self, start: pb.StartStage, writer: asyncio.StreamWriter) -> Endpoint:
-        setup = StageSetup(
-            plan=plan_from_proto(start.plan),
-            index=start.stage,
-            model_dir=Path(start.model_dir),
-            options=dict(start.options),
-            max_queued=start.max_queued,
-        )
-
-        def make_worker(send: Callable[[Frame], None]) -> Worker:
-            return Worker(setup, send)
-
-        endpoint = Endpoint(setup, make_worker)
-        port = await endpoint.listen(Binding(start.host, start.port_first, start.port_last))
-        await write_message(writer, pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
-        self._workers.put(endpoint.worker)
-        return endpoint
-
-    async def _write_reports(self, writer: asyncio.StreamWriter) -> None:
-        """Pass on what the compute thread reports; ends after the last report."""
-        assert self._outbox is not None
-        while True:
-            message = await self._outbox.get()
-            if message.WhichOneof("message") is None:
-                return
-            await write_message(writer, message)
-            if message.HasField("failed"):
-                return
-
-    async def _beat(self, endpoint: Endpoint, writer: asyncio.StreamWriter) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            try:
-                await write_message(writer, pb.FromRunner(heartbeat=endpoint.heartbeat()))
-            except TransportError:
-                os._exit(EXIT_ORPHANED)
-
-    async def _obey(self, reader: asyncio.StreamReader, endpoint: Endpoint) -> None:
-        """Do what the node says; without a node, end at once: nobody would ever stop this process."""
-        while (message := await read_message(reader, pb.ToRunner)) is not None:
-            match message.WhichOneof("message"):
-                case "link":
-                    endpoint.link_to(message.link.endpoint)
-                case "stop":
-                    endpoint.worker.inbox.put(Stop())
-                    asyncio.get_running_loop().call_later(STOP_DEADLINE_S, os._exit, 0)
-                case other:
-                    _log.warning("ignored a message %r from the node", other)
-        os._exit(EXIT_ORPHANED)
-
-    async def _watch_link(self, endpoint: Endpoint) -> None:
-        """A hop that is lost ends this stage, with a report."""
-        await endpoint.run_link()  # returns at once in a ring of one
-        self._failed(StageLostError.code, await endpoint.lost)
-        await asyncio.Event().wait()  # _write_reports ends the process once the report has left
-
-
-def _run_on_fast_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """uvloop where it exists: it halves the cost of a hop."""
+def run_process(control_fd: int) -> int:
+    """Run the stage that the node asks for over the inherited pipe; answers the exit code."""
+    pipe = socket.socket(fileno=control_fd)
+    pipe.settimeout(START_DEADLINE_S)
+    first = receive_message(pipe, pb.ToRunner)
+    if first is None or not first.HasField("start"):
+        return EXIT_ORPHANED
+    pipe.settimeout(None)  # from here on `select` says when there is something to read
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
-        import uvloop
+        import uvloop  # halves the cost of a hop
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main())
+        return runner.run(_serve(pipe, first.start))
+
+
+async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
+    """Load, listen, work. Every way to fail is reported to the node before the process ends."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    setup = StageSetup(
+        plan=plan_from_proto(start.plan),
+        index=start.stage,
+        model_dir=Path(start.model_dir),
+        options=dict(start.options),
+        max_queued=start.max_queued,
+    )
+    worker = Worker(setup)
+    endpoint = Endpoint(setup, worker)
+
+    def obey(command: pb.ToRunner) -> None:
+        if command.HasField("link"):
+            loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint)
+
+    pulse = Pulse(pipe, endpoint.heartbeat, obey, on_stop=lambda: _call(loop, stopped.set))
+    pulse.start()
+    try:
+        await _load_and_listen(worker, endpoint, pulse, Binding(start.host, start.port_first, start.port_last))
+        await _until_first(endpoint.run(), stopped.wait())
+    except MeshError as exc:
+        return _failed(pulse, exc.code, str(exc))
+    except Exception as exc:
+        _log.exception("the stage failed")
+        return _failed(pulse, EngineError.code, f"{type(exc).__name__}: {exc}")
+    await endpoint.close()
+    if worker.engine is not None:
+        worker.engine.close()
+    return EXIT_STOPPED
+
+
+async def _load_and_listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, binding: Binding) -> None:
+    """Loading blocks the loop, so the endpoint opens after it: a caller is refused rather than left waiting."""
+    start = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        pulse.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+
+    memory = worker.load(progress)
+    port = await endpoint.listen(binding)
+    pulse.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
+    pulse.report(pb.FromRunner(ready=pb.Ready(memory_bytes=memory, load_s=time.monotonic() - start)))
+
+
+async def _until_first(*parts: object) -> None:
+    """Run until one part ends; cancel the others; raise what it raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]  # type: ignore[call-overload]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            _raise_single(task.exception())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def _raise_single(error: BaseException | None) -> None:
+    """What a task group raised, without the group if it holds one error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if error is not None:
+        raise error
+
+
+def _failed(pulse: Pulse, code: str, message: str) -> int:
+    _log.error("%s: %s", code, message)
+    pulse.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
+    return EXIT_FAILED
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has closed: the stop came late
+        loop.call_soon_threadsafe(function)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.frame import Fault, Frame, Insert, Remove, Row, Shutdown
@@ -65,12 +66,12 @@ class Stage:
         _log.error("stage %d cannot compute frame %d: %s", self._index, frame.step, exc, exc_info=exc)
         message = f"stage {self._index}: {exc}"
         faults = tuple(Fault(row.sequence, self._index, code, message) for row in frame.rows)
-        return replace(frame, rows=(), token_ids=(), tensors={}, faults=frame.faults + faults)
+        return frame.changed(rows=(), token_ids=(), tensors={}, faults=frame.faults + faults)
 
     def _passed_on(self, frame: Frame, output: StageOutput, shutdown: bool) -> StageResult:
-        faults = tuple(replace(fault, stage=self._index) for fault in output.faults)
+        faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
         if not faults:
-            return StageResult(replace(frame, tensors=dict(output.tensors)), output.logits, shutdown)
+            return StageResult(frame.changed(tensors=dict(output.tensors)), output.logits, shutdown)
         poisoned = {fault.sequence for fault in faults}
         keep = [row.sequence not in poisoned for row in frame.rows]
         tokens = _row_mask(frame.rows, keep, [row.n for row in frame.rows])
@@ -78,8 +79,7 @@ class Stage:
         logits = output.logits
         if logits is not None:
             logits = logits[_row_mask(frame.rows, keep, [row.num_logits for row in frame.rows])]
-        passed = replace(
-            frame,
+        passed = frame.changed(
             rows=rows,
             token_ids=tuple(np.asarray(frame.token_ids)[tokens].tolist()),
             tensors=_keep_tokens(output.tensors, tokens) if rows else {},

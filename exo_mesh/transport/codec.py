@@ -1,23 +1,29 @@
-"""Frames as the raw messages of a ring stream (protos/exo_mesh/proto/ring.proto says the layout).
+"""Frames as the raw messages of a ring stream. A message is a tag byte and its body:
 
-A message is a tag byte and its body. Tensor bytes follow the header as they are: they are never put into a protobuf
-`bytes` field, and a frame that fits one message is read without a copy.
+    H  RingHello (protobuf)                    the first message of the client
+    F  u32 length, frame header, tensor bytes  a frame begins
+    T  tensor bytes                            the frame goes on
+    A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
+
+The frame header is msgpack: with protobuf, making and reading it took a third of a hop (docs/benchmarks.md). Tensor bytes
+follow it as they are, and a frame that fits one message is read without a copy of them.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
+import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from exo_mesh.domain.frame import Fault, Frame, Insert, Op, Remove, Row, Shutdown
+from exo_mesh.domain.frame import Fault, Frame, Op, Row
+from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import ring_pb2 as pb
-from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Longest message. 1 MiB was the fastest size between 64 KiB and 16 MiB on loopback."""
@@ -29,12 +35,13 @@ MAX_HEADER_BYTES = 512 * 1024
 
 _FRAME, _TENSOR, _HELLO, _ACK = b"F", b"T", b"H", b"A"
 _HEADER_LENGTH = struct.Struct("<I")
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
 
 
 def encode_frame(frame: Frame) -> list[bytes]:
     """The messages that carry a frame, in order."""
-    header = _header(frame).SerializeToString()
+    header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header
     views = [memoryview(tensor.data) for tensor in frame.tensors.values()]
     total = len(prefix) + sum(view.nbytes for view in views)
@@ -55,7 +62,7 @@ class FrameAssembler:
     """Builds frames from the messages of one stream. Any malformed message raises TransportError."""
 
     def __init__(self) -> None:
-        self._header: pb.FrameHeader | None = None
+        self._header: _Header | None = None
         self._buffer = memoryview(b"")
         self._filled = 0
 
@@ -127,21 +134,20 @@ def _parse(message: bytes, tag: bytes, into: _Message) -> _Message:
     return into
 
 
-def _split_header(message: bytes) -> tuple[pb.FrameHeader, memoryview]:
+def _split_header(message: bytes) -> tuple[_Header, memoryview]:
     if len(message) < 5:
         raise TransportError("a frame message is shorter than its length field")
     (size,) = _HEADER_LENGTH.unpack_from(message, 1)
     if size > MAX_HEADER_BYTES or 5 + size > len(message):
         raise TransportError(f"a frame header of {size} bytes does not fit its message of {len(message)}")
-    header = pb.FrameHeader()
+    view = memoryview(message)
     try:
-        header.ParseFromString(message[5 : 5 + size])
-    except DecodeError as exc:
-        raise TransportError("malformed frame header") from exc
-    return header, memoryview(message)[5 + size :]
+        return _decoder.decode(view[5 : 5 + size]), view[5 + size :]
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise TransportError(f"malformed frame header: {exc}") from exc
 
 
-def _tensor_bytes(header: pb.FrameHeader) -> int:
+def _tensor_bytes(header: _Header) -> int:
     """Tensor bytes that the header announces; refuses unknown dtypes and more than MAX_FRAME_BYTES."""
     total = 0
     for spec in header.tensors:
@@ -153,74 +159,71 @@ def _tensor_bytes(header: pb.FrameHeader) -> int:
     return total
 
 
-def _spec_bytes(spec: pb.TensorSpec) -> int:
+def _spec_bytes(spec: _TensorSpec) -> int:
     size = ITEM_BYTES[spec.dtype]
     for length in spec.shape:
         size *= length
     return size
 
 
-def _header(frame: Frame) -> pb.FrameHeader:
-    return pb.FrameHeader(
-        ballot=ballot_to_proto(frame.ballot),
-        step=frame.step,
-        batch=frame.batch,
-        rows=[
-            pb.Row(sequence=row.sequence, pos0=row.pos0, n=row.n, num_logits=row.num_logits) for row in frame.rows
-        ],
-        token_ids=frame.token_ids,
-        ops=[_op_to_proto(op) for op in frame.ops],
-        tensors=[
-            pb.TensorSpec(name=name, dtype=tensor.dtype, shape=tensor.shape) for name, tensor in frame.tensors.items()
-        ],
-        faults=[
-            pb.Fault(sequence=fault.sequence, stage=fault.stage, code=fault.code, message=fault.message)
-            for fault in frame.faults
-        ],
-        free_blocks=frame.free_blocks,
+class _TensorSpec(msgspec.Struct, array_like=True):
+    name: str
+    dtype: str
+    shape: tuple[_Size, ...]
+
+
+class _Header(msgspec.Struct, array_like=True):
+    """A frame without its tensor bytes, which follow in the order of `tensors`. The order of fields is the format."""
+
+    counter: int
+    proposer: str
+    step: int
+    batch: int
+    rows: tuple[Row, ...]
+    token_ids: tuple[int, ...]
+    ops: tuple[Op, ...]
+    tensors: list[_TensorSpec]
+    faults: tuple[Fault, ...]
+    free_blocks: tuple[int, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Header)
+
+
+def _header(frame: Frame) -> _Header:
+    return _Header(
+        frame.ballot.counter,
+        frame.ballot.proposer,
+        frame.step,
+        frame.batch,
+        frame.rows,
+        frame.token_ids,
+        frame.ops,
+        [_TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in frame.tensors.items()],
+        frame.faults,
+        frame.free_blocks,
     )
 
 
-def _frame(header: pb.FrameHeader, body: memoryview) -> Frame:
+def _frame(header: _Header, body: memoryview) -> Frame:
     tensors: dict[str, Tensor] = {}
     start = 0
     for spec in header.tensors:
         stop = start + _spec_bytes(spec)
-        tensors[spec.name] = Tensor(spec.dtype, tuple(spec.shape), body[start:stop])
+        tensors[spec.name] = Tensor(spec.dtype, spec.shape, body[start:stop])
         start = stop
     try:
         return Frame(
-            ballot=ballot_from_proto(header.ballot),
-            step=header.step,
-            batch=header.batch,
-            rows=tuple(Row(row.sequence, row.pos0, row.n, row.num_logits) for row in header.rows),
-            token_ids=tuple(header.token_ids),
-            ops=tuple(_op_from_proto(op) for op in header.ops),
-            tensors=tensors,
-            faults=tuple(Fault(f.sequence, f.stage, f.code, f.message) for f in header.faults),
-            free_blocks=tuple(header.free_blocks),
+            Ballot(header.counter, header.proposer),
+            header.step,
+            header.batch,
+            header.rows,
+            header.token_ids,
+            header.ops,
+            tensors,
+            header.faults,
+            header.free_blocks,
         )
     except ValueError as exc:
         raise TransportError(f"inconsistent frame: {exc}") from exc
-
-
-def _op_to_proto(op: Op) -> pb.Op:
-    match op:
-        case Insert():
-            return pb.Op(insert=pb.InsertOp(sequence=op.sequence, max_tokens=op.max_tokens))
-        case Remove():
-            return pb.Op(remove=pb.RemoveOp(sequence=op.sequence))
-        case Shutdown():
-            return pb.Op(shutdown=pb.ShutdownOp())
-
-
-def _op_from_proto(message: pb.Op) -> Op:
-    match message.WhichOneof("op"):
-        case "insert":
-            return Insert(message.insert.sequence, message.insert.max_tokens)
-        case "remove":
-            return Remove(message.remove.sequence)
-        case "shutdown":
-            return Shutdown()
-        case unknown:
-            raise TransportError(f"a frame carries an unknown op {unknown!r}")

@@ -50,22 +50,63 @@ async def read_message(reader: asyncio.StreamReader, cls: type[_M]) -> _M | None
         payload = await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    message = cls()
-    try:
-        message.ParseFromString(payload)
-    except DecodeError as exc:
-        raise TransportError(f"{length} bytes on the runner pipe are no {cls.__name__}") from exc
-    return message
+    return _parsed(payload, cls)
 
 
 async def write_message(writer: asyncio.StreamWriter, message: Message) -> None:
     """Write one message and wait until the buffer has drained. Raises TransportError if the other side is gone."""
-    payload = message.SerializeToString()
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise TransportError(f"a {type(message).__name__} of {len(payload)} bytes is over {MAX_MESSAGE_BYTES}")
     # one write call, so that two tasks that write to one pipe cannot interleave halves of messages
-    writer.write(_LENGTH.pack(len(payload)) + payload)
+    writer.write(_framed(message))
     try:
         await writer.drain()
     except ConnectionError as exc:
         raise TransportError("the other end of the runner pipe is gone") from exc
+
+
+def receive_message(pipe: socket.socket, cls: type[_M]) -> _M | None:
+    """`read_message` for a thread: blocks for at most the socket's timeout. None when the other side is gone."""
+    header = _receive_exactly(pipe, _LENGTH.size)
+    if header is None:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    if length > MAX_MESSAGE_BYTES:
+        raise TransportError(f"the runner pipe announces a message of {length} bytes, over {MAX_MESSAGE_BYTES}")
+    payload = _receive_exactly(pipe, length)
+    return None if payload is None else _parsed(payload, cls)
+
+
+def send_message(pipe: socket.socket, message: Message) -> None:
+    """`write_message` for a thread. Raises TransportError if the other side is gone."""
+    try:
+        pipe.sendall(_framed(message))
+    except OSError as exc:
+        raise TransportError("the other end of the runner pipe is gone") from exc
+
+
+def _receive_exactly(pipe: socket.socket, size: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < size:
+        try:
+            piece = pipe.recv(size - len(received))
+        except (ConnectionError, TimeoutError):
+            return None
+        if not piece:
+            return None
+        received += piece
+    return bytes(received)
+
+
+def _framed(message: Message) -> bytes:
+    payload = message.SerializeToString()
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise TransportError(f"a {type(message).__name__} of {len(payload)} bytes is over {MAX_MESSAGE_BYTES}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def _parsed(payload: bytes, cls: type[_M]) -> _M:
+    message = cls()
+    try:
+        message.ParseFromString(payload)
+    except DecodeError as exc:
+        raise TransportError(f"{len(payload)} bytes on the runner pipe are no {cls.__name__}") from exc
+    return message

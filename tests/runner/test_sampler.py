@@ -190,7 +190,7 @@ def test_any_draw_is_a_token_that_the_truncation_allows(
     assert weights[token_id] >= min_p * (1 - 1e-9)
     # What is strictly likelier may not already hold top_p of everything (top_k only shrinks the whole).
     if not top_k:
-        assert weights[logits > logits[token_id]].sum() <= top_p * weights.sum() * (1 + 1e-9)
+        assert weights[weights > weights[token_id]].sum() <= top_p * weights.sum() * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)

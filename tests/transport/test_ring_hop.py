@@ -13,6 +13,7 @@ from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.domain.frame import HIDDEN, Frame, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
+from exo_mesh.errors import StageLostError
 from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.transport.channel_options import SERVER_OPTIONS
 from exo_mesh.transport.codec import encode_hello
@@ -77,7 +78,7 @@ async def receiving() -> AsyncIterator[Receiving]:
 
 @pytest.fixture
 async def link(receiving: Receiving) -> AsyncIterator[RingLink]:
-    link = RingLink(hello(), on_lost=lambda reason: None)
+    link = RingLink(hello())
     link.set_endpoint(f"127.0.0.1:{receiving.port}")
     task = asyncio.create_task(link.run())
     yield link
@@ -87,7 +88,7 @@ async def link(receiving: Receiving) -> AsyncIterator[RingLink]:
 
 async def test_frames_arrive_in_order_with_their_tensors(receiving: Receiving, link: RingLink) -> None:
     for step in range(1, 201):
-        link.send(frame(step, floats=1 if step % 2 else 600_000 if step == 100 else 64))
+        await link.send(frame(step, floats=1 if step % 2 else 600_000 if step == 100 else 64))
     await receiving.until(lambda: len(receiving.frames) == 200)
     assert [arrived.step for arrived in receiving.frames] == list(range(1, 201))
     assert receiving.frames[99].tensors[HIDDEN].numpy()[0, -1] == 100
@@ -95,11 +96,11 @@ async def test_frames_arrive_in_order_with_their_tensors(receiving: Receiving, l
 
 async def test_a_break_loses_and_doubles_nothing(receiving: Receiving, link: RingLink) -> None:
     for step in range(1, 51):
-        link.send(frame(step))
+        await link.send(frame(step))
     await receiving.until(lambda: len(receiving.frames) >= 10)
     await receiving.down()
     for step in range(51, 101):
-        link.send(frame(step))
+        await link.send(frame(step))
     await receiving.up()
     await receiving.until(lambda: len(receiving.frames) >= 100)
     assert [arrived.step for arrived in receiving.frames] == list(range(1, 101))
@@ -107,21 +108,20 @@ async def test_a_break_loses_and_doubles_nothing(receiving: Receiving, link: Rin
 
 async def test_what_was_acknowledged_is_not_kept(receiving: Receiving, link: RingLink) -> None:
     for step in range(1, 1001):
-        link.send(frame(step))
+        await link.send(frame(step))
     await receiving.until(lambda: len(receiving.frames) == 1000)
     await asyncio.wait_for(_until(lambda: len(link._unacked) < 100), timeout=10)
 
 
-async def test_a_hop_that_stays_broken_is_reported_once(
+async def test_a_hop_that_stays_broken_is_a_lost_stage(
     receiving: Receiving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("exo_mesh.transport.ring_link.LOST_AFTER_S", 0.5)
     await receiving.down()
-    reasons: list[str] = []
-    link = RingLink(hello(), on_lost=reasons.append)
+    link = RingLink(hello())
     link.set_endpoint(f"127.0.0.1:{receiving.port}")
-    await asyncio.wait_for(link.run(), timeout=20)
-    assert len(reasons) == 1 and "cannot be reached" in reasons[0]
+    with pytest.raises(StageLostError, match="cannot be reached"):
+        await asyncio.wait_for(link.run(), timeout=20)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ async def test_garbage_ends_its_own_stream_only(receiving: Receiving, link: Ring
         await call.write(garbage)
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
-    link.send(frame(1))
+    await link.send(frame(1))
     await receiving.until(lambda: len(receiving.frames) == 1)
 
 

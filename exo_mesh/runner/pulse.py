@@ -1,0 +1,78 @@
+"""The pipe to the node, in a thread of its own: heartbeats, reports and commands, whatever the engine is doing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from exo_mesh.errors import TransportError
+from exo_mesh.proto import runner_pb2 as pb
+from exo_mesh.transport.runner_pipe import receive_message, send_message
+
+HEARTBEAT_S = 0.5
+
+STOP_DEADLINE_S = 1.5
+"""From StopStage to the end of the process, whatever the engine is doing; the node kills after 2 s."""
+
+EXIT_ORPHANED = 3
+
+_log = logging.getLogger(__name__)
+
+
+class Pulse:
+    """Owns the runner's end of the pipe. Ends the process when the node is gone, and when a stop takes too long.
+
+    `report` may be called from any thread. `on_command` is called in this thread with every message but StopStage, and
+    `on_stop` once when that comes.
+    """
+
+    def __init__(
+        self,
+        pipe: socket.socket,
+        heartbeat: Callable[[], pb.Heartbeat],
+        on_command: Callable[[pb.ToRunner], None],
+        on_stop: Callable[[], None],
+    ) -> None:
+        self._pipe = pipe
+        self._heartbeat = heartbeat
+        self._on_command = on_command
+        self._on_stop = on_stop
+        self._sending = threading.Lock()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+
+    def report(self, message: pb.FromRunner) -> None:
+        """Send one message to the node; without a node, end the process."""
+        try:
+            with self._sending:
+                send_message(self._pipe, message)
+        except TransportError:
+            os._exit(EXIT_ORPHANED)
+
+    def _run(self) -> None:
+        due = time.monotonic() + HEARTBEAT_S
+        while True:
+            readable, _, _ = select.select([self._pipe], [], [], max(0.0, due - time.monotonic()))
+            if readable:
+                self._command()
+            if time.monotonic() >= due:
+                due = time.monotonic() + HEARTBEAT_S
+                self.report(pb.FromRunner(heartbeat=self._heartbeat()))
+
+    def _command(self) -> None:
+        message = receive_message(self._pipe, pb.ToRunner)
+        if message is None:
+            os._exit(EXIT_ORPHANED)  # nobody would ever stop this process
+        if message.HasField("stop"):
+            timer = threading.Timer(STOP_DEADLINE_S, os._exit, (0,))
+            timer.daemon = True
+            timer.start()
+            self._on_stop()
+        else:
+            self._on_command(message)

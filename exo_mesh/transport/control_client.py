@@ -1,0 +1,112 @@
+"""One peer's control endpoint as seen from here. Every call has a deadline; every failure is a MeshError."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.transport.control_server import CODE_KEY
+
+CALL_S = 5.0
+"""Deadline of calls that answer from memory or a local file."""
+
+TEXT_FILES_S = 60.0
+"""A tokenizer may have 20 MB, and the link may be Wi-Fi."""
+
+# Redial at once: whether a peer is alive is decided by the membership, not by grpc's back-off of up to 120 s.
+_DIAL_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+class ControlClient:
+    """Calls to "host:port". Raises TransportError when it cannot be reached, DeadlineError when it does not answer,
+    and the peer's own MeshError when it refuses."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = grpc.aio.insecure_channel(address, options=[*CLIENT_OPTIONS, *_DIAL_OPTIONS])
+        self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
+        reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
+        return reply
+
+    async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
+        reply: pb.ExchangeReply = await self._call(self._stub.Exchange, request, timeout_s)
+        return reply
+
+    async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
+        await self._call(self._stub.Goodbye, request, timeout_s)
+
+    async def describe_model(self, model: str) -> pb.DescribeModelReply:
+        request = pb.DescribeModelRequest(model=model)
+        reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, CALL_S)
+        return reply
+
+    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
+        reply: pb.ReserveReply = await self._call(self._stub.Reserve, request, CALL_S)
+        return reply
+
+    async def link(self, request: pb.LinkRequest) -> None:
+        await self._call(self._stub.Link, request, CALL_S)
+
+    async def release(self, request: pb.ReleaseRequest) -> None:
+        # a stage may need all of its 4 s to stop
+        await self._call(self._stub.Release, request, 2 * CALL_S)
+
+    async def cancel(self, request_id: str) -> bool:
+        reply: pb.CancelReply = await self._call(self._stub.Cancel, pb.CancelRequest(request_id=request_id), 2.0)
+        return reply.found
+
+    async def delete_instance(self, instance_id: str) -> bool:
+        request = pb.DeleteInstanceRequest(instance_id=instance_id)
+        reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
+        return reply.found
+
+    async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
+        call = self._stub.ReadTextFiles(pb.ReadTextFilesRequest(model=model), timeout=TEXT_FILES_S)
+        async for item in self._items(call):
+            yield item
+
+    async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
+        """Reports for as long as the stage lives: no deadline here, the receiver watches the time between reports."""
+        call = self._stub.Commit(request)
+        try:
+            async for item in self._items(call):
+                yield item
+        finally:
+            call.cancel()
+
+    async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as exc:
+            raise self._translated(exc) from exc
+
+    async def _items(self, call: Any) -> AsyncIterator[Any]:
+        try:
+            async for item in call:
+                yield item
+        except grpc.aio.AioRpcError as exc:
+            raise self._translated(exc) from exc
+
+    def _translated(self, exc: grpc.aio.AioRpcError) -> MeshError:
+        code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
+        if code is not None:
+            return error_from_code(str(code), exc.details() or "")
+        if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(f"the peer at {self.address} did not answer in time")
+        return TransportError(f"the peer at {self.address} cannot be reached: {exc.details()}")

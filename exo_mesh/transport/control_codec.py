@@ -1,0 +1,129 @@
+"""Peers, instances, records and readings of the control plane to protobuf and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.errors import TransportError
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto
+
+MAX_ITEMS = 1024
+"""Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
+
+_STATES = {
+    InstanceState.LOADING: pb.INSTANCE_STATE_LOADING,
+    InstanceState.READY: pb.INSTANCE_STATE_READY,
+    InstanceState.FAILED: pb.INSTANCE_STATE_FAILED,
+}
+_STATES_BACK = {number: state for state, number in _STATES.items()}
+
+
+def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
+    return pb.PeerInfo(
+        id=peer.id,
+        incarnation=peer.incarnation,
+        name=peer.name,
+        version=peer.version,
+        protocol=peer.protocol,
+        namespace=peer.namespace,
+        addresses=peer.addresses,
+        api_url=peer.api_url,
+        devices=[
+            pb.Device(kind=d.kind, name=d.name, engines=d.engines, engine=d.engine, cores=d.cores) for d in peer.devices
+        ],
+        models=peer.models,
+    )
+
+
+def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
+    """Raises TransportError if it has no id."""
+    if not message.id or len(message.id) > 64:
+        raise TransportError(f"a peer introduced itself with the id {message.id[:80]!r}")
+    return PeerInfo(
+        id=message.id,
+        incarnation=message.incarnation,
+        name=message.name[:256],
+        version=message.version[:64],
+        protocol=message.protocol,
+        namespace=message.namespace,
+        addresses=tuple(message.addresses[:MAX_ITEMS]),
+        api_url=message.api_url,
+        devices=tuple(
+            Device(d.kind, d.name, tuple(d.engines[:MAX_ITEMS]), d.engine, d.cores) for d in message.devices[:MAX_ITEMS]
+        ),
+        models=tuple(message.models[:MAX_ITEMS]),
+    )
+
+
+def instance_to_proto(instance: InstanceInfo) -> pb.InstanceInfo:
+    return pb.InstanceInfo(
+        plan=plan_to_proto(instance.plan),
+        state=_STATES[instance.state],
+        endpoints=instance.endpoints,
+        pids=instance.pids,
+        reason=instance.reason,
+    )
+
+
+def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
+    """Raises TransportError if the plan in it is no plan."""
+    try:
+        plan = plan_from_proto(message.plan)
+    except ValueError as exc:
+        raise TransportError(f"a peer sent an impossible plan: {exc}") from exc
+    state = _STATES_BACK.get(message.state, InstanceState.FAILED)
+    return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason)
+
+
+def record_to_proto(record: Record) -> pb.Record:
+    message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted)
+    if isinstance(record.value, PeerInfo):
+        message.peer.CopyFrom(peer_to_proto(record.value))
+    elif isinstance(record.value, InstanceInfo):
+        message.instance.CopyFrom(instance_to_proto(record.value))
+    return message
+
+
+def record_from_proto(message: pb.Record) -> Record:
+    """Raises TransportError if kind and content disagree."""
+    key = RecordKey(message.kind, message.id, message.owner)
+    if message.deleted:
+        return Record(key, message.version, None)
+    if message.kind == "peer" and message.HasField("peer"):
+        return Record(key, message.version, peer_from_proto(message.peer))
+    if message.kind == "instance" and message.HasField("instance"):
+        return Record(key, message.version, instance_from_proto(message.instance))
+    raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
+
+
+def versions_to_proto(versions: Mapping[RecordKey, int]) -> list[pb.RecordVersion]:
+    return [pb.RecordVersion(**key._asdict(), version=version) for key, version in versions.items()]
+
+
+def versions_from_proto(messages: Iterable[pb.RecordVersion]) -> dict[RecordKey, int]:
+    return {RecordKey(message.kind, message.id, message.owner): message.version for message in messages}
+
+
+def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
+    return pb.Telemetry(
+        peer_id=reading.peer_id,
+        sequence=reading.sequence,
+        usable_bytes=reading.usable_bytes,
+        total_bytes=reading.total_bytes,
+        reserved_bytes=reading.reserved_bytes,
+        load=reading.load,
+    )
+
+
+def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
+    return Telemetry(
+        message.peer_id,
+        message.sequence,
+        message.usable_bytes,
+        message.total_bytes,
+        message.reserved_bytes,
+        message.load,
+    )

@@ -1,0 +1,129 @@
+"""The entry peer's call to the driver of a ring: token ids in, token ids out (driver.proto)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from exo_mesh.errors import DeadlineError, StageLostError, error_from_code
+from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.proto import driver_pb2_grpc as rpc
+from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.transport.plan_codec import ballot_to_proto
+
+
+def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
+    sampling = request.sampling
+    message = pb.GenerateRequest(
+        instance_id=plan.instance_id,
+        ballot=ballot_to_proto(plan.ballot),
+        request_id=request.request_id,
+        prompt_ids=request.prompt_ids,
+        resume_ids=request.resume_ids,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        stop_ids=sorted(request.stop_ids),
+        ignore_eos=request.ignore_eos,
+        sampling=pb.Sampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
+            seed=sampling.seed,
+        ),
+    )
+    if sampling.logprobs is not None:
+        message.sampling.logprobs = sampling.logprobs
+    return message
+
+
+def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
+    return TokenEvent(
+        index=message.index,
+        token_id=message.token_id if message.HasField("token_id") else None,
+        logprob=message.logprob if message.HasField("logprob") else None,
+        top=tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in message.top),
+        finish=FinishReason(message.finish) if message.finish else None,
+    )
+
+
+class DriverChannels:
+    """One channel per driver endpoint, kept while it is in use."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, tuple[grpc.aio.Channel, int]] = {}
+
+    async def generate(
+        self, endpoint: str, plan: Plan, request: GenerateRequest, *, first_s: float, next_s: float
+    ) -> AsyncGenerator[TokenEvent | int, None]:
+        """Token events; before the first one, counts of prompt tokens computed. Closing it cancels the request.
+
+        first_s: longest silence before the first token event; next_s: afterwards. Raises the driver's own error,
+        StageLostError if the stream breaks, is of another ballot or falls silent after the first token, and
+        DeadlineError if the first one does not come.
+        """
+        stub = rpc.DriverStub(self._take(endpoint))  # type: ignore[no-untyped-call]
+        call = stub.Generate(request_to_proto(plan, request))
+        started = False
+        try:
+            while True:
+                message = await self._next(call, next_s if started else first_s, started)
+                if message is None:
+                    raise StageLostError(f"the driver of {plan.instance_id} ended the stream before the request")
+                if message.error_code:
+                    raise error_from_code(message.error_code, message.error_message)
+                if (message.ballot.counter, message.ballot.proposer) != (plan.ballot.counter, plan.ballot.proposer):
+                    raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
+                for event in message.events:
+                    started = True
+                    yield event_from_proto(event)
+                    if event.finish:
+                        return
+                if not message.events:
+                    yield message.prefilled
+        finally:
+            call.cancel()
+            await self._give_back(endpoint)
+
+    async def close(self) -> None:
+        """Close all channels; calls under way end."""
+        channels = [channel for channel, _ in self._channels.values()]
+        self._channels.clear()
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    async def _next(self, call: Any, patience_s: float, started: bool) -> pb.GenerateEvents | None:
+        try:
+            message = await asyncio.wait_for(call.read(), patience_s)
+        except TimeoutError as exc:
+            text = f"the ring has been silent for {patience_s:.0f} s"
+            raise (StageLostError(text) if started else DeadlineError(text)) from exc
+        except grpc.aio.AioRpcError as exc:
+            raise StageLostError(f"the stream from the driver broke: {exc.details()}") from exc
+        return message if isinstance(message, pb.GenerateEvents) else None
+
+    def _take(self, endpoint: str) -> grpc.aio.Channel:
+        channel, users = self._channels.get(endpoint, (None, 0))
+        if channel is None:
+            channel = grpc.aio.insecure_channel(endpoint, options=CLIENT_OPTIONS)
+        self._channels[endpoint] = (channel, users + 1)
+        return channel
+
+    async def _give_back(self, endpoint: str) -> None:
+        if endpoint not in self._channels:
+            return
+        channel, users = self._channels[endpoint]
+        if users > 1:
+            self._channels[endpoint] = (channel, users - 1)
+        else:
+            del self._channels[endpoint]
+            await channel.close()

@@ -1,0 +1,138 @@
+"""The control endpoint of a node: grpc.aio in front of a handler that speaks the messages of control.proto."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.transport.channel_options import SERVER_OPTIONS
+
+CODE_KEY = "exo-mesh-code"
+"""Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
+
+_log = logging.getLogger(__name__)
+
+
+class ControlHandler(Protocol):
+    """What a node answers to other nodes. Each method may raise a MeshError, which reaches the caller as such."""
+
+    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply: ...
+    async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply: ...
+    async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply: ...
+    async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply: ...
+    def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]: ...
+    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply: ...
+    def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]: ...
+    async def link(self, request: pb.LinkRequest) -> pb.LinkReply: ...
+    async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply: ...
+    async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
+    async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
+
+
+class ControlServer:
+    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one."""
+
+    def __init__(self, handler: ControlHandler) -> None:
+        self._handler = handler
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int, tries: int = 50) -> int:
+        """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
+        for candidate in range(port, port + (tries if port else 1)):
+            server = grpc.aio.server(options=SERVER_OPTIONS)
+            rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
+            try:
+                self.port = server.add_insecure_port(f"{bracketed(host)}:{candidate}")
+            except RuntimeError:  # grpc's word for "address in use"
+                continue
+            await server.start()
+            self._server = server
+            return self.port
+        raise TransportError(f"no free port for the control endpoint on {host} from {port} to {port + tries - 1}")
+
+    async def stop(self, grace_s: float = 0.2) -> None:
+        """Refuse new calls, end running ones after the grace period."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+            self._server = None
+
+
+def bracketed(host: str) -> str:
+    """An IPv6 address in brackets, anything else as it is."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def host_of_peer(peer: str) -> str:
+    """The address in what grpc calls the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`."""
+    kind, _, rest = peer.partition(":")
+    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    return host if kind in ("ipv4", "ipv6") else ""
+
+
+class _Servicer(rpc.ControlServicer):
+    """Translates MeshErrors to gRPC statuses; anything else is our own bug, which grpc logs and answers UNKNOWN."""
+
+    def __init__(self, handler: ControlHandler) -> None:
+        self._handler = handler
+
+    async def Hello(self, request: pb.HelloRequest, context: Any) -> Any:
+        return await _answer(context, lambda r: self._handler.hello(r, host_of_peer(context.peer())), request)
+
+    async def Exchange(self, request: pb.ExchangeRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.exchange, request)
+
+    async def Goodbye(self, request: pb.GoodbyeRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.goodbye, request)
+
+    async def DescribeModel(self, request: pb.DescribeModelRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.describe_model, request)
+
+    async def Reserve(self, request: pb.ReserveRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.reserve, request)
+
+    async def Link(self, request: pb.LinkRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.link, request)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.release, request)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.cancel, request)
+
+    async def DeleteInstance(self, request: pb.DeleteInstanceRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.delete_instance, request)
+
+    async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
+        async for item in _stream(context, self._handler.read_text_files(request)):
+            yield item
+
+    async def Commit(self, request: pb.CommitRequest, context: Any) -> AsyncIterator[Any]:
+        async for item in _stream(context, self._handler.commit(request)):
+            yield item
+
+
+async def _answer(context: Any, method: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
+    try:
+        return await method(request)
+    except MeshError as exc:
+        await _abort(context, exc)
+
+
+async def _stream(context: Any, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    try:
+        async for item in items:
+            yield item
+    except MeshError as exc:
+        await _abort(context, exc)
+
+
+async def _abort(context: Any, exc: MeshError) -> None:
+    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(exc), ((CODE_KEY, exc.code),))

@@ -1,0 +1,258 @@
+"""Stages and a driver in one thread: what happens to rows, ops, faults and requests, with an engine small enough to see through.
+
+`TinyEngine` is a whole engine of the contract: its hidden state is the running sum of all token ids of a sequence, each
+stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost, doubled or
+reordered token, and every stage that was left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
+from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.runner.driver import Driver
+from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.scheduler import Limits
+from exo_mesh.runner.stage import Stage
+
+VOCAB = 50
+BALLOT = Ballot(1, "test")
+
+
+class TinyEngine:
+    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",))
+
+    def __init__(self, first: bool, last: bool) -> None:
+        self.first, self.last = first, last
+        self.kv: dict[int, list[int]] = {}
+        self.refuse: set[int] = set()
+        self.crash = False
+
+    def load(self, request: LoadRequest, progress: LoadProgress) -> None: ...
+
+    def insert(self, sequence: int, max_tokens: int) -> None:
+        self.kv.setdefault(sequence, [])
+
+    def forward(self, stage_input: StageInput) -> StageOutput:
+        if self.crash:
+            raise RuntimeError("the device fell over")
+        hidden, logits, faults, start = [], [], [], 0
+        incoming = None if self.first else stage_input.tensors[HIDDEN].numpy()
+        for row in stage_input.rows:
+            ids = stage_input.token_ids[start : start + row.n].tolist()
+            cached = self.kv.get(row.sequence)
+            if cached is None or row.sequence in self.refuse or row.pos0 > len(cached):
+                faults.append(Fault(row.sequence, 0, "bad_row", "no such row"))
+                sums = [0.0] * row.n
+            else:
+                self.kv[row.sequence] = cached = cached[: row.pos0] + ids
+                sums = [float(sum(cached[: row.pos0 + i + 1])) for i in range(row.n)]
+            if incoming is not None:
+                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == [s for s in sums]
+                sums = incoming[start : start + row.n, 0].tolist()
+            else:
+                sums = [total * 1000 for total in sums]
+            hidden += [total + 1 for total in sums]
+            for value in hidden[len(hidden) - row.num_logits :] if row.num_logits else []:
+                one = np.zeros(VOCAB, np.float32)
+                one[int(value // 1000 + value % 1000) % VOCAB] = 1
+                logits.append(one)
+            start += row.n
+        if self.last:
+            return StageOutput(logits=np.array(logits, np.float32).reshape(-1, VOCAB), faults=tuple(faults))
+        array = np.array(hidden, np.float32).reshape(-1, 1)
+        return StageOutput({HIDDEN: Tensor.from_numpy(array)}, faults=tuple(faults))
+
+    def remove(self, sequence: int) -> None:
+        self.kv.pop(sequence, None)
+
+    def sequences(self) -> Sequence[int]:
+        return list(self.kv)
+
+    def memory_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None: ...
+
+
+class Ring:
+    """All stages and the driver, driven by hand: one frame at a time goes the whole way round."""
+
+    def __init__(self, num_stages: int, **limits: int) -> None:
+        self.engines = [TinyEngine(i == 0, i == num_stages - 1) for i in range(num_stages)]
+        self.stages = [Stage(engine, i) for i, engine in enumerate(self.engines)]
+        self.sent: deque[Frame] = deque()
+        self.shut_down = 0
+        self.driver = Driver(BALLOT, Limits(max_in_flight=num_stages, **limits), self.sent.append)
+
+    def lap(self) -> None:
+        frame, logits = self.sent.popleft(), None
+        for stage in self.stages:
+            result = stage.process(frame)
+            frame, logits = result.frame, result.logits
+            self.shut_down += result.shutdown
+        self.driver.returned(frame, logits)
+
+    def run(self) -> None:
+        while self.sent:
+            self.lap()
+
+    @property
+    def kv_rows(self) -> int:
+        return sum(len(engine.kv) for engine in self.engines)
+
+
+def request(name: str, prompt: Sequence[int], tokens: int = 8, **changes: object) -> GenerateRequest:
+    options = {"sampling": SamplingParams(temperature=0), **changes}
+    return GenerateRequest(name, tuple(prompt), tokens, **options)  # type: ignore[arg-type]
+
+
+def expected(prompt: Sequence[int], tokens: int, stages: int) -> list[int]:
+    context = list(prompt)
+    for _ in range(tokens):
+        context.append((sum(context) + stages) % VOCAB)
+    return context[len(prompt) :]
+
+
+class Caller:
+    """The waiting side of a request."""
+
+    def __init__(self) -> None:
+        self.mailbox = Mailbox()
+        self.messages: list[pb.GenerateEvents] = []
+
+    async def collect(self) -> list[pb.TokenEvent]:
+        """All events; waits for the end."""
+        async with asyncio.timeout(5):
+            while not self.ended:
+                self.messages.append(await self.mailbox.next())
+        return [event for message in self.messages for event in message.events]
+
+    @property
+    def ended(self) -> bool:
+        return any(m.error_code or any(event.finish for event in m.events) for m in self.messages)
+
+    @property
+    def error(self) -> str:
+        return self.messages[-1].error_code
+
+
+def ids(events: list[pb.TokenEvent]) -> list[int]:
+    return [event.token_id for event in events if event.HasField("token_id")]
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+async def test_concurrent_requests_get_the_text_that_each_gets_alone(num_stages: int) -> None:
+    ring = Ring(num_stages, prefill_chunk=3)
+    prompts = [list(range(1, size + 1)) for size in (1, 2, 5, 9, 14)]
+    callers = [Caller() for _ in prompts]
+    for number, (prompt, caller) in enumerate(zip(prompts, callers, strict=True)):
+        ring.driver.submit(request(f"r{number}", prompt), caller.mailbox)
+        ring.lap()
+    ring.run()
+    for prompt, caller in zip(prompts, callers, strict=True):
+        events = await caller.collect()
+        assert ids(events) == expected(prompt, 8, num_stages)
+        assert [event.index for event in events] == list(range(8))
+        assert events[-1].finish == "length"
+    assert ring.kv_rows == 0, "every stage frees every sequence"
+    assert (ring.driver.num_running, ring.driver.num_waiting) == (0, 0)
+
+
+async def test_a_stop_id_ends_the_request_and_is_not_emitted() -> None:
+    ring, caller = Ring(2), Caller()
+    stop = expected([3, 4], 8, 2)[4]
+    ring.driver.submit(request("r", [3, 4], stop_ids=frozenset({stop})), caller.mailbox)
+    ring.run()
+    events = await caller.collect()
+    assert ids(events) == expected([3, 4], 4, 2)
+    assert events[-1].finish == "stop" and not events[-1].HasField("token_id")
+
+
+async def test_resumed_tokens_are_context_and_are_not_sent_again() -> None:
+    ring, caller = Ring(2), Caller()
+    whole = expected([3, 4], 8, 2)
+    ring.driver.submit(request("r", [3, 4], resume_ids=tuple(whole[:5])), caller.mailbox)
+    ring.run()
+    events = await caller.collect()
+    assert ids(events) == whole[5:]
+    assert [event.index for event in events] == [5, 6, 7]
+
+
+async def test_a_fault_poisons_its_sequence_only() -> None:
+    ring, bad, good = Ring(3), Caller(), Caller()
+    ring.driver.submit(request("bad", [1, 2]), bad.mailbox)
+    ring.driver.submit(request("good", [5, 6]), good.mailbox)
+    ring.engines[1].refuse.add(1)
+    ring.run()
+    await bad.collect()
+    assert bad.error == "bad_row", "the fault's code reaches the caller"
+    assert ids(await good.collect()) == expected([5, 6], 8, 3)
+    assert ring.kv_rows == 0
+
+
+async def test_an_engine_that_raises_ends_the_rows_of_that_frame_and_the_next_request_works() -> None:
+    ring, caller, after = Ring(2), Caller(), Caller()
+    ring.driver.submit(request("r", [1, 2]), caller.mailbox)
+    ring.engines[1].crash = True
+    ring.lap()
+    ring.engines[1].crash = False
+    ring.run()
+    await caller.collect()
+    assert caller.error == "engine_error" and "device fell over" in caller.messages[-1].error_message
+    ring.driver.submit(request("after", [5]), after.mailbox)
+    ring.run()
+    assert ids(await after.collect()) == expected([5], 8, 2)
+    assert ring.kv_rows == 0
+
+
+async def test_cancelling_frees_every_stage_within_a_lap() -> None:
+    ring, caller = Ring(4, prefill_chunk=2), Caller()
+    ring.driver.submit(request("r", range(1, 12), tokens=10_000), caller.mailbox)
+    ring.lap()
+    assert ring.kv_rows > 0
+    ring.driver.cancel("r")
+    ring.driver.cancel("r")
+    ring.run()
+    await caller.collect()
+    assert caller.error == "cancelled"
+    assert ring.kv_rows == 0 and not ring.sent
+
+
+async def test_a_full_queue_refuses_with_a_typed_error() -> None:
+    ring = Ring(1, max_running=1, max_waiting=1)
+    callers = [Caller() for _ in range(3)]
+    for number, caller in enumerate(callers):
+        ring.driver.submit(request(f"r{number}", [1]), caller.mailbox)
+    await callers[2].collect()
+    assert callers[2].error == "overloaded"
+    ring.run()
+    for caller in callers[:2]:
+        assert ids(await caller.collect()) == expected([1], 8, 1)
+
+
+async def test_shutting_down_ends_requests_and_reaches_every_stage() -> None:
+    ring, caller = Ring(3), Caller()
+    ring.driver.submit(request("r", [1, 2]), caller.mailbox)
+    ring.driver.shut_down()
+    ring.run()
+    await caller.collect()
+    assert caller.error == "cancelled" and ring.shut_down == 3
+
+
+async def test_prefill_progress_is_told() -> None:
+    ring, caller = Ring(2, prefill_chunk=4), Caller()
+    ring.driver.submit(request("r", range(1, 11)), caller.mailbox)
+    ring.run()
+    await caller.collect()
+    assert max(message.prefilled for message in caller.messages) == 9
