@@ -1,9 +1,32 @@
-"""The settings of a node, and where each value came from: flags > EXO_MESH_* environment > config.toml > defaults."""
+"""The settings of a node, and where each value came from: flags > EXO_MESH_* environment > config.toml > defaults.
+
+A setting has one name in three spellings: flag `--api-port`, variable `EXO_MESH_API_PORT`, key `api_port`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+import os
+import platform
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from exo_mesh import setting_values as values
+from exo_mesh.errors import InputError
+
+PREFIX = "EXO_MESH_"
+CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL"})
+"""Variables that the reading verbs of the command line know and a node does not care about."""
+
+
+class ConfigError(InputError):
+    """A setting cannot be used. The message begins with its source: the flag, the variable or the file and key."""
+
+    code = "bad_setting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +55,212 @@ class Settings:
     max_queued: int = 32
     log_format: str = "console"
     log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings, and for the name of each setting (key of SETTINGS) where its value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    config_file: Path
+
+    def was_set(self, name: str) -> bool:
+        """Did somebody ask for this value, or is it the default?"""
+        return self.origins[name] != "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one setting is written.
+
+    parse turns the text of one item into its value; its ValueError says what is wrong. field: name in Settings, where
+    it differs. toml: types that config.toml may use for an item. separator: set if there may be several items; it
+    parts them in a variable, and the flag may be repeated. show: the text of a value.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    parse: Callable[[str], Any]
+    field: str = ""
+    toml: tuple[type, ...] = (str,)
+    separator: str = ""
+    show: Callable[[Any], str] = str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        return self.toml == (bool,)
+
+    @property
+    def is_mapping(self) -> bool:
+        return self.parse is values.option
+
+    def value(self, settings: Settings) -> Any:
+        """The value in force."""
+        return getattr(settings, self.field or self.name)
+
+    def text(self, settings: Settings) -> str:
+        """The value in force, as it would be written in a variable; empty if there is none."""
+        value = self.value(settings)
+        if isinstance(value, dict):
+            value = [f"{key}={item}" for key, item in value.items()]
+        if self.separator:
+            return self.separator.join(map(str, value))
+        return "" if value is None else self.show(value)
+
+    def from_texts(self, texts: Iterable[str]) -> Any:
+        """The value that flags or a variable give. Raises ValueError."""
+        if not self.separator:
+            return self.parse(list(texts)[-1])
+        return self._several(item.strip() for text in texts for item in text.split(self.separator))
+
+    def from_toml(self, raw: Any) -> Any:
+        """The value that config.toml gives. Raises ValueError."""
+        if self.is_mapping and isinstance(raw, dict):
+            return self._several(f"{key}={item}" for key, item in raw.items())
+        if self.separator and isinstance(raw, list):
+            return self._several(self._scalar(item) for item in raw)
+        return self.from_texts([self._scalar(raw)])
+
+    def _scalar(self, raw: Any) -> str:
+        if type(raw) not in self.toml:
+            raise ValueError(f"a value like {self.metavar or 'true'} is needed, not a TOML {type(raw).__name__}")
+        return str(raw).lower() if isinstance(raw, bool) else str(raw)
+
+    def _several(self, items: Iterable[str]) -> Any:
+        parsed = [self.parse(item) for item in items if item]
+        return dict(parsed) if self.is_mapping else tuple(value for value in parsed if value is not None)
+
+
+_PORT = values.whole(0, 65535)
+_NAME = values.matching(r"[^\s\x00-\x1f](?:[^\x00-\x1f]{0,62}[^\s\x00-\x1f])?", "1-64 characters")
+_WORD = values.matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a word of letters, digits, ., _ and -")
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting("home", "DIR", "node id, models and caches; with this flag config.toml is in it too", values.path),
+        Setting("name", "NAME", "what other people see; the host name by default", _NAME),
+        Setting("host", "ADDRESS", "address to listen on", values.matching(r"\S+", "an address or host name")),
+        Setting("api_port", "PORT", "port of the HTTP API; 0 = any free one", _PORT, toml=(int,)),
+        Setting("no_api", "", "do not serve the HTTP API", values.switched_off, "api", (bool,),
+                show=lambda on: str(not on).lower()),
+        Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,)),
+        Setting("data_ports", "A-B", "ports for the runners' data streams; any free ones by default",
+                values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
+        Setting("discovery", "WAY", "how peers are found: udp, none", values.some_of("udp", "none"), separator=","),
+        Setting("listen_port", "PORT", "UDP port on which announcements are heard", _PORT, toml=(int,)),
+        Setting("broadcast_port", "PORT", "UDP port to which announcements are sent", _PORT, toml=(int,)),
+        Setting("bootstrap_peers", "HOST:PORT", "peers to dial, besides those discovered",
+                values.endpoint, separator=","),
+        Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
+        Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
+        Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
+        Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
+                values.size, "max_memory_bytes", (str, int)),
+        Setting("models_dir", "DIR", "a directory with model directories in it",
+                values.path, "models_dirs", separator=os.pathsep),
+        Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
+        Setting("placement", "POLICY", "how many peers a model gets: memory, latency or throughput",
+                values.one_of("memory", "latency", "throughput")),
+        Setting("context_limit", "N", "most tokens of prompt + output; the model's own limit by default",
+                values.whole(1, 10**9), toml=(int,)),
+        Setting("max_queued", "N", "requests that may wait per model; more get a 429",
+                values.whole(1, 100_000), toml=(int,)),
+        Setting("log_format", "FORMAT", "console or json", values.one_of("console", "json")),
+        Setting("log_level", "LEVEL", "debug, info, warning or error",
+                values.one_of("debug", "info", "warning", "error")),
+    )
+}  # fmt: skip
+"""Every setting, in the order in which they are shown."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def default_settings() -> Settings:
+    """What a node does when it is told nothing."""
+    import platformdirs
+
+    name = re.sub(r"\s+", "-", platform.node().split(".")[0].strip())[:64]
+    return Settings(home=platformdirs.user_data_path("exo-mesh", appauthor=False), name=name or "exo-mesh")
+
+
+def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> LoadedSettings:
+    """Join the four layers. `flags`: for the name of each setting given on the command line, its texts in order.
+
+    An empty variable counts as unset. Raises ConfigError naming the source of the first value that cannot be used.
+    """
+    import platformdirs
+
+    given: dict[str, tuple[Any, str]] = {}
+    texts = _environment(environ)
+    for name, setting in SETTINGS.items():
+        if name in flags:
+            source = setting.flag
+            given[name] = _read(f"{source} {flags[name][-1]}", setting.from_texts, flags[name]), f"flag {source}"
+        elif name in texts:
+            source = setting.variable
+            given[name] = _read(f"{source}={texts[name]}", setting.from_texts, [texts[name]]), f"environment {source}"
+    config_dir = given["home"][0] if "home" in given else platformdirs.user_config_path("exo-mesh", appauthor=False)
+    config_file = config_dir / "config.toml"
+    for name, raw in _file(config_file).items():
+        if name not in given:
+            value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
+            given[name] = value, f"{config_file}:{name}"
+    return _join(given, config_file)
+
+
+def _join(given: Mapping[str, tuple[Any, str]], config_file: Path) -> LoadedSettings:
+    fields = {SETTINGS[name].field or name: value for name, (value, _) in given.items()}
+    settings = replace(default_settings(), **fields)
+    if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
+        raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
+    origins = {name: given[name][1] if name in given else "default" for name in SETTINGS}
+    return LoadedSettings(settings, origins, config_file)
+
+
+def _read(source: str, parse: Callable[[Any], Any], raw: Any) -> Any:
+    try:
+        return parse(raw)
+    except ValueError as exc:
+        raise ConfigError(f"{source}: {exc}") from exc
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Texts of the EXO_MESH_* variables by setting."""
+    known = {setting.variable: name for name, setting in SETTINGS.items()}
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in known and variable not in CLIENT_VARIABLES:
+            raise ConfigError(f"{variable}: no such setting{did_you_mean(variable, known)}")
+    return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
+
+
+def _file(path: Path) -> dict[str, Any]:
+    """The keys of config.toml; empty if there is none."""
+    try:
+        keys = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: not valid TOML: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    for key in keys:
+        if key == "home":
+            raise ConfigError(f"{path}: home cannot be set in here; use --home or {PREFIX}HOME")
+        if key not in SETTINGS:
+            raise ConfigError(f"{path}: no setting {key!r}{did_you_mean(key, SETTINGS)}")
+    return keys

@@ -1,7 +1,7 @@
 """Regenerate exo_mesh/proto from protos/. Needs grpcio-tools 1.76.0, whose code runs on protobuf 6 and 7.
 
-    python -m tools.generate_protos          write
-    python -m tools.generate_protos --check  exit 1 if what is checked in differs
+python -m tools.generate_protos          write
+python -m tools.generate_protos --check  exit 1 if what is checked in differs
 """
 
 from __future__ import annotations

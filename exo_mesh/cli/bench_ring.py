@@ -23,7 +23,7 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
 from exo_mesh.proto import driver_pb2, driver_pb2_grpc
-from exo_mesh.runner.scheduler import Limits
+from exo_mesh.runner.scheduler import PREFILL_CHUNK as CHUNK
 from exo_mesh.transport.channel_options import CLIENT_OPTIONS
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.weights.store import ModelStore
@@ -31,9 +31,8 @@ from exo_mesh.weights.store import ModelStore
 LAPS = 4096
 """Laps of a round; the driver's quantiles look back on exactly this many."""
 BULK_BYTES = 16 * 1024 * 1024
-BULK_FRAMES = 16
+BULK_FRAMES = 32
 ROUNDS = 5
-CHUNK = Limits.__dataclass_fields__["prefill_chunk"].default
 CALL_DEADLINE_S = 120.0
 MODEL = "exo-mesh-demo"
 

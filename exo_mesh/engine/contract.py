@@ -1,7 +1,7 @@
 """The two engine contracts, and what an engine declares about itself.
 
-An engine package exposes a `provider` (EngineProvider) under the entry-point group `exo_mesh.engines`. Asking a provider
-anything must be cheap: the heavy library is imported only by `create`, and only in a runner process.
+An engine package exposes a `provider` (EngineProvider) under the entry-point group `exo_mesh.engines`. Asking a
+provider anything must be cheap: the heavy library is imported only by `create`, and only in a runner process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Availability:
     reason: str
     remedy: str = ""
     preference: int = 0
-    """The available engine with the highest preference is chosen by `--engine auto`."""
+    """The available engine with the highest preference is chosen by `--engine auto`; one below 0 only by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,10 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class StageInput:
-    """Rows to compute. token_ids: one per token, in row order, int32 `[sum(n)]`. tensors: empty on the first stage."""
+    """Rows to compute. token_ids: one per token, in row order, int32 `[sum(n)]`.
+
+    tensors: what the stage before gave out; empty on the first stage, and where there are no rows.
+    """
 
     rows: tuple[Row, ...]
     token_ids: np.ndarray
@@ -68,12 +71,27 @@ class StageOutput:
     """Exactly one of: `tensors` for the next stage (main tensor "hidden", `[sum(n), hidden]`), or float32
     `logits` `[sum(num_logits), vocab]` in row order from the last stage.
 
-    Rows of a faulted sequence hold zeros (or anything finite) so that shapes stay right.
+    Rows of a faulted sequence hold zeros (or anything finite) so that shapes stay right. An engine does not know its
+    place in the ring: it leaves `Fault.stage` at UNKNOWN_STAGE, and the runner fills it in.
     """
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     logits: np.ndarray | None = None
     faults: tuple[Fault, ...] = ()
+
+
+UNKNOWN_STAGE = -1
+
+
+def row_defect(row: Row, length: int | None, max_tokens: int) -> str | None:
+    """Why a row cannot be done by any engine, or None. length: KV positions its sequence holds, None if unknown."""
+    if length is None:
+        return f"sequence {row.sequence} is not known here"
+    if row.pos0 > length:
+        return f"row starts at position {row.pos0}, but only {length} are there"
+    if row.pos0 + row.n > max_tokens:
+        return f"row ends at position {row.pos0 + row.n}, but room was made for {max_tokens}"
+    return None
 
 
 LoadProgress = Callable[[int, int], None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,7 +58,7 @@ class MeshService(Protocol):
     async def context_limit(self, name: str) -> int:
         """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
 
-    def generate(self, model: str, request: GenerateRequest) -> AsyncIterator[TokenEvent | Progress]:
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
         """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.
 
         Raises MeshErrors at any point; ends after the event whose `finish` is set.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import CancelledRequestError, MeshError, OverloadError, error_from_code
-from exo_mesh.runner.generation import Generation, error_events
+from exo_mesh.proto.driver_pb2 import GenerateEvents
+from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits, Scheduler, Work
@@ -40,6 +42,7 @@ class Driver:
         self._in_flight: set[int] = set()
         self._last_step = 0
         self._last_sequence = 0
+        self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.laps = LapTimes()
         self.tokens = 0
 
@@ -54,11 +57,11 @@ class Driver:
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         """Queue a request, or refuse it through its mailbox."""
         self._last_sequence += 1
-        generation = Generation.begin(request, self._last_sequence, mailbox, self._ballot_proto)
+        generation = Generation.begin(request, self._last_sequence, mailbox)
         if request.request_id in self._by_request:
-            generation.fail(MeshError(f"request {request.request_id} is already running here"))
+            self._fail(generation, MeshError(f"request {request.request_id} is already running here"))
         elif not self._scheduler.submit(generation.sequence):
-            generation.fail(OverloadError(f"{self._limits.max_waiting} requests are waiting already"))
+            self._fail(generation, OverloadError(f"{self._limits.max_waiting} requests are waiting already"))
         else:
             self._live[self._last_sequence] = generation
             self._by_request[request.request_id] = self._last_sequence
@@ -81,7 +84,7 @@ class Driver:
             self._draw(frame, logits)
         for row in frame.rows:
             if not row.num_logits and row.sequence in self._live:
-                self._live[row.sequence].post_prefilled(row.pos0 + row.n)
+                self._tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
         self.pump()
 
     def shut_down(self) -> None:
@@ -90,6 +93,12 @@ class Driver:
             self._end(sequence_id, CancelledRequestError("the instance was stopped"))
         self._ops.append(Shutdown())
         self._start(Work((), ()))
+
+    def deliver_news(self) -> None:
+        """Tell the callers what happened since the last call. Apart, so that the next frame can leave first."""
+        for mailbox, make in self._news:
+            mailbox.post(make())
+        self._news.clear()
 
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
@@ -129,16 +138,18 @@ class Driver:
             self._draw_one(generation, row_logits[-1])
 
     def _draw_one(self, generation: Generation, logits: np.ndarray) -> None:
+        index = generation.index
         try:
-            token_id, finish = generation.draw(logits)
+            draw, finish = generation.draw(logits)
         except MeshError as exc:
             self._end(generation.sequence.id, exc)
             return
         self.tokens += 1
+        self._tell(generation, token_events, index, draw, finish)
         if finish:
             self._end(generation.sequence.id, None)
         else:
-            self._scheduler.token_drawn(generation.sequence, token_id)
+            self._scheduler.token_drawn(generation.sequence, draw.token_id)
 
     def _end(self, sequence_id: int, error: MeshError | None) -> None:
         """Forget a request; `error` is posted unless the request ended well. Unknown sequences change nothing."""
@@ -149,9 +160,10 @@ class Driver:
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
         if error is not None:
-            generation.fail(error)
+            self._fail(generation, error)
 
+    def _fail(self, generation: Generation, error: MeshError) -> None:
+        self._tell(generation, error_events, error)
 
-def refuse(mailbox: Mailbox, ballot: Ballot, error: MeshError) -> None:
-    """Answer a request that this runner cannot take."""
-    mailbox.post(error_events(ballot_to_proto(ballot), error))
+    def _tell(self, generation: Generation, make: Callable[..., GenerateEvents], *arguments: object) -> None:
+        self._news.append((generation.mailbox, partial(make, self._ballot_proto, *arguments)))

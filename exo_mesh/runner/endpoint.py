@@ -45,8 +45,7 @@ class Endpoint:
         )
         self._link = RingLink(hello)
         before = (setup.index - 1) % stages
-        deliver = worker.inbox.put_nowait
-        self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, before, deliver)
+        self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, before, worker.accept)
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; answers the port. Raises TransportError if no port of the range is free."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenLogprob
+from exo_mesh.domain.request import FinishReason, GenerateRequest
 from exo_mesh.errors import MeshError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.sampler import Sampler
+from exo_mesh.runner.sampler import Draw, Sampler
 from exo_mesh.runner.scheduler import Sequence
 
 
@@ -23,54 +23,48 @@ class Generation:
     sequence: Sequence
     sampler: Sampler
     mailbox: Mailbox
-    ballot: plan_pb2.Ballot
     index: int
 
     @staticmethod
-    def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox, ballot: plan_pb2.Ballot) -> Generation:
+    def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
         """Prompt and already emitted tokens are context; the sampler counts the latter as output."""
         sampler = Sampler(request)
         sequence = Sequence(sequence_id, [*request.prompt_ids, *request.resume_ids])
-        return Generation(request, sequence, sampler, mailbox, ballot, len(request.resume_ids))
+        return Generation(request, sequence, sampler, mailbox, len(request.resume_ids))
 
     @property
     def max_positions(self) -> int:
         """KV positions that the sequence can come to hold."""
         return len(self.request.prompt_ids) + self.request.max_tokens
 
-    def draw(self, logits: np.ndarray) -> tuple[int, FinishReason | None]:
-        """Draw the next token from float32 `[vocab]` logits and post it; answer it and why the request ends, if so.
+    def draw(self, logits: np.ndarray) -> tuple[Draw, FinishReason | None]:
+        """Draw the next token from float32 `[vocab]` logits; answer it and why the request ends, if it does.
 
-        Raises EngineError if the logits are not numbers to draw from.
+        A stop id that was drawn is not output: `index` stays. Raises EngineError if there is nothing to draw from.
         """
         draw = self.sampler.draw(logits, self.index)
-        token_id = draw.token_id
-        event = pb.TokenEvent(index=self.index)
-        if token_id in self.request.stop_ids and not self.request.ignore_eos:
-            finish: FinishReason | None = FinishReason.STOP
-        else:
-            event.token_id = token_id
-            if draw.logprob is not None:
-                event.logprob = draw.logprob
-                event.top.extend(_top(draw.top))
-            self.index += 1
-            finish = FinishReason.LENGTH if self.index >= self.request.max_tokens else None
-        event.finish = finish or ""
-        self.mailbox.post(pb.GenerateEvents(ballot=self.ballot, events=[event]))
-        return token_id, finish
+        if draw.token_id in self.request.stop_ids and not self.request.ignore_eos:
+            return draw, FinishReason.STOP
+        self.index += 1
+        return draw, FinishReason.LENGTH if self.index >= self.request.max_tokens else None
 
-    def post_prefilled(self, tokens: int) -> None:
-        """Tell how many prompt tokens have been computed."""
-        self.mailbox.post(pb.GenerateEvents(ballot=self.ballot, prefilled=tokens))
 
-    def fail(self, error: MeshError) -> None:
-        """End with one typed error."""
-        self.mailbox.post(error_events(self.ballot, error))
+def token_events(ballot: plan_pb2.Ballot, index: int, draw: Draw, finish: FinishReason | None) -> pb.GenerateEvents:
+    """What the caller is told of a token; of a stop id only that it ended the request."""
+    event = pb.TokenEvent(index=index, finish=finish or "")
+    if finish is not FinishReason.STOP:
+        event.token_id = draw.token_id
+        if draw.logprob is not None:
+            event.logprob = draw.logprob
+            event.top.extend(pb.TokenLogprob(token_id=top.token_id, logprob=top.logprob) for top in draw.top)
+    return pb.GenerateEvents(ballot=ballot, events=[event])
+
+
+def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:
+    """How many prompt tokens have been computed."""
+    return pb.GenerateEvents(ballot=ballot, prefilled=tokens)
 
 
 def error_events(ballot: plan_pb2.Ballot, error: MeshError) -> pb.GenerateEvents:
+    """The end of a request that failed."""
     return pb.GenerateEvents(ballot=ballot, error_code=error.code, error_message=str(error))
-
-
-def _top(top: tuple[TokenLogprob, ...]) -> list[pb.TokenLogprob]:
-    return [pb.TokenLogprob(token_id=entry.token_id, logprob=entry.logprob) for entry in top]

@@ -7,6 +7,7 @@ nothing else, so a seed gives the same text whatever the split, the batch, the d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -186,9 +187,9 @@ def _best(logits: Floats, what: str) -> int:
     """Index of the largest logit, the lowest among equals. NumPy's argmax stops at a NaN, so one look finds it."""
     best = int(np.argmax(logits))
     value = float(logits[best])
-    if np.isfinite(value):
+    if math.isfinite(value):
         return best
-    if np.isnan(value):
+    if math.isnan(value):
         raise EngineError(f"{what} hold NaN (first at token {best})")
     if value > 0:
         raise EngineError(f"{what} hold +inf (first at token {best})")

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 from exo_mesh.domain.frame import Row
 
 
+PREFILL_CHUNK = 512
+"""Tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
+
+
 @dataclass(slots=True)
 class Sequence:
     """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
@@ -35,7 +39,7 @@ class Limits:
     sequences together that a running set may have when one more is admitted."""
 
     max_in_flight: int
-    prefill_chunk: int = 512
+    prefill_chunk: int = PREFILL_CHUNK
     max_rows: int = 32
     max_running: int = 32
     max_waiting: int = 32

@@ -34,7 +34,17 @@ class Cancel:
     request_id: str
 
 
-Item = Frame | Submit | Cancel
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A Shutdown op has come round."""
+
+
+Item = Frame | Submit | Cancel | Ended
+
+DIRECT_TOKENS = 32
+"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading then
+waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so that no
+circle of stages can wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,9 @@ class StageSetup:
         return self.index == self.num_stages - 1
 
 
+Send = Callable[[Frame], Awaitable[None]]
+
+
 class Worker:
     """Owns engine, stage and (at the last stage) driver.
 
@@ -70,11 +83,14 @@ class Worker:
     def __init__(self, setup: StageSetup) -> None:
         self._setup = setup
         self._outbox: deque[Frame] = deque()
+        self._turn = asyncio.Lock()
+        self._send: Send | None = None
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self.progress = 0
         self.busy_s = 0.0
         self.engine: StageEngine | None = None
         self.driver: Driver | None = None
+        self._stage: Stage | None = None
 
     def load(self, progress: LoadProgress) -> int:
         """Make the engine and load the shard; answers the bytes it takes. Blocks. Raises MeshErrors."""
@@ -90,44 +106,58 @@ class Worker:
         if self._setup.is_last:
             self.driver = Driver(plan.ballot, self._limits(), self._outbox.append)
         self.engine = engine
+        self._stage = Stage(engine, self._setup.index)
         return engine.memory_bytes()
 
-    async def run(self, send: Callable[[Frame], Awaitable[None]]) -> None:
+    async def run(self, send: Send) -> None:
         """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage."""
         assert self.engine is not None, "load first"
-        stage = Stage(self.engine, self._setup.index)
-        to_self = self._setup.num_stages == 1
-        running = True
-        while running:
-            running = self._do(await self.inbox.get(), stage)
-            self.progress += 1
-            while self._outbox:
-                frame = self._outbox.popleft()
-                if to_self:
-                    self.inbox.put_nowait(frame)
-                    await asyncio.sleep(0)  # nothing else would let other tasks run in a ring of one
-                else:
-                    await send(frame)
+        self._send = send
+        while not isinstance(item := await self.inbox.get(), Ended):
+            async with self._turn:
+                await self._do(item)
 
-    def _do(self, item: Item, stage: Stage) -> bool:
-        match item:
-            case Frame():
-                return self._frame(item, stage)
-            case Submit() if self.driver is not None:
+    async def accept(self, frame: Frame) -> None:
+        """A frame has come from the stage before: compute and pass it on now if it is small and its turn, else queue it."""
+        if self._turn.locked() or self.inbox.qsize() or frame.num_tokens > DIRECT_TOKENS:
+            self.inbox.put_nowait(frame)
+        else:
+            async with self._turn:
+                await self._do(frame)
+
+    async def _do(self, item: Item) -> None:
+        if isinstance(item, Frame):
+            self._frame(item)
+        elif self.driver is not None:
+            if isinstance(item, Submit):
                 self.driver.submit(item.request, item.mailbox)
-            case Cancel() if self.driver is not None:
+            elif isinstance(item, Cancel):
                 self.driver.cancel(item.request_id)
-        return True
+        self.progress += 1
+        while self._outbox:
+            await self._pass_on(self._outbox.popleft())
+        if self.driver is not None:
+            self.driver.deliver_news()
 
-    def _frame(self, frame: Frame, stage: Stage) -> bool:
+    async def _pass_on(self, frame: Frame) -> None:
+        assert self._send is not None, "frames come only while the worker runs"
+        if self._setup.num_stages > 1:
+            await self._send(frame)
+        else:
+            self.inbox.put_nowait(frame)
+            await asyncio.sleep(0)  # nothing else would let other tasks run in a ring of one
+
+    def _frame(self, frame: Frame) -> None:
+        assert self._stage is not None, "load first"
         start = time.perf_counter()
-        result = stage.process(frame)
+        result = self._stage.process(frame)
         self.busy_s += time.perf_counter() - start
         if self.driver is not None:
             self.driver.returned(result.frame, result.logits)
         else:
             self._outbox.append(result.frame)
-        return not result.shutdown
+        if result.shutdown:
+            self.inbox.put_nowait(Ended())
 
     def _limits(self) -> Limits:
         return Limits(

@@ -5,11 +5,18 @@ from __future__ import annotations
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 """Upper bound of any gRPC message; ring messages stay at 1 MiB."""
 
+STREAM_WINDOW_BYTES = 32 * 1024 * 1024
+"""What a sender may have on its way before the receiver reads it: a whole prefill chunk, so that its transfer goes on
+while the receiver computes. Fixed, because probing for it starts at 64 KiB and costs pings."""
+
 _COMMON: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # A stopped process keeps its TCP connection; only an unanswered HTTP/2 ping shows it. Without ping_timeout_ms
     # grpc waits 60 s for the answer, whatever the keepalive settings say.
+    ("grpc.http2.lookahead_bytes", STREAM_WINDOW_BYTES),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.max_frame_size", 4 * 1024 * 1024),  # one HTTP/2 frame for a ring message instead of 64
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),

@@ -39,15 +39,19 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
 
 
-def encode_frame(frame: Frame) -> list[bytes]:
-    """The messages that carry a frame, in order."""
+def encode_frame(frame: Frame) -> Iterator[bytes]:
+    """The messages that carry a frame, in order; each is made when it is asked for, and sent while it is in the cache."""
     header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header
     views = [memoryview(tensor.data) for tensor in frame.tensors.values()]
     total = len(prefix) + sum(view.nbytes for view in views)
     if total <= MAX_MESSAGE_BYTES:
-        return [b"".join([prefix, *views])]
-    return [prefix, *(_TENSOR + piece for view in views for piece in _pieces(view))]
+        yield b"".join([prefix, *views])
+        return
+    yield prefix
+    for view in views:
+        for piece in _pieces(view):
+            yield _TENSOR + piece
 
 
 def _pieces(view: memoryview) -> Iterator[memoryview]:

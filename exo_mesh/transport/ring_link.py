@@ -31,7 +31,6 @@ is found by HTTP/2 pings within two seconds, not by this."""
 
 _log = logging.getLogger(__name__)
 
-_Outgoing: TypeAlias = tuple[int, list[bytes]]
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 _BREAKS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TransportError, TimeoutError)
 
@@ -49,8 +48,8 @@ class RingLink:
         self._moved = asyncio.Event()
         self._broken = asyncio.Event()
         self._call: _Call | None = None
-        self._unacked: deque[_Outgoing] = deque()
-        self._unsent: deque[_Outgoing] = deque()
+        self._unacked: deque[Frame] = deque()
+        self._unsent: deque[Frame] = deque()
         self.frames_out = 0
         self.bytes_out = 0
 
@@ -70,13 +69,12 @@ class RingLink:
 
         One task at a time may send.
         """
-        outgoing = (frame.step, encode_frame(frame))
-        self._unacked.append(outgoing)  # before the write: the acknowledgement may overtake its return
+        self._unacked.append(frame)  # before the write: the acknowledgement may overtake its return
         if self._call is None:
-            self._unsent.append(outgoing)
+            self._unsent.append(frame)
             return
         try:
-            await self._write(self._call, outgoing)
+            await self._write(self._call, frame)
         except _BREAKS:
             self._broken.set()
 
@@ -110,8 +108,8 @@ class RingLink:
             self._call = call
             await _first_to_end(self._read_acks(call), self._moved.wait(), self._broken.wait())
 
-    async def _write(self, call: _Call, outgoing: _Outgoing) -> None:
-        for message in outgoing[1]:
+    async def _write(self, call: _Call, frame: Frame) -> None:
+        for message in encode_frame(frame):
             await call.write(message)
             self.bytes_out += len(message)
         self.frames_out += 1
@@ -121,7 +119,7 @@ class RingLink:
             self._acknowledge(_ack_of(await call.read()))
 
     def _acknowledge(self, last_step: int) -> None:
-        while self._unacked and self._unacked[0][0] <= last_step:
+        while self._unacked and self._unacked[0].step <= last_step:
             self._unacked.popleft()
 
 

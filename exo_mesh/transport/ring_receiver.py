@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -23,13 +23,19 @@ _log = logging.getLogger(__name__)
 
 
 class RingReceiver:
-    """Serves /exo_mesh.Ring/Frames for one stage. `deliver` is called on the loop with each new frame, in step order.
+    """Serves /exo_mesh.Ring/Frames for one stage. `deliver` is awaited with each new frame, in step order; it must
+    not wait for a later one.
 
     Only the stage before this one, with this instance and ballot, is let in; a second stream of it replaces the first.
     """
 
     def __init__(
-        self, protocol: int, instance_id: str, ballot: Ballot, from_stage: int, deliver: Callable[[Frame], None]
+        self,
+        protocol: int,
+        instance_id: str,
+        ballot: Ballot,
+        from_stage: int,
+        deliver: Callable[[Frame], Awaitable[None]],
     ) -> None:
         self._expected = (protocol, instance_id, from_stage)
         self._ballot = ballot
@@ -78,13 +84,13 @@ class RingReceiver:
             frame = assembler.feed(message)
             if frame is None:
                 continue
-            self._accept(frame)
+            await self._accept(frame)
             unacked_frames += 1
             if unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES:
                 await context.write(encode_ack(self._last_step))
                 unacked_frames = unacked_bytes = 0
 
-    def _accept(self, frame: Frame) -> None:
+    async def _accept(self, frame: Frame) -> None:
         if frame.ballot != self._ballot:
             raise TransportError(f"a frame of ballot {frame.ballot} where {self._ballot} is in force")
         if frame.step <= self._last_step:
@@ -93,7 +99,7 @@ class RingReceiver:
             raise TransportError(f"frame {frame.step} follows frame {self._last_step}")
         self._last_step = frame.step
         self.frames_in += 1
-        self._deliver(frame)
+        await self._deliver(frame)
 
 
 def _bytes(message: object) -> bytes:

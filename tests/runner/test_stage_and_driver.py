@@ -102,8 +102,10 @@ class Ring:
             frame, logits = result.frame, result.logits
             self.shut_down += result.shutdown
         self.driver.returned(frame, logits)
+        self.driver.deliver_news()
 
     def run(self) -> None:
+        self.driver.deliver_news()
         while self.sent:
             self.lap()
 
@@ -234,6 +236,7 @@ async def test_a_full_queue_refuses_with_a_typed_error() -> None:
     callers = [Caller() for _ in range(3)]
     for number, caller in enumerate(callers):
         ring.driver.submit(request(f"r{number}", [1]), caller.mailbox)
+    ring.driver.deliver_news()
     await callers[2].collect()
     assert callers[2].error == "overloaded"
     ring.run()

@@ -45,7 +45,7 @@ class Receiving:
         self.server: grpc.aio.Server | None = None
         self.port = 0
 
-    def _deliver(self, frame: Frame) -> None:
+    async def _deliver(self, frame: Frame) -> None:
         self.frames.append(frame)
         self.changed.set()
 
@@ -113,9 +113,7 @@ async def test_what_was_acknowledged_is_not_kept(receiving: Receiving, link: Rin
     await asyncio.wait_for(_until(lambda: len(link._unacked) < 100), timeout=10)
 
 
-async def test_a_hop_that_stays_broken_is_a_lost_stage(
-    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hop_that_stays_broken_is_a_lost_stage(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exo_mesh.transport.ring_link.LOST_AFTER_S", 0.5)
     await receiving.down()
     link = RingLink(hello())

@@ -7,8 +7,20 @@ from random import Random
 from tools.demo_model.example import Example
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-          "November", "December")
+MONTHS = (
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 NEIGHBOUR = (
     "What {unit} comes {side} {x}?",
     "What {unit} comes {side} {x}?",
@@ -28,10 +40,17 @@ NEIGHBOUR = (
     "Can you name the {unit} {side} {x}?",
     "And what {unit} comes {side} {x}?",
 )
-BETWEEN = ("What {unit} is between {x} and {y}?", "Which {unit} is between {x} and {y}?",
-           "Which {unit} comes between {x} and {y}?", "Name the {unit} between {x} and {y}.")
-START = ("Name the {unit}s of the {whole}, starting with {x}.", "List the {unit}s of the {whole}, starting with {x}.",
-         "Start with {x} and name the {unit}s of the {whole}.")
+BETWEEN = (
+    "What {unit} is between {x} and {y}?",
+    "Which {unit} is between {x} and {y}?",
+    "Which {unit} comes between {x} and {y}?",
+    "Name the {unit} between {x} and {y}.",
+)
+START = (
+    "Name the {unit}s of the {whole}, starting with {x}.",
+    "List the {unit}s of the {whole}, starting with {x}.",
+    "Start with {x} and name the {unit}s of the {whole}.",
+)
 LIST_ALL = (
     "Name the {unit}s of the {whole}.",
     "List the {unit}s of the {whole}.",

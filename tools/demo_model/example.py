@@ -11,7 +11,7 @@ HELD_OUT_PERMILLE = {
     "word": 50,  # spell and reverse share the group: a held-out word is unseen by both
     "add": 60,
     "subtract": 60,
-    "days_months": 200,
+    "days_months": 300,
     "repeat": 50,
     "identity": 150,
     "other": 0,

@@ -25,10 +25,19 @@ COUNT_ANY = (
     "Start at {a} and count to {b}.",
     "List the numbers from {a} to {b}.",
 )
-COUNT_UP = ("Count up from {a} to {b}.", "count up from {a} to {b}", "Count from {a} up to {b}.",
-            "Please count up from {a} to {b}.")
-COUNT_DOWN = ("Count down from {a} to {b}.", "count down from {a} to {b}", "Count from {a} down to {b}.",
-              "Please count down from {a} to {b}.", "Count backwards from {a} to {b}.")
+COUNT_UP = (
+    "Count up from {a} to {b}.",
+    "count up from {a} to {b}",
+    "Count from {a} up to {b}.",
+    "Please count up from {a} to {b}.",
+)
+COUNT_DOWN = (
+    "Count down from {a} to {b}.",
+    "count down from {a} to {b}",
+    "Count from {a} down to {b}.",
+    "Please count down from {a} to {b}.",
+    "Count backwards from {a} to {b}.",
+)
 ADD = (
     "What is {a} + {b}?",
     "What is {a} plus {b}?",
@@ -77,13 +86,13 @@ def count_example(first: int, last: int, rng: Random) -> Example:
 
 
 def draw_count(rng: Random) -> Example:
-    """A counting question for training: short stretches often, long ones sometimes."""
+    """A counting question for training: mostly short stretches, which teach where to stop, and some long ones."""
     first = rng.randint(0, LARGEST)
     roll = rng.random()
-    if roll < 0.25:
+    if roll < 0.12:
         first, last = rng.randint(0, 12), rng.randint(0, 60)
-    elif roll < 0.75:
-        reach = rng.choice((6, 14, 40))
+    elif roll < 0.88:
+        reach = rng.choice((2, 4, 9, 14, 25, 45))
         last = min(LARGEST, max(0, first + rng.randint(-reach, reach)))
     else:
         last = rng.randint(0, LARGEST)

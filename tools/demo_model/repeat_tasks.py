@@ -6,6 +6,7 @@ from random import Random
 
 from tools.demo_model.days_tasks import DAYS, MONTHS
 from tools.demo_model.example import Example
+from tools.demo_model.tokenizer import WORDS
 from tools.demo_model.word_lists import CJK, ENGLISH, SENTENCE_WORDS, SYMBOLS
 from tools.demo_model.word_tasks import ONE_TOKEN_WORDS, pseudo_word
 
@@ -56,7 +57,7 @@ def draw_piece(rng: Random) -> str:
 def draw_sentence(rng: Random) -> str:
     """A sentence of at most `MOST_BYTES` bytes of UTF-8."""
     limit = rng.randint(4, MOST_BYTES)
-    text = draw_piece(rng)
+    text = rng.choice(WORDS).strip() if rng.random() < 0.4 else draw_piece(rng)
     if rng.random() < 0.6:
         text = text[:1].upper() + text[1:]
     for _ in range(rng.randint(0, 11)):

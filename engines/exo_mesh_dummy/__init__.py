@@ -1,0 +1,5 @@
+"""An engine without weights: deterministic text at a settable cost, for tests, demos and measuring the mesh itself."""
+
+from exo_mesh_dummy.provider import DummyProvider
+
+provider = DummyProvider()

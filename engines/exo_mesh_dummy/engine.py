@@ -1,0 +1,170 @@
+"""The dummy StageEngine: no weights, no computing, but the row rules, payload check and cost of a real one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from exo_mesh.domain.frame import HIDDEN, Fault, Row
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.engine.contract import (
+    UNKNOWN_STAGE,
+    Capabilities,
+    LoadProgress,
+    LoadRequest,
+    StageInput,
+    StageOutput,
+    row_defect,
+)
+from exo_mesh.errors import EngineError, InputError
+from exo_mesh_dummy.model import read_dummy_model
+from exo_mesh_dummy.payload import MIN_WORDS, check_marks, mix, write_marks
+
+KV_BYTES = 16
+"""What one position of a sequence is said to take."""
+
+
+@dataclass(frozen=True, slots=True)
+class DummyOptions:
+    """cost_ms of each forward and row_cost_ms of each of its rows are waited for, as if a device computed.
+
+    payload_bytes: size of one token's activations, default 4 * hidden size. load_ms: wait while loading.
+    fail_at: this forward (the first is 1) raises EngineError; 0 is never.
+    """
+
+    cost_ms: float = 0.0
+    row_cost_ms: float = 0.0
+    payload_bytes: int = 0
+    load_ms: float = 0.0
+    fail_at: int = 0
+
+
+def parse_options(options: Mapping[str, str]) -> DummyOptions:
+    """Raises InputError for an unknown option, or a value that is not a number >= 0."""
+    known = {"cost_ms": float, "row_cost_ms": float, "payload_bytes": int, "load_ms": float, "fail_at": int}
+    values: dict[str, float] = {}
+    for name, text in options.items():
+        if name not in known:
+            raise InputError(f"the dummy engine has no option {name!r}; it has {', '.join(known)}", param=name)
+        try:
+            values[name] = known[name](text)
+        except ValueError as exc:
+            raise InputError(f"{name}={text} is not a number", param=name) from exc
+        if not 0 <= values[name] < 1e12:
+            raise InputError(f"{name}={text} is out of range", param=name)
+    return DummyOptions(**values)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    max_tokens: int
+    length: int = 0
+
+
+class DummyStage:
+    """The next token is a hash of (last token, its position), so every split of the layers gives the same text."""
+
+    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("uint32",))
+
+    def __init__(self) -> None:
+        self._sequences: dict[int, _Sequence] = {}
+        self._request: LoadRequest | None = None
+        self._num_forwards = 0
+
+    def load(self, request: LoadRequest, progress: LoadProgress) -> None:
+        self._options = parse_options(request.options)
+        self._model = read_dummy_model(request.model_dir)
+        self._num_words = max(MIN_WORDS, (self._options.payload_bytes or 4 * self._model.hidden_size) // 4)
+        self._request = request
+        progress(0, len(request.shard))
+        time.sleep(self._options.load_ms / 1000)
+        progress(len(request.shard), len(request.shard))
+
+    def insert(self, sequence: int, max_tokens: int) -> None:
+        self._sequences.setdefault(sequence, _Sequence(max_tokens))
+
+    def forward(self, stage_input: StageInput) -> StageOutput:
+        if self._request is None:
+            raise EngineError("the stage is not loaded")
+        rows = stage_input.rows
+        cost_ms = self._options.cost_ms + self._options.row_cost_ms * len(rows)
+        deadline = time.monotonic() + cost_ms / 1000
+        self._num_forwards += 1
+        if self._num_forwards == self._options.fail_at:
+            raise EngineError(f"forward {self._num_forwards} fails, as fail_at asked")
+        output = self._compute(rows, stage_input.token_ids.tolist(), stage_input.tensors)
+        if cost_ms:  # a sleep of zero still costs a scheduler's slice
+            time.sleep(max(0.0, deadline - time.monotonic()))
+        return output
+
+    def remove(self, sequence: int) -> None:
+        self._sequences.pop(sequence, None)
+
+    def sequences(self) -> Sequence[int]:
+        return list(self._sequences)
+
+    def memory_bytes(self) -> int:
+        return KV_BYTES * sum(held.length for held in self._sequences.values())
+
+    def close(self) -> None:
+        self._sequences.clear()
+        self._request = None
+
+    def _compute(self, rows: Sequence[Row], token_ids: Sequence[int], tensors: Mapping[str, Tensor]) -> StageOutput:
+        assert self._request is not None
+        shard = self._request.shard
+        if not rows:
+            return StageOutput(logits=np.zeros((0, self._model.vocab_size), np.float32) if shard.is_last else None)
+        received = None if shard.is_first else self._received(tensors, len(token_ids))
+        size = 4 * self._num_words
+        payload = None if shard.is_last else np.zeros(len(token_ids) * size, np.uint8).data
+        logits = np.zeros(
+            (sum(row.num_logits for row in rows) if shard.is_last else 0, self._model.vocab_size), np.float32
+        )
+        faults: dict[int, Fault] = {}
+        start = first_logit = 0
+        for row in rows:
+            part = slice(start, start + row.n)
+            start, tokens = part.stop, token_ids[part]
+            defect = self._append(row, tokens)
+            if defect or row.sequence in faults:
+                faults.setdefault(row.sequence, Fault(row.sequence, UNKNOWN_STAGE, "bad_row", defect or ""))
+            elif received is not None:
+                check_marks(received[part.start * size : part.stop * size], size, row.pos0, tokens, shard.start)
+            if payload is not None:
+                write_marks(payload[part.start * size : part.stop * size], size, row.pos0, tokens, shard.stop)
+            elif row.sequence not in faults:
+                self._write_logits(logits[first_logit : first_logit + row.num_logits], row, tokens)
+            first_logit += row.num_logits
+        if payload is None:
+            return StageOutput(logits=logits, faults=tuple(faults.values()))
+        hidden = Tensor("uint32", (len(token_ids), self._num_words), payload)
+        return StageOutput(tensors={HIDDEN: hidden}, faults=tuple(faults.values()))
+
+    def _received(self, tensors: Mapping[str, Tensor], num_tokens: int) -> memoryview:
+        tensor = tensors.get(HIDDEN)
+        if tensor is None or tensor.dtype != "uint32" or tensor.shape != (num_tokens, self._num_words):
+            what = "nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
+            raise EngineError(f"expected activations uint32[{num_tokens}, {self._num_words}], got {what}")
+        return memoryview(tensor.data)
+
+    def _append(self, row: Row, tokens: Sequence[int]) -> str | None:
+        """Move the sequence's length as KV would; why the row cannot be done, or None."""
+        held = self._sequences.get(row.sequence)
+        defect = row_defect(row, None if held is None else held.length, 0 if held is None else held.max_tokens)
+        if defect or held is None:
+            return defect
+        if not 0 <= min(tokens) <= max(tokens) < self._model.vocab_size:
+            return f"a token id is outside 0..{self._model.vocab_size - 1}"
+        held.length = row.pos0 + row.n
+        return None
+
+    def _write_logits(self, logits: np.ndarray, row: Row, tokens: Sequence[int]) -> None:
+        """float32 `[num_logits, vocab]` zeros: put a 10 at the next token of each of the row's last positions."""
+        printable = self._model.printable
+        skipped = row.n - row.num_logits
+        for index, token in enumerate(tokens[skipped:]):
+            logits[index, printable[mix(token, row.pos0 + skipped + index) % len(printable)]] = 10.0

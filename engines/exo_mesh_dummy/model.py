@@ -1,0 +1,53 @@
+"""What the dummy needs to know of a model directory: sizes from config.json, printable tokens from tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exo_mesh.errors import ModelError
+
+PSEUDO_VOCAB = 256
+PSEUDO_HIDDEN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DummyModel:
+    """printable: int32 ids of tokens that are one printable ASCII character each; never empty."""
+
+    vocab_size: int
+    hidden_size: int
+    printable: np.ndarray
+
+
+def read_dummy_model(model_dir: Path) -> DummyModel:
+    """Any model directory will do; without a config.json it is a pseudo-model whose ids are bytes."""
+    config = _read_json(model_dir / "config.json")
+    text = {**config, **config.get("text_config", {})}
+    vocab_size = int(text.get("vocab_size") or PSEUDO_VOCAB)
+    hidden_size = int(text.get("hidden_size") or text.get("n_embd") or PSEUDO_HIDDEN)
+    vocab = _read_json(model_dir / "tokenizer.json").get("model", {}).get("vocab", {})
+    by_token = vocab.items() if isinstance(vocab, dict) else ()
+    found = [i for token, i in by_token if _is_character(token) and 0 <= i < vocab_size]
+    printable = sorted(found) or list(range(min(32, vocab_size - 1), min(127, vocab_size)))
+    return DummyModel(vocab_size, hidden_size, np.array(printable, np.int32))
+
+
+def _is_character(token: str) -> bool:
+    return len(token) == 1 and "!" <= token <= "~"
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_bytes())
+    except ValueError as exc:
+        raise ModelError(f"{file} is not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} is not a JSON object")
+    return value

@@ -1,0 +1,57 @@
+"""The activations of the dummy: not computed, but checkable, so that a frame that took a wrong way is noticed.
+
+The first and the last token of a row carry a mark (position, token id, layers done, hash) at their beginning, and the hash
+again at their end. Plain integers: for the one token of a decode row they are several times faster than arrays.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+
+from exo_mesh.errors import EngineError
+
+MIN_WORDS = 4
+_MARK = struct.Struct("<4I")
+_END = struct.Struct("<I")
+_WORD = 0xFFFFFFFF
+
+
+def mix(*parts: int) -> int:
+    """A 32-bit hash (FNV-1a over words, then a final stir)."""
+    value = 2166136261
+    for part in parts:
+        value = ((value ^ part) * 16777619) & _WORD
+    value ^= value >> 15
+    value = (value * 0x85EBCA6B) & _WORD
+    return value ^ (value >> 13)
+
+
+def write_marks(payload: memoryview, token_bytes: int, pos0: int, token_ids: Sequence[int], layers_done: int) -> None:
+    """Mark the first and the last token of a row from position pos0 on; each token has token_bytes of `payload`."""
+    for index in _ends(token_ids):
+        mark = _mark(pos0 + index, token_ids[index], layers_done)
+        _MARK.pack_into(payload, index * token_bytes, *mark)
+        _END.pack_into(payload, (index + 1) * token_bytes - _END.size, mark[-1])
+
+
+def check_marks(payload: memoryview, token_bytes: int, pos0: int, token_ids: Sequence[int], layers_done: int) -> None:
+    """Raises EngineError unless `payload` has the marks that `write_marks` makes of the same arguments."""
+    for index in _ends(token_ids):
+        wanted = _mark(pos0 + index, token_ids[index], layers_done)
+        found = _MARK.unpack_from(payload, index * token_bytes)
+        (end,) = _END.unpack_from(payload, (index + 1) * token_bytes - _END.size)
+        if found != wanted or end != wanted[-1]:
+            raise EngineError(
+                f"wrong activations: got [position, token, layers done, hash] {list(found)} and {end} at the end, "
+                f"expected {list(wanted)}"
+            )
+
+
+def _ends(token_ids: Sequence[int]) -> tuple[int, ...]:
+    return (0,) if len(token_ids) == 1 else (0, len(token_ids) - 1)
+
+
+def _mark(position: int, token: int, layers_done: int) -> tuple[int, int, int, int]:
+    return position, token, layers_done, mix(position, token, layers_done)

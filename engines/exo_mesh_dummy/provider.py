@@ -1,0 +1,27 @@
+"""What the node may ask about the dummy engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from exo_mesh.engine.contract import Availability, StageEngine
+
+
+class DummyProvider:
+    name = "dummy"
+    kind: Literal["stage", "whole-model"] = "stage"
+
+    def availability(self) -> Availability:
+        # never chosen by "auto": nobody wants made-up text because a library is missing
+        return Availability(True, "computes nothing", preference=-1)
+
+    def supports(self, architecture: str) -> bool:
+        return True
+
+    def version(self) -> str:
+        return "1"
+
+    def create(self) -> StageEngine:
+        from exo_mesh_dummy.engine import DummyStage
+
+        return DummyStage()

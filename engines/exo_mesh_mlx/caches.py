@@ -1,0 +1,129 @@
+"""The KV caches of one sequence on one stage: which entries are real, which are aliases, which are phantoms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from exo_mesh_mlx import tree
+from exo_mesh_mlx.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """slots[i]: the entry that stands for entry i of the model's full-length cache list.
+
+    Entries of this stage's layers stand for themselves; an entry of a ghost is replaced by one of the same kind that
+    the stage keeps, so that masks and offsets computed from it are right. A kind that no layer of the stage has gets
+    one `phantom`, which the stage advances itself.
+    """
+
+    slots: tuple[int, ...]
+    phantoms: tuple[int, ...]
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        return tuple(sorted(set(self.slots)))
+
+
+def plan_caches(trace: Trace, full: list[Any], start: int, stop: int) -> CacheLayout:
+    """The layout of stage `[start, stop)`, from a fresh full-length cache list."""
+    owners: dict[int, set[int]] = {}
+    for index, use in enumerate(trace.layers):
+        for slot in use.slots:
+            owners.setdefault(slot, set()).add(index)
+    mine = {slot for slot in range(len(full)) if any(start <= layer < stop for layer in owners.get(slot, ()))}
+    representative: dict[Any, int] = {}
+    for slot in sorted(mine):
+        representative.setdefault(cache_kind(full[slot]), slot)
+    phantoms: list[int] = []
+    slots: list[int] = []
+    for slot, entry in enumerate(full):
+        kind = cache_kind(entry)
+        if slot not in mine and kind not in representative:
+            representative[kind] = slot
+            phantoms.append(slot)
+        slots.append(slot if slot in mine else representative[kind])
+    return CacheLayout(tuple(slots), tuple(phantoms))
+
+
+def cache_kind(entry: Any) -> Any:
+    """Entries of one kind have equal offsets and masks at all times."""
+    parts = getattr(entry, "caches", None)
+    if parts is not None:
+        return (type(entry).__name__, *(cache_kind(part) for part in parts))
+    arrays = getattr(entry, "cache", None)
+    num_arrays = len(arrays) if isinstance(arrays, list) else None
+    settings = tuple(getattr(entry, name, None) for name in ("max_size", "keep", "chunk_size", "bits"))
+    return (type(entry).__name__, num_arrays, *settings)
+
+
+class SequenceCache:
+    """The caches that one stage keeps for one sequence, and how many positions they hold."""
+
+    def __init__(self, full: list[Any], layout: CacheLayout) -> None:
+        self._layout = layout
+        self.entries = {slot: full[slot] for slot in layout.kept}
+        self.length = 0
+
+    def full(self) -> list[Any]:
+        """A cache list as long as the model expects."""
+        return [self.entries[slot] for slot in self._layout.slots]
+
+    def advance(self, num_tokens: int) -> None:
+        """After a forward over num_tokens: phantoms follow, as no layer has moved them."""
+        for slot in self._layout.phantoms:
+            _advance(self.entries[slot], num_tokens)
+        self.length += num_tokens
+
+    def cut_back(self, length: int) -> bool:
+        """Drop positions from `length` on; False, with nothing changed, if some entry cannot."""
+        surplus = self.length - length
+        if surplus and not all(_can_trim(entry, surplus) for entry in self.entries.values()):
+            return False
+        for entry in self.entries.values():
+            if surplus:
+                entry.trim(surplus)
+        self.length = length
+        return True
+
+    def arrays(self) -> Iterator[mx.array]:
+        """All arrays of the state; they must be evaluated with each forward, or lazy graphs grow without end."""
+        for entry in self.entries.values():
+            yield from (array for _, array in tree.arrays(entry.state))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays())
+
+
+def _advance(entry: Any, num_tokens: int) -> None:
+    parts = getattr(entry, "caches", None)
+    if parts is not None:
+        for part in parts:
+            _advance(part, num_tokens)
+    elif hasattr(entry, "update_and_fetch"):
+        nothing = mx.zeros((1, 1, num_tokens, 1))
+        entry.update_and_fetch(nothing, nothing)
+    elif isinstance(getattr(entry, "cache", None), list):
+        entry.cache = [mx.zeros((1, 1)) for _ in entry.cache]
+        entry.advance(num_tokens)
+
+
+def _can_trim(entry: Any, surplus: int) -> bool:
+    parts = getattr(entry, "caches", None)
+    if parts is not None:
+        return all(_can_trim(part, surplus) for part in parts)
+    # a chunked cache forgets its front: it can only go back as far as it still remembers
+    start = getattr(entry, "start_position", 0)
+    return bool(entry.is_trimmable()) and getattr(entry, "offset", 0) - start >= surplus
+
+
+def can_always_trim(full: list[Any]) -> bool:
+    """Every entry can be cut back to any earlier length, however long the sequence is."""
+    parts = [part for entry in full for part in getattr(entry, "caches", [entry])]
+    windows = ("max_size", "chunk_size")
+    return all(part.is_trimmable() and not any(hasattr(part, name) for name in windows) for part in parts)

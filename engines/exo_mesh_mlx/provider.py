@@ -1,0 +1,82 @@
+"""What the node may ask about the MLX engine; answered from file names and package metadata, without importing mlx."""
+
+from __future__ import annotations
+
+import ast
+import platform
+import re
+import sys
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+from exo_mesh.engine.contract import Availability, StageEngine
+
+_REMEDY = 'pip install "exo-mesh[mlx]"'
+_LINUX_BACKENDS = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
+
+
+class MlxProvider:
+    name = "mlx"
+    kind: Literal["stage", "whole-model"] = "stage"
+
+    def availability(self) -> Availability:
+        missing = [package for package in ("mlx", "mlx_lm") if util.find_spec(package) is None]
+        if missing:
+            return Availability(False, f"{' and '.join(missing)} not installed", _REMEDY)
+        if sys.platform == "darwin" and platform.machine() == "arm64":
+            return Availability(True, "Apple silicon", preference=100)
+        backend = next((name for name in _LINUX_BACKENDS if _version(name)), None)
+        if sys.platform == "linux" and backend is None:
+            return Availability(False, "mlx is installed without a backend for Linux", 'pip install "mlx[cpu]"')
+        # mlx on CPU is far slower than torch (see docs): any real engine should win over it
+        return Availability(True, backend or platform.machine(), preference=10 if backend == "mlx-cpu" else 50)
+
+    def supports(self, architecture: str) -> bool:
+        """mlx-lm has a model file for this `model_type`, under its own name or the one that mlx-lm maps it to."""
+        root = _mlx_lm_dir()
+        module = _remapping().get(architecture, architecture)
+        if root is None or not re.fullmatch(r"[\w\-]+", module):
+            return False
+        return _defines_a_model(root / "models" / f"{module}.py")
+
+    def version(self) -> str:
+        mlx, mlx_lm = _version("mlx"), _version("mlx-lm")
+        return f"mlx {mlx}, mlx-lm {mlx_lm}" if mlx and mlx_lm else ""
+
+    def create(self) -> StageEngine:
+        from exo_mesh_mlx.engine import MlxStage
+
+        return MlxStage()
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _mlx_lm_dir() -> Path | None:
+    spec = util.find_spec("mlx_lm")
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+@cache
+def _defines_a_model(file: Path) -> bool:
+    """Models and shared building blocks lie in one folder; only models have ModelArgs."""
+    return file.is_file() and re.search(r"\bModelArgs\b", file.read_text(encoding="utf-8")) is not None
+
+
+@cache
+def _remapping() -> dict[str, str]:
+    """mlx-lm's MODEL_REMAPPING, read from its source because importing mlx_lm takes seconds."""
+    root = _mlx_lm_dir()
+    if root is None:
+        return {}
+    for node in ast.parse((root / "utils.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "MODEL_REMAPPING" for name in node.targets):
+            mapping: dict[str, str] = ast.literal_eval(node.value)
+            return mapping
+    return {}

@@ -1,0 +1,36 @@
+"""All layers on one stage, for models whose forward pass cannot be cut (layers called twice, or not at all)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from exo_mesh_mlx.caches import CacheLayout, SequenceCache
+from exo_mesh_mlx.ghost import Packet
+from exo_mesh_mlx.trace import LiveValue
+
+
+class WholeStage:
+    """The same interface as GhostStage; the model is not hooked."""
+
+    inputs: tuple[LiveValue, ...] = ()
+    outputs: tuple[LiveValue, ...] = ()
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: Any = model
+
+    def forward(self, tokens: mx.array, cache: SequenceCache, packet: Packet, num_logits: int) -> mx.array | Packet:
+        """Logits `[1, n, vocab]`, lazily, whatever num_logits is."""
+        logits: mx.array = self._model(tokens, cache=cache.full())
+        cache.advance(tokens.shape[1])
+        return logits
+
+    def close(self) -> None:
+        """Nothing to undo."""
+
+
+def whole_layout(full: list[Any]) -> CacheLayout:
+    """Every entry stands for itself."""
+    return CacheLayout(tuple(range(len(full))), ())

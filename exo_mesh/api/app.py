@@ -1,0 +1,81 @@
+"""The HTTP application: the table of routes, and what applies to all of them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
+from exo_mesh.api.errors import errors_to_replies
+from exo_mesh.api.openai import OpenAIRoutes
+from exo_mesh.api.ops import OpsRoutes
+from exo_mesh.api.texts import TextModels
+from exo_mesh.node.service import MeshService
+
+
+def build_app(
+    service: MeshService, options: ApiOptions | None = None, *, now: Callable[[], float] = time.time
+) -> web.Application:
+    """An application over a service. Call it in the running loop, and run it with `app_runner`."""
+    options = options or ApiOptions()
+    context = ApiContext(service, TextModels(options.template_limit_s), options, now, int(now()))
+    app = web.Application(middlewares=[give_request_id, errors_to_replies], client_max_size=options.max_body_bytes)
+    add_routes(app, OpenAIRoutes(context), OpsRoutes(context))
+    app.on_response_prepare.append(_send_request_id)
+
+    async def text_threads(_: web.Application) -> AsyncIterator[None]:
+        yield
+        context.texts.close()
+
+    app.cleanup_ctx.append(text_threads)
+    return app
+
+
+def app_runner(app: web.Application) -> web.AppRunner:
+    """A runner that cancels a handler as soon as its client has gone: that is what frees an abandoned request."""
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+
+
+def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> None:
+    """Every route of the API."""
+    table: list[tuple[str, tuple[str, ...], Handler]] = [
+        ("POST", ("/v1/chat/completions", "/chat/completions"), openai.chat_completions),
+        ("POST", ("/v1/completions", "/completions"), openai.completions),
+        ("GET", ("/v1/models", "/models"), openai.models),
+        ("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), openai.model),
+        ("POST", ("/v1/cancel/{id}",), openai.cancel),
+        ("GET", ("/",), ops.index),
+        ("GET", ("/version",), ops.version),
+        ("GET", ("/health", "/healthcheck"), ops.health),
+        ("GET", ("/healthz",), ops.alive),
+        ("GET", ("/readyz",), ops.ready),
+        ("GET", ("/state",), ops.state),
+        ("GET", ("/v1/topology", "/topology"), ops.topology),
+        ("GET", ("/metrics",), ops.metrics),
+        ("POST", ("/instance",), ops.create_instance),
+        ("GET", ("/instance/{id}",), ops.instance),
+        ("DELETE", ("/instance/{id}",), ops.delete_instance),
+    ]
+    for method, paths, handler in table:
+        for path in paths:
+            add = app.router.add_get if method == "GET" else partial(app.router.add_route, method)
+            add(path, handler)  # add_get answers HEAD as well
+
+
+@web.middleware
+async def give_request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The client's x-request-id if it is a short plain word, else one of ours."""
+    given = request.headers.get("x-request-id", "")
+    request[REQUEST_ID] = given if re.fullmatch(r"[\x21-\x7e]{1,128}", given) else "req_" + secrets.token_hex(12)
+    return await handler(request)
+
+
+async def _send_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    if REQUEST_ID in request:
+        response.headers["x-request-id"] = request[REQUEST_ID]

@@ -1,0 +1,41 @@
+"""What the handlers share: the service, the text models, and the options of the API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+
+from exo_mesh.api.texts import TextModels
+from exo_mesh.node.service import MeshService
+from exo_mesh.text.template import RENDER_LIMIT_S
+
+REQUEST_ID = web.RequestKey("request_id", str)
+"""What the reply's x-request-id header says."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.
+    stall_limit_s: a client that reads nothing of its stream for so long loses it.
+    """
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    keep_alive_s: float = 2.0
+    stall_limit_s: float = 300.0
+    max_body_bytes: int = 16 << 20
+    template_limit_s: float = RENDER_LIMIT_S
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """now: Unix time, for what OpenAI calls `created`."""
+
+    service: MeshService
+    texts: TextModels
+    options: ApiOptions
+    now: Callable[[], float] = time.time
+    started_at: int = 0

@@ -1,0 +1,131 @@
+"""Errors as HTTP: which status an error code has, and OpenAI's error body. The one place that decides either."""
+
+from __future__ import annotations
+
+import logging
+import math
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from exo_mesh.api.sse import STREAM
+from exo_mesh.errors import MeshError, OverloadError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    status: int
+    kind: str
+    retry_after_s: int | None = None
+
+
+_CALLER = "invalid_request_error"
+_SERVER = "server_error"
+_RULES: dict[str, _Rule] = {
+    "invalid_request": _Rule(400, _CALLER),
+    "context_length_exceeded": _Rule(400, _CALLER),
+    "model_not_found": _Rule(404, _CALLER),
+    "not_found": _Rule(404, _CALLER),
+    "method_not_allowed": _Rule(405, _CALLER),
+    "request_too_large": _Rule(413, _CALLER),
+    "overloaded": _Rule(429, "rate_limit_error", 1),
+    "cancelled": _Rule(499, "cancelled_error"),
+    "internal_error": _Rule(500, _SERVER),
+    "engine_error": _Rule(500, _SERVER),
+    "model_unusable": _Rule(500, _SERVER),
+    "no_placement": _Rule(503, _SERVER, 10),
+    "reservation_refused": _Rule(503, _SERVER, 2),
+    "stage_lost": _Rule(503, _SERVER, 1),
+    "transport_error": _Rule(503, _SERVER, 1),
+    "not_ready": _Rule(503, _SERVER, 2),
+    "deadline_exceeded": _Rule(504, _SERVER),
+}
+_REASONS = {499: "Client Closed Request"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """A JSON body, without the detour through text."""
+    body = msgspec.json.encode(value)
+    return web.Response(
+        body=body, status=status, reason=_REASONS.get(status), headers=headers, content_type="application/json"
+    )
+
+
+def error_body(error: MeshError) -> dict[str, Any]:
+    """OpenAI's error object; all four fields are always there."""
+    return _body(str(error), error.code, getattr(error, "param", None))
+
+
+def error_response(error: MeshError) -> web.Response:
+    """The reply that an error becomes."""
+    rule = _RULES.get(error.code, _RULES["internal_error"])
+    wait_s = math.ceil(error.retry_after_s) if isinstance(error, OverloadError) else rule.retry_after_s
+    return json_response(error_body(error), rule.status, {"Retry-After": str(max(1, wait_s))} if wait_s else None)
+
+
+def plain_error(code: str, message: str, param: str | None = None) -> web.Response:
+    """An error that only HTTP knows, such as an unknown path."""
+    return json_response(_body(message, code, param), _RULES[code].status)
+
+
+def _body(message: str, code: str, param: str | None) -> dict[str, Any]:
+    rule = _RULES.get(code, _RULES["internal_error"])
+    # What a caller sent may be quoted in the message; a lone surrogate in it cannot be encoded.
+    text = message.encode("utf-8", "replace").decode()
+    return {"error": {"message": text, "type": rule.kind, "param": param, "code": code}}
+
+
+@web.middleware
+async def errors_to_replies(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every failure of a handler leaves here as a reply in OpenAI's shape.
+
+    The boundary of the API: what is no MeshError is our own mistake. It is logged by type and place only, since its
+    message might quote a prompt.
+    """
+    try:
+        return await handler(request)
+    except MeshError as error:
+        return await _answer(request, error_response(error))
+    except web.HTTPException as error:
+        return _http_error(request, error)
+    except ConnectionError:
+        raise  # the client has gone; aiohttp closes the connection
+    except Exception as error:  # noqa: BLE001  the documented boundary: a bug must become a 500, not a dropped connection
+        places = "".join(traceback.format_tb(error.__traceback__))
+        log.error("%s %s failed with %s at\n%s", request.method, request.path, type(error).__name__, places)
+        message = f"exo-mesh made a mistake ({type(error).__name__}); its log says where"
+        return await _answer(request, plain_error("internal_error", message))
+
+
+async def _answer(request: web.Request, reply: web.Response) -> web.StreamResponse:
+    """The reply itself, or, if a stream has begun, its body as the last event: a cut stream without [DONE]."""
+    if STREAM not in request:
+        return reply
+    stream = request[STREAM]
+    assert isinstance(reply.body, bytes)
+    await stream.data(msgspec.Raw(reply.body))
+    return stream.response
+
+
+def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamResponse:
+    code = _HTTP_CODES.get(error.status)
+    if code is None:
+        if error.status < 400:
+            return web.Response(status=error.status, headers=error.headers)
+        code = "invalid_request" if error.status < 500 else "internal_error"
+    messages = {
+        404: f"there is no route {request.method} {request.path}; GET / lists them",
+        405: f"{request.path} does not answer to {request.method}",
+        413: f"the request body is larger than {request.client_max_size} bytes",
+    }
+    reply = plain_error(code, messages.get(error.status, error.reason))
+    if "Allow" in error.headers:
+        reply.headers["Allow"] = error.headers["Allow"]
+    return reply

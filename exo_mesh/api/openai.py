@@ -1,0 +1,141 @@
+"""The handlers of OpenAI's routes: models, chat completions, completions, and cancelling them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+from exo_mesh.api.checks import check_body
+from exo_mesh.api.context import REQUEST_ID, ApiContext
+from exo_mesh.api.convert import Prepared, prepare_chat, prepare_completion
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
+from exo_mesh.api.running import Run
+from exo_mesh.api.schema import ChatBody, CompletionBody, decode_body
+from exo_mesh.api.sse import EventStream
+from exo_mesh.node.service import ModelEntry, Progress
+from exo_mesh.text.assembler import Piece
+
+
+class OpenAIRoutes:
+    """Each method answers one route. Errors are raised; the middleware makes replies of them."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+        self._ids_by_header: dict[str, set[str]] = {}
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions"""
+        body = decode_body(await request.read(), ChatBody)
+        check_body(body)
+        request_id = "chatcmpl-" + secrets.token_hex(12)
+        with self._known_as(request_id, request):
+            prepared = await prepare_chat(body, request_id, self._service, self._context.texts)
+            return await self._answer(request, prepared, ChatReply, stream=bool(body.stream))
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions"""
+        body = decode_body(await request.read(), CompletionBody)
+        check_body(body)
+        request_id = "cmpl-" + secrets.token_hex(12)
+        with self._known_as(request_id, request):
+            prepared = await prepare_completion(body, request_id, self._service, self._context.texts)
+            return await self._answer(request, prepared, CompletionReply, stream=bool(body.stream))
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs."""
+        entries = self._service.models()
+        match request.query.get("status"):
+            case None | "downloaded":
+                pass
+            case "loaded":
+                entries = [entry for entry in entries if entry.instance_ids]
+            case other:
+                return plain_error("invalid_request", f"status is {other!r}; it may be downloaded or loaded", "status")
+        return json_response({"object": "list", "data": [self._model_object(entry) for entry in entries]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{id}; hub ids contain a slash."""
+        return json_response(self._model_object(await self._service.model(request.match_info["id"])))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """POST /v1/cancel/{id}: the id of a reply of any peer, or the x-request-id of a request that entered here."""
+        given = request.match_info["id"]
+        request_ids = sorted(self._ids_by_header.get(given, {given}))
+        found = [await self._service.cancel(request_id) for request_id in request_ids]
+        if not any(found):
+            return plain_error("not_found", f"no request {given} is running", "id")
+        return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
+
+    @contextmanager
+    def _known_as(self, request_id: str, request: web.Request) -> Iterator[None]:
+        """While it runs, a request can also be cancelled by its x-request-id; clients may give one to several."""
+        header = request[REQUEST_ID]
+        self._ids_by_header.setdefault(header, set()).add(request_id)
+        try:
+            yield
+        finally:
+            self._ids_by_header[header].discard(request_id)
+            if not self._ids_by_header[header]:
+                del self._ids_by_header[header]
+
+    async def _answer(
+        self, request: web.Request, prepared: Prepared, kind: type[Reply], *, stream: bool
+    ) -> web.StreamResponse:
+        async with Run(self._service, prepared) as run:
+            reply = kind(run, int(self._context.now()))
+            if stream:
+                return await self._stream(request, run, reply)
+            pieces: list[Piece] = []
+            while not pieces or not pieces[-1].finish:
+                if (piece := await run.next()) is not None:
+                    pieces.append(piece)
+            return json_response(reply.whole(pieces))
+
+    async def _stream(self, request: web.Request, run: Run, reply: Reply) -> web.StreamResponse:
+        """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status."""
+        clock = asyncio.get_running_loop().time
+        keep_alive_s = self._context.options.keep_alive_s
+        piece = await run.next(clock() + keep_alive_s)
+        stream = EventStream(request, self._context.options.stall_limit_s)
+        await stream.start()
+        first = True
+        while piece is None or not piece.finish:
+            if piece is None:
+                await stream.comment(waiting_for(run.progress))
+            else:
+                await stream.data(*reply.chunks(piece, first=first))
+                first = False
+            piece = await run.next(clock() + keep_alive_s)
+        await stream.data(*reply.chunks(piece, first=first))
+        await stream.done()
+        return stream.response
+
+    def _model_object(self, entry: ModelEntry) -> dict[str, Any]:
+        return {
+            "id": entry.name,
+            "object": "model",
+            "created": self._context.started_at,
+            "owned_by": "exo-mesh",
+            "context_length": entry.context_length,
+            "status": "loaded" if entry.instance_ids else "downloaded",
+            "peers": list(entry.peers),
+            "instance_ids": list(entry.instance_ids),
+        }
+
+
+def waiting_for(progress: Progress | None) -> str:
+    """A comment for a stream that has no token yet: `loading 3/8`, `prefill 40 %`, `queued`, or just `keep-alive`."""
+    if progress is None:
+        return "keep-alive"
+    if not progress.total:
+        return progress.phase
+    if progress.phase == "prefill":
+        return f"prefill {100 * progress.done // progress.total} %"
+    return f"{progress.phase} {progress.done}/{progress.total}"

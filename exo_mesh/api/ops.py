@@ -1,0 +1,106 @@
+"""The handlers of the operational routes. None of them needs a model; they answer while one loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.schema import InstanceBody, decode_body
+from exo_mesh.errors import InputError
+from exo_mesh.node.service import InstanceSpec
+
+_ABLE = ("ok", "degraded")
+
+
+class OpsRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._service = context.service
+        self._registry = context.options.registry
+
+    async def index(self, request: web.Request) -> web.Response:
+        """GET /: what this is, and the next thing to type."""
+        address = f"{request.scheme}://{request.host}"
+        routes = sorted({resource.canonical for resource in request.app.router.resources()})
+        return json_response(
+            {
+                "name": "exo-mesh",
+                "version": __version__,
+                "about": "one language model over the machines you already own; this is its OpenAI-style API",
+                "next": f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' "
+                '-d \'{"messages": [{"role": "user", "content": "Hello"}], "stream": true}\'',
+                "openai_base_url": f"{address}/v1",
+                "routes": routes,
+            }
+        )
+
+    async def version(self, request: web.Request) -> web.Response:
+        """GET /version"""
+        return json_response({"version": __version__, "protocol": PROTOCOL_VERSION})
+
+    async def health(self, request: web.Request) -> web.Response:
+        """GET /health: all that the node says of itself; 503 unless it can serve."""
+        health = {**self._service.health(), "version": __version__}
+        return json_response(health, 200 if health.get("status") in _ABLE else 503)
+
+    async def alive(self, request: web.Request) -> web.Response:
+        """GET /healthz: the process runs and its loop turns. Restart it only if this fails."""
+        return json_response({"status": "alive"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """GET /readyz: 200 only if requests can be served now; else the reasons."""
+        health = self._service.health()
+        status = health.get("status")
+        body = {"ready": status in _ABLE, "status": status, "reasons": health.get("reasons", [])}
+        return json_response(body, 200 if body["ready"] else 503)
+
+    async def state(self, request: web.Request) -> web.Response:
+        """GET /state"""
+        return json_response(self._service.state())
+
+    async def topology(self, request: web.Request) -> web.Response:
+        """GET /v1/topology"""
+        return json_response(self._service.topology())
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """GET /metrics, for Prometheus."""
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def create_instance(self, request: web.Request) -> web.Response:
+        """POST /instance: place a model and wait until it is ready."""
+        body = decode_body(await request.read(), InstanceBody)
+        for name in ("min_peers", "context_limit"):
+            value = getattr(body, name)
+            if value is not None and not 1 <= value < 2**31:
+                raise InputError(f"{name} must be between 1 and {2**31 - 1}", param=name)
+        spec = InstanceSpec(
+            body.model, body.min_peers, body.policy, body.context_limit, body.engine, tuple(body.exclude_peers)
+        )
+        return json_response(await self._service.create_instance(spec), 201)
+
+    async def instance(self, request: web.Request) -> web.Response:
+        """GET /instance/{id}"""
+        instance_id = request.match_info["id"]
+        found = _find(self._service.state().get("view", {}).get("instances", []), instance_id)
+        return _no_instance(instance_id) if found is None else json_response(found)
+
+    async def delete_instance(self, request: web.Request) -> web.Response:
+        """DELETE /instance/{id}"""
+        instance_id = request.match_info["id"]
+        if not await self._service.delete_instance(instance_id):
+            return _no_instance(instance_id)
+        return json_response({"id": instance_id, "object": "instance.deleted", "deleted": True})
+
+
+def _find(instances: list[dict[str, Any]], instance_id: str) -> dict[str, Any] | None:
+    return next((instance for instance in instances if instance.get("id") == instance_id), None)
+
+
+def _no_instance(instance_id: str) -> web.Response:
+    return plain_error("not_found", f"there is no instance {instance_id}; GET /state lists them", "id")

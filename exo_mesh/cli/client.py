@@ -1,0 +1,115 @@
+"""A small client of a node's HTTP API on the standard library, so that the reading verbs start fast."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import DEFAULT_API_URL
+from exo_mesh.config import ConfigError
+from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
+
+READ_DEADLINE_S = 10.0
+STREAM_SILENCE_S = 120.0
+"""The API sends a keep-alive comment at least every 10 s, so this much silence means that it is gone."""
+
+
+class NoNodeError(TransportError):
+    """Nothing answers at the API address."""
+
+    code = "no_node"
+    exit_code = exit_codes.NO_NODE
+
+
+class ApiClient:
+    """Calls with deadlines; every failure is a MeshError, with the server's own message where it gave one."""
+
+    def __init__(self, url: str | None = None) -> None:
+        chosen = url or os.environ.get("EXO_MESH_API_URL") or DEFAULT_API_URL
+        if "//" not in chosen:
+            chosen = f"http://{chosen}"
+        parts = urllib.parse.urlsplit(chosen)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--api-url {chosen}: an address such as {DEFAULT_API_URL} is needed")
+        self.url = chosen.rstrip("/")
+        # a proxy from the environment must not swallow calls to this machine
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
+        """The JSON at `path`."""
+        return self._call("GET", path, None, deadline_s)
+
+    def post(self, path: str, body: Any, deadline_s: float = READ_DEADLINE_S) -> Any:
+        """What the API answers to `body`."""
+        return self._call("POST", path, body, deadline_s)
+
+    def delete(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
+        """What the API answers to DELETE."""
+        return self._call("DELETE", path, None, deadline_s)
+
+    def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
+        """The events of a server-sent stream, until `[DONE]`. Closing the iterator closes the connection."""
+        with self._open("POST", path, body, STREAM_SILENCE_S) as response:
+            try:
+                for line in response:
+                    if not line.startswith(b"data:"):
+                        continue  # a comment or the blank line after an event
+                    data = line[5:].strip()
+                    if data == b"[DONE]":
+                        return
+                    event: dict[str, Any] = json.loads(data)
+                    if "error" in event:
+                        raise _server_error(event)
+                    yield event
+            except TimeoutError as exc:
+                raise DeadlineError(f"{self.url} was silent for {STREAM_SILENCE_S:.0f} s") from exc
+            except (OSError, http.client.HTTPException, ValueError) as exc:
+                raise TransportError(f"the answer of {self.url} broke off") from exc
+        raise TransportError(f"the answer of {self.url} broke off")
+
+    def _call(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
+        with self._open(method, path, body, deadline_s) as response:
+            try:
+                data = response.read()
+                return json.loads(data) if data else {}
+            except TimeoutError as exc:
+                raise DeadlineError(f"{self.url}{path} did not answer within {deadline_s:g} s") from exc
+            except (OSError, http.client.HTTPException, ValueError) as exc:
+                raise TransportError(f"{self.url}{path} did not answer with JSON") from exc
+
+    def _open(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        try:
+            return self._opener.open(request, timeout=deadline_s)
+        except urllib.error.HTTPError as exc:
+            with exc:
+                raise _http_error(exc, path) from None
+        except TimeoutError as exc:
+            raise DeadlineError(f"{self.url}{path} did not answer within {deadline_s:g} s") from exc
+        except (OSError, http.client.HTTPException) as exc:
+            if isinstance(getattr(exc, "reason", None), TimeoutError):
+                raise DeadlineError(f"{self.url}{path} did not answer within {deadline_s:g} s") from exc
+            raise NoNodeError(
+                f"nothing answers at {self.url}; start a node with `exo-mesh`, or name one with --api-url"
+            ) from exc
+
+
+def _http_error(answer: urllib.error.HTTPError, path: str) -> MeshError:
+    try:
+        return _server_error(json.loads(answer.read()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return MeshError(f"{path}: HTTP status {answer.code}")
+
+
+def _server_error(event: dict[str, Any]) -> MeshError:
+    """The error in an answer of OpenAI's shape, `{"error": {"message", "code", ...}}`."""
+    error = event["error"]
+    return error_from_code(str(error.get("code") or ""), str(error["message"]))

@@ -1,0 +1,63 @@
+"""Show the settings in force (`show`), where each came from (`show --origin`), or all that exist (`reference`)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import add_node_flags, node_flags
+from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.config import SETTINGS, LoadedSettings, Settings, default_settings, load_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to show, `--origin`, `--json`, and the flags whose effect is to be shown."""
+    parser.add_argument("what", choices=("show", "reference"), help="settings in force, or a Markdown table of all")
+    parser.add_argument("--origin", action="store_true", help="say where each value came from")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_node_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load the settings as `serve` would, and print them."""
+    if args.what == "reference":
+        print(reference())
+        return exit_codes.OK
+    loaded = load_settings(node_flags(args), os.environ)
+    if args.json:
+        print_json(_as_json(loaded, origin=args.origin))
+        return exit_codes.OK
+    texts = {name: setting.text(loaded.settings) or '""' for name, setting in SETTINGS.items()}
+    header, rows = ["SETTING", "VALUE"], [[name, text] for name, text in texts.items()]
+    if args.origin:
+        header, rows = [*header, "ORIGIN"], [[*row, loaded.origins[row[0]]] for row in rows]
+    print(columns(header, rows))
+    return exit_codes.OK
+
+
+def _as_json(loaded: LoadedSettings, *, origin: bool) -> dict[str, object]:
+    texts = {name: setting.text(loaded.settings) for name, setting in SETTINGS.items()}
+    if not origin:
+        return dict(texts)
+    return {name: {"value": text, "origin": loaded.origins[name]} for name, text in texts.items()}
+
+
+def reference() -> str:
+    """A Markdown table of every setting; docs/configuration.md has it."""
+    lines = ["| flag | variable | key in `config.toml` | default | meaning |", "|---|---|---|---|---|"]
+    for name, setting in SETTINGS.items():
+        flag = f"`{setting.flag} {setting.metavar}".rstrip() + "`"
+        key = "-" if name == "home" else f"`{name}`"
+        lines.append(f"| {flag} | `{setting.variable}` | {key} | {_default(name)} | {setting.help} |")
+    return "\n".join(lines)
+
+
+def _default(name: str) -> str:
+    """The default as the reference shows it: without what depends on the machine."""
+    words = {"home": "the XDG data directory", "name": "the host name"}
+    defaults: Settings = default_settings()
+    if name in words:
+        return words[name]
+    text = SETTINGS[name].text(defaults)
+    return f"`{text}`" if text else ""

@@ -1,0 +1,86 @@
+"""What `exo-mesh demo` shows: the ring, the answer as it comes, and what to type next."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.text import Text
+
+from exo_mesh.cli.chat import ask
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION, curl_line
+from exo_mesh.cli.tables import layers_text, peer_names
+
+_MAX_TOKENS = 256
+"""The demo model stops by itself much earlier; an engine that says nonsense does not."""
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+
+
+class DemoScreen:
+    """Writes to the terminal; without one, the same as plain text."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        """A spinner while something takes its time; a line where there is no terminal."""
+        if not self._console.is_terminal:
+            self._console.print(f"{what} …")
+        return self._console.status(f"{what} …")
+
+    def ring(self, instance: dict[str, Any], state: dict[str, Any]) -> None:
+        """The ring of an instance: who holds which layers, and with what the tokens go round."""
+        names = peer_names(state)
+        title = f"{instance['model']} over {len(instance['stages'])} peers"
+        width = min(self._console.width, 78)
+        self._console.print(Panel(ring_picture(instance["stages"], names), title=title, width=width))
+
+    def answer(self, client: ApiClient, question: str) -> None:
+        """Ask, and show the tokens as they come."""
+        self._console.print(Text.assemble(("you    ", "bold"), question))
+        self._console.print(Text("model  ", style="bold"), end="")
+        messages = [{"role": "user", "content": question}]
+        answer = ask(client, DEMO_MODEL, messages, {"temperature": 0, "max_tokens": _MAX_TOKENS}, self._piece)
+        self._console.print(Text(f"\n       {answer.timing()}", style="dim"))
+
+    def serving(self, api_urls: list[str]) -> None:
+        """The addresses, and how to ask with curl."""
+        self._console.print(f"\nThe mesh is up. OpenAI-style API: [bold]{api_urls[0]}/v1[/bold]")
+        if api_urls[1:]:
+            self._console.print(f"Every peer answers for every model: {', '.join(api_urls[1:])} too.")
+        print(curl_line(api_urls[0], DEMO_MODEL, FIRST_QUESTION), flush=True)
+        self._console.print("[dim]Ctrl-C stops all peers.[/dim]")
+
+    def peer_ended(self, number: int, log_tail: str) -> None:
+        """A peer is gone that nobody asked to stop."""
+        self._console.print(Text(f"peer-{number} ended; {log_tail}", style="red"))
+
+    def stopping(self) -> None:
+        """Ctrl-C or SIGTERM came."""
+        self._console.print(Text("\nstopping all peers", style="dim"))
+
+    def _piece(self, text: str) -> None:
+        self._console.print(Text(text), end="")
+
+
+def ring_picture(stages: list[dict[str, Any]], names: dict[str, str]) -> Text:
+    """One line per stage with its layers as blocks, and the way of a token through them."""
+    picture = Text("tokens in ─► embed\n", style="dim")
+    name_width = max(len(names.get(stage["peer"], stage["peer"][:8])) for stage in stages)
+    total = stages[-1]["layers"][1]
+    unit = max(1, 32 // total)
+    for index, stage in enumerate(stages):
+        start, stop = stage["layers"]
+        colour = _COLOURS[index % len(_COLOURS)]
+        name = names.get(stage["peer"], stage["peer"][:8])
+        picture.append(f"  {name.ljust(name_width)}  ", style="bold")
+        picture.append("·" * (start * unit), style="dim")
+        picture.append("█" * ((stop - start) * unit), style=colour)
+        picture.append("·" * ((total - stop) * unit), style="dim")
+        picture.append(f"  layers {layers_text(stage['layers'])}, {stage['engine']}\n")
+    picture.append("sample ─► token out, and round again", style="dim")
+    return picture

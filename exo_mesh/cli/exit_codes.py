@@ -1,0 +1,22 @@
+"""Exit codes of every verb; docs/cli.md has the same table."""
+
+OK = 0
+FAILED = 1
+"""Something that was asked for could not be done; one line on standard error says what."""
+USAGE = 2
+"""A flag, a variable or config.toml is wrong, or something that must be installed is missing."""
+NO_NODE = 3
+"""No node answers at the API address."""
+ADDRESS_IN_USE = 4
+"""A port that was asked for explicitly is taken."""
+INTERRUPTED = 130
+"""Stopped by Ctrl-C before it was done (128 + SIGINT)."""
+
+MEANINGS = {
+    OK: "done",
+    FAILED: "it could not be done; one line on standard error says why",
+    USAGE: "a flag, variable or `config.toml` is wrong, or a needed package is not installed",
+    NO_NODE: "no node answers at the API address",
+    ADDRESS_IN_USE: "a port that was asked for is taken",
+    INTERRUPTED: "interrupted with Ctrl-C",
+}

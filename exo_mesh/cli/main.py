@@ -1,0 +1,88 @@
+"""`exo-mesh`: finds the verb, runs it, and turns what goes wrong into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import Parser
+from exo_mesh.config import ConfigError, did_you_mean
+from exo_mesh.errors import MeshError
+from exo_mesh.logs import setup_logging
+
+VERBS = {
+    "serve": "run a node on this machine (what exo-mesh alone does)",
+    "demo": "start a small local mesh with the demo model, ask it something, keep serving",
+    "run": "ask a model, or talk with it",
+    "status": "how this node is",
+    "topology": "peers, and who holds which layers",
+    "ps": "model instances that are loaded",
+    "models": "models that some peer has",
+    "engines": "engines installed here, and which one is chosen",
+    "bench": "measure the ring",
+    "stop": "stop a model instance everywhere",
+    "config": "show the settings and where each came from",
+    "version": "versions of the package, the protocol and the libraries",
+}
+"""Each verb is the module exo_mesh.cli.<verb>."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the answer is the exit code."""
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except ConfigError as exc:
+        return _complain(exc, exit_codes.USAGE)
+    except MeshError as exc:
+        return _complain(exc, getattr(exc, "exit_code", exit_codes.FAILED))
+    except KeyboardInterrupt:
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # the reader of our output (`| head`) has gone; keep Python from complaining about it at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.OK
+    except OSError as exc:  # a full disk, a directory that may not be written, …
+        return _complain(exc, exit_codes.FAILED)
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv and argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return exit_codes.OK
+    if argv and argv[0] in ("-V", "--version"):
+        argv = ["version", *argv[1:]]
+    if not argv or argv[0].startswith("-"):
+        argv = ["serve", *argv]
+    verb, *rest = argv
+    if verb not in VERBS:
+        raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, VERBS) or '; see exo-mesh --help'}")
+    module = importlib.import_module(f"exo_mesh.cli.{verb}")
+    parser = Parser(prog=f"exo-mesh {verb}", description=module.__doc__)
+    module.add_arguments(parser)
+    args = parser.parse_all(rest)
+    setup_logging(level="error")  # `serve` sets it up again, as its settings say
+    code: int = module.run(args)
+    return code
+
+
+def usage() -> str:
+    """The text of `exo-mesh --help`."""
+    verbs = "\n".join(f"  {name:10} {text}" for name, text in VERBS.items())
+    return (
+        "usage: exo-mesh [VERB] [flags]\n\n"
+        "Runs one language model over the machines you already own: start `exo-mesh` on each of them.\n\n"
+        f"verbs:\n{verbs}\n\n"
+        "`exo-mesh VERB --help` lists the flags of a verb; `exo-mesh serve --help` those of a node."
+    )
+
+
+def _complain(error: Exception, code: int) -> int:
+    print(f"exo-mesh: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

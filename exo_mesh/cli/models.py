@@ -1,0 +1,28 @@
+"""List the models that some live peer has on its disk."""
+
+from __future__ import annotations
+
+import argparse
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import columns, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--api-url`, `--json`."""
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask `/v1/models` and `/state`."""
+    client = ApiClient(args.api_url)
+    models = client.get("/v1/models")["data"]
+    if args.json:
+        print_json(models)
+        return exit_codes.OK
+    loaded = {instance["model"] for instance in client.get("/state")["view"]["instances"]}
+    rows = [[model["id"], "loaded" if model["id"] in loaded else "on disk"] for model in models]
+    print(columns(("MODEL", "STATE"), rows))
+    return exit_codes.OK

@@ -1,0 +1,72 @@
+"""Argument parsing: unknown flags get a suggestion, and every setting of a node gets its flag."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from exo_mesh.config import SETTINGS, ConfigError, did_you_mean
+
+_HINTS = {
+    "--force-master": "exo-mesh has no master: all peers are equal",
+    "--master": "exo-mesh has no master: all peers are equal",
+    "--libp2p-port": "peers talk gRPC: use --grpc-port",
+    "--node-port": "use --grpc-port",
+    "--node-host": "use --host",
+}
+"""Flags of similar programs that people try here."""
+
+DEFAULT_API_URL = "http://127.0.0.1:52415"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises ConfigError instead of exiting, takes no abbreviations, and suggests the nearest flag."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse; raises ConfigError for anything left over."""
+        if hint := next((_HINTS[word] for word in argv if word in _HINTS), None):
+            raise ConfigError(hint)
+        args, rest = self.parse_known_args(argv)
+        if rest:
+            self._refuse(next((word for word in rest if word.startswith("-")), rest[0]))
+        return args
+
+    def _refuse(self, word: str) -> NoReturn:
+        flag = word.partition("=")[0]
+        if not flag.startswith("-"):
+            raise ConfigError(f"unexpected argument {word!r}; see {self.prog} --help")
+        hint = did_you_mean(flag, self._option_string_actions) or f"; see {self.prog} --help"
+        raise ConfigError(f"unknown flag {flag}{hint}")
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(re.sub(r"^argument ", "", message) + f"; see {self.prog} --help")
+
+
+def add_node_flags(parser: argparse.ArgumentParser) -> None:
+    """One flag per setting of a node."""
+    group = parser.add_argument_group("settings of the node (also EXO_MESH_… variables and config.toml)")
+    for setting in SETTINGS.values():
+        text = setting.help.replace("%", "%%")
+        dest = f"setting_{setting.name}"
+        if setting.is_switch:
+            group.add_argument(setting.flag, dest=dest, action="append_const", const="true", help=text)
+        else:
+            group.add_argument(setting.flag, dest=dest, action="append", metavar=setting.metavar, help=text)
+
+
+def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:
+    """The texts of the flags of add_node_flags that were given, by setting."""
+    texts = {name: getattr(args, f"setting_{name}", None) for name in SETTINGS}
+    return {name: given for name, given in texts.items() if given}
+
+
+def add_api_flags(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
+    """`--api-url`, and `--json` for verbs that read."""
+    parser.add_argument("--api-url", metavar="URL", help=f"the node to ask ({DEFAULT_API_URL}; also EXO_MESH_API_URL)")
+    if json:
+        parser.add_argument("--json", action="store_true", help="print JSON")

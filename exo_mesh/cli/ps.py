@@ -1,0 +1,28 @@
+"""List the model instances that are loaded."""
+
+from __future__ import annotations
+
+import argparse
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import columns, peer_names, print_json, ring_line
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--api-url`, `--json`."""
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask `/state`."""
+    state = ApiClient(args.api_url).get("/state")
+    instances = state["view"]["instances"]
+    if args.json:
+        print_json(instances)
+        return exit_codes.OK
+    names = peer_names(state)
+    rows = [[item["id"], item["model"], item["state"], ring_line(item, names)] for item in instances]
+    print(columns(("INSTANCE", "MODEL", "STATE", "RING"), rows))
+    return exit_codes.OK

@@ -1,0 +1,195 @@
+"""Ask a model: the prompt from the command line or from standard input; without one, a conversation.
+
+Uses the node of this machine. If none runs, one is started for as long as this command lasts.
+In a conversation, /clear forgets what was said, and /bye or Ctrl-D ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.chat import Answer, ask
+from exo_mesh.cli.client import ApiClient, NoNodeError
+from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
+from exo_mesh.cli.tables import print_json
+from exo_mesh.config import SETTINGS, load_settings
+from exo_mesh.errors import InputError, MeshError
+
+_START_DEADLINE_S = 60.0
+_FIND_MODEL_S = 3.0
+"""How long a node that was just started may look for a peer that has the model."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, PROMPT, sampling, output, and the settings of a node that has to be started."""
+    parser.add_argument("model", metavar="MODEL", help="hub id, directory or alias, such as exo-mesh-demo")
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; standard input if it is piped")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the likeliest token")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
+    parser.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
+    parser.add_argument("--verbose", action="store_true", help="print tokens/s after each answer")
+    add_api_flags(parser)
+    add_node_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """One answer, or a conversation."""
+    prompt = args.prompt
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read().strip()
+        if not prompt:
+            raise InputError("the prompt on standard input is empty", param="prompt")
+    if prompt is None and args.json:
+        raise InputError("--json needs a prompt", param="prompt")
+    args.model = model_name(args.model)
+    with _node(args) as client:
+        return _converse(client, args) if prompt is None else _answer_once(client, args, prompt)
+
+
+def model_name(text: str) -> str:
+    """A directory as an absolute path, since the node may run in another one; anything else as it is."""
+    return str(Path(text).expanduser().absolute()) if text.startswith(("./", "../", "~")) else text
+
+
+def _answer_once(client: ApiClient, args: argparse.Namespace, prompt: str) -> int:
+    messages = [*_system(args), {"role": "user", "content": prompt}]
+    answer = ask(client, args.model, messages, _parameters(args), _ignore if args.json else _write)
+    if args.json:
+        print_json(_as_json(args.model, answer))
+        return exit_codes.OK
+    print()
+    _report(args, answer)
+    return exit_codes.OK
+
+
+def _converse(client: ApiClient, args: argparse.Namespace) -> int:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (gives input() line editing and history)
+    messages = _system(args)
+    print(f"Talking to {args.model}. /clear starts anew, /bye or Ctrl-D ends.")
+    while True:
+        try:
+            line = input(">>> ").strip()
+        except EOFError:
+            print()
+            return exit_codes.OK
+        if line == "/bye":
+            return exit_codes.OK
+        if line == "/clear":
+            messages = _system(args)
+        elif line:
+            messages = _turn(client, args, [*messages, {"role": "user", "content": line}])
+
+
+def _turn(client: ApiClient, args: argparse.Namespace, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Print the answer and return the longer conversation; after an error or Ctrl-C, the one before the question."""
+    try:
+        answer = ask(client, args.model, messages, _parameters(args), _write)
+    except NoNodeError:
+        raise
+    except MeshError as exc:
+        print(f"exo-mesh: {exc}", file=sys.stderr)
+        return messages[:-1]
+    except KeyboardInterrupt:
+        print("\n(cancelled)")
+        return messages[:-1]
+    print()
+    _report(args, answer)
+    return [*messages, {"role": "assistant", "content": answer.text}]
+
+
+@contextlib.contextmanager
+def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
+    """A client of the node at --api-url; of a node of our own if none was named and none answers."""
+    client = ApiClient(args.api_url)
+    flags = node_flags(args)
+    named = args.api_url or os.environ.get("EXO_MESH_API_URL")
+    load_settings(flags, os.environ)  # a wrong flag is an error even if a node runs already
+    try:
+        client.get("/healthz")
+    except NoNodeError:
+        if named:
+            raise
+    else:
+        yield client
+        return
+    with _own_node(flags, args.model) as own:
+        yield own
+
+
+@contextlib.contextmanager
+def _own_node(flags: dict[str, list[str]], model: str) -> Iterator[ApiClient]:
+    from exo_mesh.cli.child_node import ChildNode
+
+    words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]
+    scratch = Path(tempfile.mkdtemp(prefix="exo-mesh-run-"))
+    child = ChildNode(words, scratch / "node.log", os.environ)
+    try:
+        api_url = child.wait_ready(_START_DEADLINE_S)["api_url"]
+        if not api_url:
+            raise InputError("run needs the API: leave --no-api out", param="no_api")
+        client = ApiClient(api_url)
+        _await_model(client, model)
+        yield client
+    finally:
+        child.stop()
+    shutil.rmtree(scratch, ignore_errors=True)  # kept after a failure: the message says where the log is
+
+
+def _flag_words(name: str, text: str) -> list[str]:
+    setting = SETTINGS[name]
+    return [setting.flag] if setting.is_switch else [f"{setting.flag}={text}"]
+
+
+def _await_model(client: ApiClient, model: str) -> None:
+    """Give discovery a moment; a model that nobody has is then refused by the API, with near names."""
+    end = time.monotonic() + (0 if model.startswith("/") else _FIND_MODEL_S)
+    while time.monotonic() < end and model not in {entry["id"] for entry in client.get("/v1/models")["data"]}:
+        time.sleep(0.1)
+
+
+def _parameters(args: argparse.Namespace) -> dict[str, Any]:
+    given = {"temperature": args.temperature, "max_tokens": args.max_tokens, "seed": args.seed}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _system(args: argparse.Namespace) -> list[dict[str, str]]:
+    return [{"role": "system", "content": args.system}] if args.system else []
+
+
+def _as_json(model: str, answer: Answer) -> dict[str, Any]:
+    return {
+        "model": model,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "usage": {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens},
+        "tokens_per_s": round(answer.tokens_per_s, 2),
+        "first_token_s": round(answer.first_token_s, 4),
+    }
+
+
+def _report(args: argparse.Namespace, answer: Answer) -> None:
+    if answer.finish_reason == "length":
+        print("exo-mesh: the answer was cut at the most tokens allowed", file=sys.stderr)
+    if args.verbose:
+        print(answer.timing(), file=sys.stderr)
+
+
+def _write(piece: str) -> None:
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+
+
+def _ignore(piece: str) -> None:
+    """With --json nothing is shown before the end."""

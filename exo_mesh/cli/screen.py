@@ -1,0 +1,113 @@
+"""What a node tells whoever started it: people with rich, programs with one JSON object per event.
+
+Peers that come and go, and whatever else happens later, are told by the log.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from exo_mesh.cli.tables import human_bytes
+
+DEMO_MODEL = "exo-mesh-demo"
+FIRST_QUESTION = "Count from 7 to 20."
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What is worth knowing when a node has started. api_url is empty with --no-api; notes are surprises, in words."""
+
+    node_id: str
+    name: str
+    version: str
+    grpc_address: str
+    addresses: tuple[str, ...]
+    api_url: str
+    engine: str
+    engine_reason: str
+    usable_bytes: int
+    total_bytes: int
+    models: tuple[str, ...]
+    namespace: str
+    mesh_is_open: bool
+    notes: tuple[str, ...] = ()
+
+
+class Screen(Protocol):
+    """Where the beginning and the end of a node's life are told."""
+
+    def started(self, facts: NodeFacts) -> None: ...
+
+    def stopping(self, reason: str) -> None: ...
+
+
+class JsonScreen:
+    """One line per event on standard output: `{"event": "ready" | "stopping", ...}`."""
+
+    def started(self, facts: NodeFacts) -> None:
+        self._say("ready", **asdict(facts))
+
+    def stopping(self, reason: str) -> None:
+        self._say("stopping", reason=reason)
+
+    def _say(self, event: str, **fields: object) -> None:
+        print(json.dumps({"event": event, **fields}), flush=True)
+
+
+class ConsoleScreen:
+    """For people."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def started(self, facts: NodeFacts) -> None:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table.grid(padding=(0, 2))
+        for label, text in _fact_lines(facts):
+            table.add_row(f"[dim]{label}[/dim]", escape(text))
+        self._console.print(f"[bold]exo-mesh {facts.version}[/bold]")
+        self._console.print(table)
+        for note in facts.notes:
+            self._console.print(f"[yellow]{escape(note)}[/yellow]")
+        if facts.mesh_is_open:
+            self._console.print(
+                "[yellow]The mesh is open: no secret is set, so any machine that reaches these ports can join.[/yellow]"
+            )
+        if facts.api_url:
+            self._console.print(f"\nAsk it something, in another terminal:\n{escape(next_steps(facts))}")
+        self._console.print("[dim]Ctrl-C stops the node.[/dim]\n")
+
+    def stopping(self, reason: str) -> None:
+        self._console.print(f"[dim]{reason}: stopping (once more to force it)[/dim]")
+
+
+def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
+    engine = f"{facts.engine}: {facts.engine_reason}" if facts.engine else f"none: {facts.engine_reason}"
+    return [
+        ("node", f"{facts.name} ({facts.node_id[:8]}), namespace {facts.namespace}"),
+        ("peers reach it at", ", ".join(facts.addresses)),
+        ("engine", engine),
+        ("memory", f"{human_bytes(facts.usable_bytes)} usable of {human_bytes(facts.total_bytes)}"),
+        ("models", ", ".join(facts.models) or "none"),
+        ("API", f"{facts.api_url}/v1" if facts.api_url else "off (--no-api)"),
+    ]
+
+
+def next_steps(facts: NodeFacts) -> str:
+    """What to type next, ready to paste."""
+    model = DEMO_MODEL if DEMO_MODEL in facts.models or not facts.models else facts.models[0]
+    api = "" if facts.api_url.endswith(":52415") else f" --api-url {facts.api_url}"
+    return f'  exo-mesh run {model} "{FIRST_QUESTION}"{api}\n{curl_line(facts.api_url, model, FIRST_QUESTION)}'
+
+
+def curl_line(api_url: str, model: str, question: str) -> str:
+    """An OpenAI-style request with curl, over several lines, ready to paste."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
+    quoted = body.replace("'", "'\\''")
+    return f"  curl {api_url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{quoted}'"

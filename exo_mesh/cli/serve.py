@@ -1,0 +1,130 @@
+"""Run a node on this machine until Ctrl-C or SIGTERM. It needs no arguments and no configuration."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import add_node_flags, node_flags
+from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
+from exo_mesh.config import ConfigError, LoadedSettings, load_settings
+from exo_mesh.errors import InputError
+from exo_mesh.logs import setup_logging
+
+STOP_DEADLINE_S = 4.5
+"""A node that was told to stop is gone within 5 s, whatever its parts do."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every setting of a node, and `--until-stdin-closes`."""
+    parser.add_argument(
+        "--until-stdin-closes", action="store_true", help="stop when standard input ends (for programs that start us)"
+    )
+    add_node_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; the answer is the exit code."""
+    loaded = load_settings(node_flags(args), os.environ)
+    setup_logging(loaded.settings.log_format, loaded.settings.log_level)
+    screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(loaded, screen, watch_stdin=args.until_stdin_closes))
+
+
+async def _serve(loaded: LoadedSettings, screen: Screen, *, watch_stdin: bool) -> int:
+    from exo_mesh.cli.wiring import RunningNode
+
+    stop = _StopSignal(screen)
+    stop.listen(watch_stdin=watch_stdin)
+    node = RunningNode(loaded)
+    try:
+        if await _unless_stopped(node.start(), stop):
+            screen.started(node.facts())
+            await stop.wait()
+    except InputError as exc:
+        raise exc if isinstance(exc, ConfigError) else ConfigError(str(exc), param=exc.param) from exc
+    finally:
+        await _stop_in_time(node.stop())
+    return exit_codes.OK
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) -> bool:
+    """Run `work` to its end, or cancel it when the stop signal comes first; False in that case."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+async def _stop_in_time(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await asyncio.wait_for(work, STOP_DEADLINE_S)
+    except TimeoutError:
+        _end_now("a part of the node did not stop in time")
+
+
+def _end_now(why: str) -> None:
+    """Leave without cleaning up. Runners see their pipe close and end by themselves."""
+    print(f"exo-mesh: {why}; ending at once", file=sys.stderr, flush=True)
+    os._exit(exit_codes.FAILED)
+
+
+class _StopSignal:
+    """Set by the first SIGINT, SIGTERM or SIGHUP, or by the end of standard input; a second signal ends the process."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._event = asyncio.Event()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def listen(self, *, watch_stdin: bool) -> None:
+        """Take over the signals of this process."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._on_signal, signum)
+        if watch_stdin:
+            threading.Thread(target=self._await_end_of_stdin, args=(loop,), name="stdin", daemon=True).start()
+
+    def _on_signal(self, signum: int) -> None:
+        if self._event.is_set():
+            _end_now(signal.Signals(signum).name)
+        self._stop(signal.Signals(signum).name)
+
+    def _await_end_of_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
+        # os.read and not sys.stdin: a buffered reader would be locked by this thread when the interpreter ends
+        while os.read(0, 4096):
+            pass
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(self._stop, "standard input has closed")
+
+    def _stop(self, reason: str) -> None:
+        if not self._event.is_set():
+            self._event.set()
+            self._screen.stopping(reason)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop where it is installed: gRPC round trips are three times as fast on it."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

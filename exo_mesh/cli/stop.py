@@ -1,0 +1,32 @@
+"""Stop a model instance on all peers and free its memory. `exo-mesh ps` shows the instances."""
+
+from __future__ import annotations
+
+import argparse
+import urllib.parse
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.errors import InputError
+
+_DEADLINE_S = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """INSTANCE, `--api-url`."""
+    parser.add_argument("instance", metavar="INSTANCE", help="id of an instance, or the name of its model")
+    add_api_flags(parser, json=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """DELETE `/instance/{id}` of the instance, or of each instance of the model."""
+    client = ApiClient(args.api_url)
+    instances = client.get("/state")["view"]["instances"]
+    ids = [item["id"] for item in instances if args.instance in (item["id"], item["model"])]
+    if not ids:
+        raise InputError(f"no instance {args.instance}; see exo-mesh ps", param="instance")
+    for instance_id in ids:
+        client.delete(f"/instance/{urllib.parse.quote(instance_id, safe='')}", _DEADLINE_S)
+        print(f"stopped {instance_id}")
+    return exit_codes.OK

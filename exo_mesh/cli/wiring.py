@@ -1,0 +1,172 @@
+"""Puts a node together from its settings. The only place that names the concrete parts."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from aiohttp import web
+
+from exo_mesh import __version__
+from exo_mesh.api.app import app_runner, build_app
+from exo_mesh.api.context import ApiOptions
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.screen import NodeFacts
+from exo_mesh.config import ConfigError, LoadedSettings, Settings
+from exo_mesh.engine.registry import Registry, load_registry
+from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.node.node import Node
+
+API_PORT_TRIES = 50
+API_STOP_S = 1.0
+"""Requests have ended when the API stops, since the node stops first; this is for their last bytes."""
+
+
+class AddressInUseError(TransportError):
+    """A port that was asked for is taken."""
+
+    code = "address_in_use"
+    exit_code = exit_codes.ADDRESS_IN_USE
+
+
+class RunningNode:
+    """A node and its HTTP API: construct, start, look at the facts, stop. Stop may follow a start that failed."""
+
+    def __init__(self, loaded: LoadedSettings) -> None:
+        self._loaded = loaded
+        self._settings = replace(loaded.settings, models_dirs=models_dirs(loaded.settings, os.environ))
+        self._registry = load_registry()
+        self._node: Node | None = None
+        self._socket: socket.socket | None = None
+        self._runner: web.AppRunner | None = None
+        self._notes: list[str] = []
+
+    async def start(self) -> None:
+        """Bind the API's port, start the node, serve. Raises ConfigError, AddressInUseError or another MeshError."""
+        settings = self._settings
+        _check_engine(self._registry, settings.engine)
+        missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
+        self._notes += [f"the models directory {path} does not exist" for path in missing]
+        if settings.api:
+            self._socket = self._bind_api()
+        self._node = Node(settings, registry=self._registry)
+        await self._node.start()
+        if settings.grpc_port not in (0, self._node.grpc_port):
+            self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
+        if self._socket is not None:
+            self._runner = app_runner(build_app(self._node, ApiOptions(registry=self._node.metrics.registry)))
+            await self._runner.setup()
+            await web.SockSite(self._runner, self._socket, backlog=1024).start()
+            self._node.announce_api(_url(_reachable_host(self._node), self._socket))
+
+    def facts(self) -> NodeFacts:
+        """What to tell about a started node."""
+        assert self._node is not None, "the node has been started"
+        own = self._node.membership.own
+        state = self._node.state()
+        reading = state["telemetry"].get(own.id, {})
+        engine, reason = _chosen(self._registry, self._settings.engine)
+        return NodeFacts(
+            node_id=own.id,
+            name=own.name,
+            version=__version__,
+            grpc_address=own.addresses[0],
+            addresses=own.addresses,
+            api_url="" if self._socket is None else _url(_local_host(self._settings.host), self._socket),
+            engine=engine,
+            engine_reason=reason,
+            usable_bytes=reading.get("usable_bytes", 0),
+            total_bytes=reading.get("total_bytes", 0),
+            models=own.models,
+            namespace=own.namespace,
+            mesh_is_open=True,
+            notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
+        )
+
+    async def stop(self) -> None:
+        """End requests, runners and connections, in this order."""
+        if self._socket is not None:
+            self._socket.close()
+        if self._node is not None:
+            await self._node.stop()
+        if self._runner is not None:
+            await asyncio.wait_for(self._runner.cleanup(), API_STOP_S)
+
+    def _bind_api(self) -> socket.socket:
+        """A socket on the API's port; on a later one if it is taken and nobody asked for it."""
+        host, port = self._settings.host, self._settings.api_port
+        tries = 1 if self._loaded.was_set("api_port") or port == 0 else API_PORT_TRIES
+        for candidate in range(port, port + tries):
+            try:
+                bound = _bound_socket(host, candidate)
+            except OSError as exc:
+                if exc.errno != errno.EADDRINUSE:
+                    raise ConfigError(f"--host {host}: {exc.strerror or exc}") from exc
+                continue
+            if candidate != port:
+                self._notes.append(f"port {port} is taken: the API is on {candidate}")
+            return bound
+        raise AddressInUseError(
+            f"the API port {port} on {host} is taken; name another with --api-port, or 0 for any free one"
+        )
+
+
+def models_dirs(settings: Settings, environ: os._Environ[str] | dict[str, str]) -> tuple[Path, ...]:
+    """Where models are looked for: the directories that were named, the home's own, and the Hugging Face cache."""
+    hub = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    return (*settings.models_dirs, settings.home / "models", Path(hub).expanduser())
+
+
+def _check_engine(registry: Registry, name: str) -> None:
+    """An engine that was named must be there. With "auto" a node may run without: it can still be an entry peer."""
+    if name != "auto":
+        try:
+            registry.choose(name)
+        except MeshError as exc:
+            raise ConfigError(f"--engine {name}: {exc}") from exc
+
+
+def _chosen(registry: Registry, preference: str) -> tuple[str, str]:
+    """(engine, why it was chosen), or ("", why there is none)."""
+    try:
+        provider = registry.choose(preference)
+    except MeshError as exc:
+        return "", str(exc)
+    why = "as asked" if preference != "auto" else "the best that runs here"
+    return provider.name, f"{why} ({provider.availability().reason})"
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(1024)  # only now does the system say that somebody else listens here
+    except OSError:
+        bound.close()
+        raise
+    bound.setblocking(False)
+    return bound
+
+
+def _url(host: str, bound: socket.socket) -> str:
+    return f"http://{host}:{bound.getsockname()[1]}"
+
+
+def _local_host(host: str) -> str:
+    """The host for a URL that is used on this machine."""
+    if host in ("0.0.0.0", "::", "[::]"):
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _reachable_host(node: Node) -> str:
+    """The host for a URL that other machines use: that of the first control address."""
+    return node.membership.own.addresses[0].rpartition(":")[0]

@@ -1,0 +1,1 @@
+"""Finding addresses of other nodes. Discovery only suggests; the membership admits."""

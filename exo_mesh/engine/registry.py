@@ -1,0 +1,85 @@
+"""Find engines. They are packages under the entry-point group `exo_mesh.engines`; ours come through the same door."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+
+from exo_mesh.engine.contract import Availability, EngineProvider
+from exo_mesh.errors import EngineError, InputError
+
+GROUP = "exo_mesh.engines"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The engines found. `broken` has those whose plugin failed to import, with the reason."""
+
+    providers: Mapping[str, EngineProvider]
+    broken: Mapping[str, str]
+
+    def provider(self, name: str) -> EngineProvider:
+        """The engine called `name`. Raises InputError that lists what there is."""
+        if name in self.providers:
+            return self.providers[name]
+        if name in self.broken:
+            raise EngineError(f"engine {name} is installed but does not import: {self.broken[name]}")
+        installed = ", ".join(sorted(self.providers)) or "none"
+        raise InputError(f"no engine {name!r}; installed: {installed}", param="engine")
+
+    def choose(self, preference: str = "auto") -> EngineProvider:
+        """The engine named, which must be available; or with "auto" the available one with the highest preference.
+
+        Engines with a negative preference are never chosen automatically. Raises InputError for an unknown name, and
+        EngineError with every engine's reason and remedy if none can run.
+        """
+        if preference != "auto":
+            found = self.provider(preference)
+            availability = found.availability()
+            if not availability.available:
+                raise EngineError(f"engine {preference} cannot run here: {_explain(availability)}")
+            return found
+        looks = {name: found.availability() for name, found in sorted(self.providers.items())}
+        able = [name for name, look in looks.items() if look.available and look.preference >= 0]
+        if not able:
+            reasons = [f"{name}: {_explain(look)}" for name, look in looks.items()]
+            reasons += [f"{name}: does not import: {why}" for name, why in sorted(self.broken.items())]
+            raise EngineError(f"no engine can run here ({'; '.join(reasons) or 'none is installed'})")
+        return self.providers[max(able, key=lambda name: looks[name].preference)]
+
+
+def load_registry(entry_points: Iterable[metadata.EntryPoint] | None = None) -> Registry:
+    """Import every engine plugin (cheap by contract). A plugin that fails is logged and reported, never fatal."""
+    found: dict[str, EngineProvider] = {}
+    broken: dict[str, str] = {}
+    for entry_point in metadata.entry_points(group=GROUP) if entry_points is None else entry_points:
+        try:
+            loaded = entry_point.load()
+            found[loaded.name] = loaded
+        except Exception as exc:  # noqa: BLE001 - a foreign plugin may fail in any way; the others must still be found
+            logger.warning("engine plugin %s does not import: %s", entry_point.name, exc)
+            broken[entry_point.name] = f"{type(exc).__name__}: {exc}"
+    return Registry(found, broken)
+
+
+def providers() -> dict[str, EngineProvider]:
+    """All engines installed, by name."""
+    return dict(load_registry().providers)
+
+
+def provider(name: str) -> EngineProvider:
+    """See Registry.provider."""
+    return load_registry().provider(name)
+
+
+def choose(preference: str = "auto") -> EngineProvider:
+    """See Registry.choose."""
+    return load_registry().choose(preference)
+
+
+def _explain(availability: Availability) -> str:
+    return availability.reason + (f" ({availability.remedy})" if availability.remedy else "")

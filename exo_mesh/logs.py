@@ -1,0 +1,67 @@
+"""The one place where logging is set up. Log records never carry prompt or output, as text or as token ids."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+from typing import TextIO
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_CHATTY = ("asyncio", "aiohttp.access", "grpc", "zeroconf")
+
+
+def extra_fields(record: logging.LogRecord) -> dict[str, object]:
+    """What the caller added with `extra=`, such as request_id."""
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time, level, logger, message, the extra fields, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, object] = {
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **extra_fields(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """`12:00:01 message key=value` for people; the level if it is not info, the logger if it is debug."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        source = f" {record.name.removeprefix('exo_mesh.')}" if record.levelno <= logging.DEBUG else ""
+        level = "" if record.levelno == logging.INFO else f" {record.levelname.lower()}{source}:"
+        fields = "".join(f" {key}={value}" for key, value in extra_fields(record).items())
+        line = f"{when}{level} {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def quiet_libraries() -> None:
+    """Stop gRPC's C core from writing to the screen. Call before grpc is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:
+    """Send all records of `level` and up to `stream` (standard error), as "console" or "json" lines. Repeatable."""
+    quiet_libraries()
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else ConsoleFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    logging.captureWarnings(True)

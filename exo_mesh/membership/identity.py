@@ -1,0 +1,72 @@
+"""Who this node is: an id that survives restarts, and an incarnation that rises with each of them."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from exo_mesh.errors import InputError
+
+MAX_NODES_PER_HOME = 16
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`id` is 32 hex digits. The lock is held until `release`, so that no second node takes the same id."""
+
+    id: str
+    incarnation: int
+    lock: IO[str]
+
+    def release(self) -> None:
+        """Let another node take this id."""
+        self.lock.close()
+
+
+def take_identity(home: Path) -> Identity:
+    """The first id in `home` that no running node uses; created when there is none. Blocking file I/O.
+
+    A second node on the same home gets an id of its own, the same one each time, with a warning.
+    Raises InputError if MAX_NODES_PER_HOME nodes run on this home or it cannot be written.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        for slot in range(1, MAX_NODES_PER_HOME + 1):
+            path = home / ("node_id" if slot == 1 else f"node_id.{slot}")
+            lock = _locked(path)
+            if lock is not None:
+                if slot > 1:
+                    _log.warning("another node runs on %s; this one takes the id of %s", home, path.name)
+                return _read_and_count(lock)
+    except OSError as exc:
+        raise InputError(f"the home directory {home} cannot be used: {exc}", param="home") from exc
+    raise InputError(f"{MAX_NODES_PER_HOME} nodes already run on {home}; give this one its own --home", param="home")
+
+
+def _locked(path: Path) -> IO[str] | None:
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def _read_and_count(lock: IO[str]) -> Identity:
+    words = lock.read().split()
+    known = len(words) == 2 and len(words[0]) == 32 and words[1].isdigit()
+    node_id, starts = (words[0], int(words[1])) if known else (secrets.token_hex(16), 0)
+    lock.seek(0)
+    lock.truncate()
+    lock.write(f"{node_id} {starts + 1}\n")
+    lock.flush()
+    os.fsync(lock.fileno())
+    return Identity(node_id, starts + 1, lock)

@@ -1,0 +1,99 @@
+"""The Prometheus metrics of a node. The registry is handed around; nothing here is global.
+
+Names begin with `exo_mesh_`, end in a unit, and never carry a request id, a prompt or a token.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from exo_mesh.proto.runner_pb2 import Heartbeat
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+_STAGE = ("instance", "stage")
+
+
+class Metrics:
+    """All collectors of one node, in `registry`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"exo_mesh_{name}", text, labels, registry=self.registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(f"exo_mesh_{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"exo_mesh_{name}", text, buckets=buckets, registry=self.registry)
+
+        self.peers = gauge("peers", "Live peers, this one included.")
+        self.peer_rtt = gauge("peer_rtt_seconds", "Smoothed round trip of a control call.", ("peer",))
+        self.usable_memory = gauge("usable_memory_bytes", "What a new reservation could get here.")
+        self.reserved_memory = gauge("reserved_memory_bytes", "What plans hold here.")
+        self.requests = counter("requests_total", "Requests that entered here, by how they ended.", ("outcome",))
+        self.requests_live = gauge("requests_running", "Requests that entered here and have not ended.")
+        self.tokens = counter("tokens_total", "Tokens of requests that entered here.", ("kind",))
+        self.ttft = histogram("ttft_seconds", "From a request's entry to its first token.", TTFT_BUCKETS_S)
+        self.itl = histogram("itl_seconds", "Between two tokens of a request.", ITL_BUCKETS_S)
+        self.placements = counter("placements_total", "Placements this node tried, by how they ended.", ("outcome",))
+        self.resumes = counter("requests_resumed_total", "Times a request went on after its ring was lost.")
+        self.stage_starts = counter("stage_starts_total", "Runners started here.", ("instance",))
+        self.stage_restarts = counter("stage_restarts_total", "Runners started here after the first.", ("instance",))
+        self.stage_frames = gauge("stage_frames_total", "Frames a stage here has received.", _STAGE)
+        self.stage_bytes_out = gauge("stage_sent_bytes_total", "Bytes a stage here has sent on.", _STAGE)
+        self.stage_memory = gauge("stage_memory_bytes", "Weights and KV of a stage here.", _STAGE)
+        self.stage_busy = gauge("stage_busy_seconds_total", "Time a stage here has spent in its engine.", _STAGE)
+        self.stage_sequences = gauge("stage_sequences", "Sequences with KV in a stage here.", _STAGE)
+        self.queue_depth = gauge("queue_depth", "Requests waiting in a driver here.", ("instance",))
+        self.running = gauge("running_sequences", "Requests running in a driver here.", ("instance",))
+        self.lap = gauge("lap_seconds", "Time round the ring, seen by a driver here.", ("instance", "quantile"))
+        self._started: set[str] = set()
+
+    def set_round_trips(self, seconds: Mapping[str, float]) -> None:
+        """Replace the round trips to the peers, by peer name."""
+        self.peer_rtt.clear()
+        for peer, rtt_s in seconds.items():
+            self.peer_rtt.labels(peer).set(rtt_s)
+
+    def runner_started(self, instance: str) -> None:
+        """A runner of an instance starts on this machine."""
+        self.stage_starts.labels(instance).inc()
+        if instance in self._started:
+            self.stage_restarts.labels(instance).inc()
+        self._started.add(instance)
+
+    def stage_beat(self, instance: str, stage: int, beat: Heartbeat) -> None:
+        """Take over the counters that a runner keeps for itself."""
+        labels = (instance, str(stage))
+        self.stage_frames.labels(*labels).set(beat.frames_in)
+        self.stage_bytes_out.labels(*labels).set(beat.bytes_out)
+        self.stage_memory.labels(*labels).set(beat.memory_bytes)
+        self.stage_busy.labels(*labels).set(beat.busy_s)
+        self.stage_sequences.labels(*labels).set(beat.sequences)
+        self.queue_depth.labels(instance).set(beat.queued)
+        self.running.labels(instance).set(beat.running)
+        if beat.laps:
+            self.lap.labels(instance, "0.5").set(beat.lap_p50_s)
+            self.lap.labels(instance, "0.99").set(beat.lap_p99_s)
+
+    def stage_gone(self, instance: str, stage: int) -> None:
+        """A stage here has ended: its readings end, too."""
+        for gauge in (self.stage_frames, self.stage_bytes_out, self.stage_memory, self.stage_busy):
+            _drop(gauge, instance, str(stage))
+        _drop(self.stage_sequences, instance, str(stage))
+        for gauge in (self.queue_depth, self.running):
+            _drop(gauge, instance)
+        for quantile in ("0.5", "0.99"):
+            _drop(self.lap, instance, quantile)
+
+
+def _drop(gauge: Gauge, *labels: str) -> None:
+    with contextlib.suppress(KeyError):  # older releases of the client complain about labels that were never set
+        gauge.remove(*labels)

@@ -1,0 +1,80 @@
+"""What this node answers to other nodes; the messages of control.proto in, and out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from exo_mesh.errors import InputError, ReservationError
+from exo_mesh.membership.service import Membership
+from exo_mesh.node import text_cache
+from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.instances import Instances
+from exo_mesh.node.journal import Journal
+from exo_mesh.node.members import reachable
+from exo_mesh.node.stage_host import StageHost
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto
+
+
+class ControlService:
+    """Implements exo_mesh.transport.control_server.ControlHandler by delegation."""
+
+    def __init__(
+        self, membership: Membership, host: StageHost, catalogue: Catalogue, instances: Instances, journal: Journal
+    ) -> None:
+        self._membership = membership
+        self._host = host
+        self._catalogue = catalogue
+        self._instances = instances
+        self._journal = journal
+
+    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
+        return await self._membership.answer_hello(request, caller_host)
+
+    async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+        return await self._membership.answer_exchange(request)
+
+    async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
+        return await self._membership.answer_goodbye(request)
+
+    async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply:
+        return await self._catalogue.describe(request.model)
+
+    async def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
+        files = await asyncio.to_thread(self._catalogue.local_text_files, request.model)
+        async for item in text_cache.send(files):
+            yield item
+
+    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
+        try:
+            plan = plan_from_proto(request.plan)
+        except ValueError as exc:
+            raise InputError(f"this is no plan: {exc}") from exc
+        try:
+            answer = await self._host.reserve(plan, request.stage)
+        except ReservationError as exc:
+            return pb.ReserveReply(granted=False, reason=str(exc), never=True)
+        reply = pb.ReserveReply(granted=answer.granted, reason=answer.reason, usable_bytes=answer.usable_bytes)
+        if answer.beaten_by is not None:
+            reply.beaten_by.CopyFrom(ballot_to_proto(answer.beaten_by))
+        return reply
+
+    async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
+        async for status in self._host.commit(request.instance_id, ballot_from_proto(request.ballot)):
+            yield status
+
+    async def link(self, request: pb.LinkRequest) -> pb.LinkReply:
+        endpoint = reachable(self._membership, request.next_endpoint, request.next_peer)
+        await self._host.link(request.instance_id, ballot_from_proto(request.ballot), endpoint)
+        return pb.LinkReply()
+
+    async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:
+        await self._host.release(request.instance_id, ballot_from_proto(request.ballot))
+        return pb.ReleaseReply()
+
+    async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
+        return pb.CancelReply(found=self._journal.cancel(request.request_id))
+
+    async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
+        return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

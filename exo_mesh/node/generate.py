@@ -1,0 +1,178 @@
+"""The way of a request from its entry here to an instance and back, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.domain.view import InstanceInfo
+from exo_mesh.errors import CancelledRequestError, ContextLengthError, MeshError, StageLostError
+from exo_mesh.metrics import Metrics
+from exo_mesh.node.instances import Instances
+from exo_mesh.node.journal import Entry, Journal
+from exo_mesh.node.service import InstanceSpec, Progress
+from exo_mesh.transport.control_driver import DriverChannels
+
+PROGRESS_EVERY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds. first_s: longest silence before the first token, queueing and prefill included (prefill reports
+    progress). next_s: between tokens. max_resumes: how often a request may go on after its ring was lost."""
+
+    first_s: float = 120.0
+    next_s: float = 30.0
+    max_resumes: int = 3
+
+
+class Router:
+    """Finds or places an instance for each request and follows it to its one end."""
+
+    def __init__(
+        self,
+        instances: Instances,
+        drivers: DriverChannels,
+        journal: Journal,
+        metrics: Metrics,
+        endpoint_of: Callable[[InstanceInfo], str],
+        *,
+        patience: Patience = Patience(),
+        clock: Clock = monotonic,
+    ) -> None:
+        self._instances = instances
+        self._drivers = drivers
+        self._journal = journal
+        self._metrics = metrics
+        self._endpoint_of = endpoint_of
+        self._patience = patience
+        self._clock = clock
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+        """See MeshService.generate."""
+        metrics = self._metrics
+        entry = self._journal.open(request, model, self._clock())
+        metrics.requests_live.inc()
+        outcome, ttft_s = "cancelled", None
+        try:
+            async for item in self._follow(entry):
+                if isinstance(item, TokenEvent) and item.token_id is not None:
+                    first = self._count_token(entry)
+                    ttft_s = first if first is not None else ttft_s
+                if isinstance(item, TokenEvent) and item.finish is not None:
+                    outcome = str(item.finish)
+                yield item
+        except MeshError as exc:
+            outcome = exc.code
+            raise
+        finally:
+            metrics.requests_live.dec()
+            metrics.requests.labels(outcome).inc()
+            metrics.tokens.labels("prompt").inc(len(request.prompt_ids))
+            self._journal.close(entry, outcome, ttft_s, self._clock())
+
+    async def _follow(self, entry: Entry) -> AsyncGenerator[TokenEvent | Progress, None]:
+        """All events of a request, over as many rings as it takes."""
+        for attempt in range(self._patience.max_resumes + 1):
+            instance = None
+            async for step in self._find(entry):
+                if isinstance(step, InstanceInfo):
+                    instance = step
+                else:
+                    yield step
+            assert instance is not None, "_find ends with an instance or an error"
+            try:
+                async with contextlib.aclosing(self._events(entry, instance)) as events:
+                    async for event in events:
+                        yield event
+                return
+            except StageLostError as exc:
+                self._instances.distrust(instance)
+                if attempt == self._patience.max_resumes:
+                    raise
+                self._metrics.resumes.inc()
+                _log.warning(
+                    "request %s: %s; going on after %d tokens", entry.request.request_id, exc, len(entry.emitted)
+                )
+                yield Progress("recovering")
+
+    async def _find(self, entry: Entry) -> AsyncGenerator[InstanceInfo | Progress, None]:
+        """Progress while an instance is placed; the last item is the instance."""
+        work = asyncio.ensure_future(self._instances.ensure(InstanceSpec(entry.model)))
+        entry.on_cancel = work.cancel
+        try:
+            while not work.done():
+                await asyncio.wait((work,), timeout=PROGRESS_EVERY_S)
+                if not work.done():
+                    yield Progress("loading", *self._instances.progress(entry.model))
+            if entry.cancelled:
+                raise CancelledRequestError(f"request {entry.request.request_id} was cancelled")
+            yield work.result()
+        finally:
+            entry.on_cancel = None
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _events(self, entry: Entry, instance: InstanceInfo) -> AsyncGenerator[TokenEvent | Progress, None]:
+        request, plan = entry.resumption, instance.plan
+        wanted = len(request.prompt_ids) + request.max_tokens
+        if wanted > plan.context_limit:
+            raise ContextLengthError(
+                f"{len(request.prompt_ids)} prompt tokens and up to {request.max_tokens} output tokens make {wanted}; "
+                f"{plan.instance_id} has a context limit of {plan.context_limit} tokens",
+                param="max_tokens",
+            )
+        stream = self._drivers.generate(
+            self._endpoint_of(instance), plan, request, first_s=self._patience.first_s, next_s=self._patience.next_s
+        )
+        async with contextlib.aclosing(_until_cancelled(entry, stream)) as items:
+            async for item in items:
+                if isinstance(item, int):
+                    yield Progress("prefill", item, len(request.prompt_ids) + len(request.resume_ids))
+                elif entry.accept(item):
+                    yield item
+
+    def _count_token(self, entry: Entry) -> float | None:
+        """Note the time of a token; answers the time to the first one, when it is that."""
+        now = self._clock()
+        last, entry.last_token_at = entry.last_token_at, now
+        self._metrics.tokens.labels("output").inc()
+        if last is None:
+            self._metrics.ttft.observe(now - entry.entered_at)
+            return now - entry.entered_at
+        self._metrics.itl.observe(now - last)
+        return None
+
+
+async def _until_cancelled(
+    entry: Entry, stream: AsyncGenerator[TokenEvent | int, None]
+) -> AsyncGenerator[TokenEvent | int, None]:
+    """The stream's items; when the entry is cancelled meanwhile, CancelledRequestError instead of the next one."""
+    error = CancelledRequestError(f"request {entry.request.request_id} was cancelled")
+    following: asyncio.Future[TokenEvent | int] | None = None
+    try:
+        while not entry.cancelled:
+            following = asyncio.ensure_future(anext(stream))
+            entry.on_cancel = following.cancel
+            await asyncio.wait((following,))
+            if following.cancelled():
+                break
+            try:
+                item = following.result()
+            except StopAsyncIteration:
+                return
+            yield item
+        raise error
+    finally:
+        entry.on_cancel = None
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        await stream.aclose()

@@ -1,0 +1,32 @@
+"""The slow round of a node: models that came or went, cards of the peers' models, gauges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from exo_mesh.clock import Clock
+from exo_mesh.membership.service import Membership
+from exo_mesh.metrics import Metrics
+from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.stage_host import StageHost
+
+RESCAN_EVERY_S = 10.0
+ROUND_S = 1.0
+
+
+async def keep_house(
+    catalogue: Catalogue, membership: Membership, host: StageHost, metrics: Metrics, clock: Clock
+) -> None:
+    """Runs until it is cancelled: a round when the view changes, and each ROUND_S."""
+    rescan_at = clock() + RESCAN_EVERY_S
+    while True:
+        await catalogue.learn()
+        if clock() >= rescan_at:
+            rescan_at = clock() + RESCAN_EVERY_S
+            if await catalogue.rescan():
+                membership.describe(replace(membership.own, models=catalogue.local_names))
+        metrics.peers.set(len(membership.peers) + 1)
+        metrics.usable_memory.set(host.usable_bytes())
+        metrics.reserved_memory.set(host.reserved_bytes)
+        metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
+        await membership.changed.wait(ROUND_S)

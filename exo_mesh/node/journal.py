@@ -1,0 +1,111 @@
+"""What the entry peer must keep of each live request to go on with it elsewhere. Kept in memory only, never logged."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.errors import InputError, OverloadError, TransportError
+
+MAX_LIVE = 1024
+"""Requests that one entry peer holds; its own memory bounds this, not the rings."""
+
+MAX_RECENT = 64
+
+
+@dataclass(slots=True)
+class Entry:
+    """One live request: what was asked, what came out. `cancel` is set while somebody can be told to stop."""
+
+    request: GenerateRequest
+    model: str
+    entered_at: float
+    emitted: list[int] = field(default_factory=list)
+    cancelled: bool = False
+    on_cancel: Callable[[], object] | None = None
+    last_token_at: float | None = None
+
+    @property
+    def resumption(self) -> GenerateRequest:
+        """The request that continues after what was emitted; the seed is the same, so sampling goes on as it would."""
+        return replace(self.request, resume_ids=(*self.request.resume_ids, *self.emitted))
+
+    @property
+    def next_index(self) -> int:
+        return len(self.request.resume_ids) + len(self.emitted)
+
+    def accept(self, event: TokenEvent) -> bool:
+        """Note an event; False for a repeat, which is to be dropped. Raises TransportError if one is missing."""
+        if event.index < self.next_index:
+            return False
+        if event.index > self.next_index:
+            raise TransportError(f"the driver skipped from token {self.next_index} to token {event.index}")
+        if event.token_id is not None:
+            self.emitted.append(event.token_id)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a request ended, in numbers only."""
+
+    request_id: str
+    model: str
+    outcome: str
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float | None
+    duration_s: float
+
+    def describe(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class Journal:
+    """The live requests of this entry peer, by id, and how the last few ended."""
+
+    def __init__(self, max_live: int = MAX_LIVE) -> None:
+        self._live: dict[str, Entry] = {}
+        self._max_live = max_live
+        self.recent: deque[Outcome] = deque(maxlen=MAX_RECENT)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def open(self, request: GenerateRequest, model: str, now: float) -> Entry:
+        """Begin. Raises InputError if the id is in use, OverloadError if there is no room."""
+        if request.request_id in self._live:
+            raise InputError(f"a request {request.request_id} is running already", param="request_id")
+        if len(self._live) >= self._max_live:
+            raise OverloadError(f"{len(self._live)} requests are live on this peer already")
+        entry = self._live[request.request_id] = Entry(request, model, now)
+        return entry
+
+    def close(self, entry: Entry, outcome: str, ttft_s: float | None, now: float) -> None:
+        """End, however it ended."""
+        self._live.pop(entry.request.request_id, None)
+        request = entry.request
+        self.recent.append(
+            Outcome(
+                request.request_id,
+                entry.model,
+                outcome,
+                len(request.prompt_ids),
+                len(entry.emitted),
+                ttft_s,
+                now - entry.entered_at,
+            )
+        )
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask a live request to end; False if there is none of this id."""
+        entry = self._live.get(request_id)
+        if entry is None:
+            return False
+        entry.cancelled = True
+        if entry.on_cancel is not None:
+            entry.on_cancel()
+        return True

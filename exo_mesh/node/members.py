@@ -1,0 +1,108 @@
+"""The peers of a plan as its owner sees them: this node itself, or another one over the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.errors import ReservationError, TransportError
+from exo_mesh.membership.service import Membership
+from exo_mesh.node.reservations import Answer
+from exo_mesh.node.stage_host import StageHost
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto
+
+
+class Member(Protocol):
+    """What an owner asks of a stage's peer. TransportError and DeadlineError: it cannot be asked now."""
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        """See StageHost.reserve. Raises ReservationError if the stage can never run there."""
+
+    def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
+        """See StageHost.commit."""
+
+    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
+        """`endpoint` is as next_peer reports it; the member puts in the address by which it reaches that peer."""
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        """See StageHost.release."""
+
+
+def reachable(membership: Membership, endpoint: str, peer_id: str) -> str:
+    """`endpoint` of a runner of a peer, with the host by which this node reaches that peer.
+
+    A peer may have several addresses, and a runner binds to all of them: only the port is the same for everybody.
+    """
+    host, _, port = endpoint.rpartition(":")
+    peer = membership.peer(peer_id)
+    if peer is not None:
+        return f"{peer.host}:{port}"
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "::", "[::]") else endpoint
+
+
+class LocalMember:
+    """This node."""
+
+    def __init__(self, host: StageHost, membership: Membership) -> None:
+        self._host = host
+        self._membership = membership
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        return await self._host.reserve(plan, index)
+
+    def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
+        return self._host.commit(instance_id, ballot)
+
+    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
+        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer))
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        await self._host.release(instance_id, ballot)
+
+
+class RemoteMember:
+    """Another node."""
+
+    def __init__(self, client: ControlClient, peer_id: str) -> None:
+        self._client = client
+        self._peer_id = peer_id
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        reply = await self._client.reserve(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
+        if reply.never:
+            raise ReservationError(reply.reason, peer_id=self._peer_id)
+        beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
+        return Answer(reply.granted, reply.usable_bytes, reply.reason, beaten_by)
+
+    def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
+        request = pb.CommitRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot))
+        return self._client.commit(request)
+
+    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
+        request = pb.LinkRequest(
+            instance_id=instance_id, ballot=ballot_to_proto(ballot), next_endpoint=endpoint, next_peer=next_peer
+        )
+        await self._client.link(request)
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        await self._client.release(pb.ReleaseRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot)))
+
+
+class Members:
+    """Finds the member for a peer id."""
+
+    def __init__(self, host: StageHost, membership: Membership) -> None:
+        self._local = LocalMember(host, membership)
+        self._membership = membership
+
+    def member(self, peer_id: str) -> Member:
+        """Raises TransportError if the peer is not alive."""
+        if peer_id == self._membership.own.id:
+            return self._local
+        peer = self._membership.peer(peer_id)
+        if peer is None:
+            raise TransportError(f"peer {peer_id[:8]} is gone")
+        return RemoteMember(peer.client, peer_id)

@@ -1,0 +1,281 @@
+"""This machine in the mesh. `Node` wires the parts together, starts and stops them, and answers MeshService."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.config import Settings
+from exo_mesh.discovery.choose import discoveries_for
+from exo_mesh.discovery.port import Announcement, Discovery
+from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.domain.view import InstanceInfo, Record
+from exo_mesh.engine.registry import Registry, load_registry
+from exo_mesh.errors import MeshError
+from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.identity import take_identity
+from exo_mesh.membership.service import Membership
+from exo_mesh.metrics import Metrics
+from exo_mesh.node import state, this_machine
+from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.control_service import ControlService
+from exo_mesh.node.generate import Patience, Router
+from exo_mesh.node.housekeeping import keep_house
+from exo_mesh.node.instances import Instances
+from exo_mesh.node.journal import Journal
+from exo_mesh.node.members import Members, reachable
+from exo_mesh.node.memory import MemoryReader, read_memory
+from exo_mesh.node.placer import Placer
+from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
+from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
+from exo_mesh.node.text_cache import TextCache
+from exo_mesh.tasks import TaskOwner
+from exo_mesh.transport.control_driver import DriverChannels
+from exo_mesh.transport.control_server import ControlServer
+from exo_mesh.weights.store import ModelStore
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Deadlines and intervals of the parts of a node; the defaults suit a LAN."""
+
+    timing: Timing = field(default_factory=Timing)
+    host: HostLimits = field(default_factory=HostLimits)
+    patience: Patience = field(default_factory=Patience)
+
+
+class Node:
+    """Construct, `await start()`, use as a MeshService, `await stop()` (within 5 s). Not to be started twice."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        registry: Registry | None = None,
+        discoveries: Sequence[Discovery] | None = None,
+        memory_reader: MemoryReader = read_memory,
+        tuning: Tuning = Tuning(),
+        clock: Clock = monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.journal = Journal()
+        self._registry = registry or load_registry()
+        self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
+        self._read_memory = memory_reader
+        self._clock = clock
+        self._phase = "starting"
+        self._sequence = 0
+        self._problems: list[dict[str, str]] = []
+        self._identity = take_identity(settings.home)
+        own = PeerInfo(
+            id=self._identity.id,
+            incarnation=self._identity.incarnation,
+            name=settings.name,
+            version=__version__,
+            protocol=PROTOCOL_VERSION,
+            namespace=settings.namespace,
+            addresses=(),
+        )
+        self.membership = Membership(
+            own, self._read_telemetry, on_leave=self._peer_left, timing=tuning.timing, clock=clock
+        )
+        self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
+        self._host = StageHost(
+            own.id,
+            settings,
+            LocalModels(self._catalogue.local_card, self._catalogue.local_dir),
+            lambda engine, architecture: this_machine.why_not(self._registry, engine, architecture),
+            memory_reader,
+            self.metrics,
+            limits=tuning.host,
+            clock=clock,
+        )
+        members = Members(self._host, self.membership)
+        self._placer = Placer(
+            settings, self.membership, members, self.metrics, self._host.usable_bytes, tuning.host.runner
+        )
+        self._instances = Instances(
+            self.membership,
+            members,
+            self._placer,
+            self._catalogue,
+            self._host,
+            tuning.host.runner,
+            rng or random.Random(),
+        )
+        self._drivers = DriverChannels()
+        self._router = Router(
+            self._instances,
+            self._drivers,
+            self.journal,
+            self.metrics,
+            self._driver_endpoint,
+            patience=tuning.patience,
+            clock=clock,
+        )
+        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
+        service = ControlService(self.membership, self._host, self._catalogue, self._instances, self.journal)
+        self._server = ControlServer(service)
+        self._tasks = TaskOwner()
+
+    @property
+    def node_id(self) -> str:
+        return self.membership.own.id
+
+    @property
+    def grpc_port(self) -> int:
+        """Port of the control endpoint, once started."""
+        return self._server.port
+
+    async def start(self) -> None:
+        """Serve, and look for peers. Raises MeshErrors for what makes this node useless; what only makes it poorer
+        (a discovery that cannot work, no engine) goes to `health`."""
+        settings = self.settings
+        port = await self._server.start(settings.host, settings.grpc_port)
+        device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine)
+        await self._catalogue.rescan()
+        self.membership.start(
+            replace(
+                self.membership.own,
+                addresses=this_machine.addresses(settings.host, port),
+                devices=(device,),
+                models=self._catalogue.local_names,
+            )
+        )
+        self._host.start()
+        work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
+        self._tasks.start(work, "housekeeping")
+        own = Announcement(settings.namespace, self.node_id, port)
+        for discovery in self._discoveries:
+            try:
+                await discovery.start(own, self.membership.suggest)
+            except MeshError as exc:
+                self._problem("discovery_failed", f"{discovery.name}: {exc}", "use --bootstrap-peers host:port")
+        if not device.engine:
+            self._problem("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
+        self._phase = "ok"
+        _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
+
+    async def stop(self) -> None:
+        """End what this node owns and hosts, say goodbye, and free everything. Never raises a MeshError."""
+        self._phase = "stopping"
+        await self._tasks.close()
+        await asyncio.gather(*(discovery.stop() for discovery in self._discoveries))
+        await self._instances.stop()
+        await self._host.stop()
+        await self.membership.stop()
+        await self._drivers.close()
+        await self._server.stop()
+        self._identity.release()
+
+    def announce_api(self, url: str) -> None:
+        """Tell the mesh where this node's HTTP API is."""
+        self.membership.describe(replace(self.membership.own, api_url=url))
+
+    # MeshService
+
+    def models(self) -> list[ModelEntry]:
+        return [self._entry(name, peers) for name, peers in self._catalogue.names().items()]
+
+    async def model(self, name: str) -> ModelEntry:
+        card = await self._catalogue.card(name)
+        return next((entry for entry in self.models() if entry.name == name), None) or ModelEntry(
+            name, (self.node_id,), self._instance_ids(name), card.context_length, card.eos_ids
+        )
+
+    async def text_files(self, name: str) -> Path:
+        return await self._texts.directory(name)
+
+    async def context_limit(self, name: str) -> int:
+        placed = self._instances.of_model(name)
+        if placed:
+            return max(instance.plan.context_limit for instance in placed)
+        card = await self._catalogue.card(name)
+        return self._placer.solve_for_preview(card, InstanceSpec(name)).context_limit
+
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+        return self._router.generate(model, request)
+
+    async def cancel(self, request_id: str) -> bool:
+        if self.journal.cancel(request_id):
+            return True
+        answers = await asyncio.gather(
+            *(peer.client.cancel(request_id) for peer in self.membership.peers), return_exceptions=True
+        )
+        return any(answer is True for answer in answers)
+
+    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        instance = await self._instances.ensure(spec)
+        owners = [owner for owner, held in self._instances.all() if held.plan.digest == instance.plan.digest]
+        return state.describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+
+    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        """The plan that `create_instance` would try now. Raises PlacementError with the arithmetic."""
+        plan = self._placer.solve_for_preview(await self._catalogue.card(spec.model), spec)
+        return {"model": plan.model, "context_limit": plan.context_limit, "stages": plan.describe()}
+
+    async def delete_instance(self, instance_id: str) -> bool:
+        return await self._instances.delete(instance_id)
+
+    def state(self) -> dict[str, Any]:
+        beats = {instance.plan.instance_id: self._host.beat(instance.plan.instance_id)
+                 for _, instance in self._instances.all()}  # fmt: skip
+        return {
+            "node_id": self.node_id,
+            "view": state.describe_view(self.membership.view),
+            "telemetry": {
+                peer_id: state.describe_telemetry(reading) for peer_id, reading in self.membership.telemetry.items()
+            },
+            "links": state.topology(self.membership, self._instances)["links"],
+            "stages_here": {name: state.describe_beat(beat) for name, beat in beats.items() if beat is not None},
+            "health": self.health(),
+        }
+
+    def topology(self) -> dict[str, Any]:
+        return state.topology(self.membership, self._instances)
+
+    def health(self) -> dict[str, Any]:
+        return state.describe_health(self._phase, self._problems, self.membership)
+
+    # the inside
+
+    def _read_telemetry(self) -> Telemetry:
+        self._sequence += 1
+        return Telemetry(
+            self.node_id,
+            self._sequence,
+            self._host.usable_bytes(),
+            self._read_memory().total_bytes,
+            self._host.reserved_bytes,
+            os.getloadavg()[0],
+        )
+
+    def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
+        self._instances.owner_left(peer, records)
+
+    def _driver_endpoint(self, instance: InstanceInfo) -> str:
+        return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)
+
+    def _entry(self, name: str, peers: Sequence[str]) -> ModelEntry:
+        card = self._catalogue.known_card(name)
+        return ModelEntry(name, tuple(peers), self._instance_ids(name), card.context_length, card.eos_ids)
+
+    def _instance_ids(self, name: str) -> tuple[str, ...]:
+        return tuple(instance.plan.instance_id for instance in self._instances.of_model(name))
+
+    def _problem(self, code: str, message: str, remedy: str) -> None:
+        _log.warning("%s", message)
+        self._problems.append({"code": code, "message": message, "remedy": remedy})

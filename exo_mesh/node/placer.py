@@ -1,0 +1,156 @@
+"""Turning a wish for an instance into a running ring: solve, reserve at all members, bring up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from exo_mesh.config import Settings
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.placement import Candidate, solve, solve_with_most_context, with_caps
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, TransportError
+from exo_mesh.membership.service import Membership
+from exo_mesh.metrics import Metrics
+from exo_mesh.node.members import Members
+from exo_mesh.node.reservations import Answer
+from exo_mesh.node.ring_keeper import OnProgress, RingKeeper, release_all
+from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.supervisor import Limits
+
+MAX_SOLVES = 8
+"""Each refusal lowers what a peer is counted with, so this many rounds mean that memory is changing under us."""
+
+_log = logging.getLogger(__name__)
+
+
+class BallotBeatenError(ReservationError):
+    """A member has promised itself to another plan of this instance; `ballot` is that plan's."""
+
+    def __init__(self, message: str, *, peer_id: str, ballot: Ballot) -> None:
+        super().__init__(message, peer_id=peer_id)
+        self.ballot = ballot
+
+
+class Placer:
+    """Makes plans of this node's own and brings them up. Knows nothing of which instances there are."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        members: Members,
+        metrics: Metrics,
+        usable_here: Callable[[], int],
+        runner_limits: Limits,
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._members = members
+        self._metrics = metrics
+        self._usable_here = usable_here
+        self._runner_limits = runner_limits
+
+    def solve(
+        self, card: ModelCard, spec: InstanceSpec, instance_id: str, ballot: Ballot, caps: dict[str, int]
+    ) -> Plan:
+        """The plan that this node would propose now. Raises PlacementError with the arithmetic."""
+        candidates = with_caps(self._candidates(card, spec), caps)
+        policy = spec.policy or self._settings.placement
+        min_peers = spec.min_peers or self._settings.min_peers
+        context_limit = spec.context_limit or self._settings.context_limit
+        if context_limit is None:
+            return solve_with_most_context(
+                card, candidates, policy=policy, min_peers=min_peers, instance_id=instance_id, ballot=ballot
+            )
+        return solve(
+            card,
+            candidates,
+            policy=policy,
+            min_peers=min_peers,
+            context_limit=min(context_limit, card.context_length),
+            instance_id=instance_id,
+            ballot=ballot,
+        )
+
+    def solve_for_preview(self, card: ModelCard, spec: InstanceSpec) -> Plan:
+        """What would be tried now, without asking anybody."""
+        return self.solve(card, spec, "preview", NO_BALLOT.next_for(self._membership.own.id), {})
+
+    async def place(
+        self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot, on_progress: OnProgress
+    ) -> tuple[RingKeeper, InstanceInfo]:
+        """A ready ring of a ballot above `above`, and what to tell the mesh of it.
+
+        Raises PlacementError, BallotBeatenError, or the failure of a stage; then nothing is left of the plan.
+        """
+        plan = await self._reserve(card, spec, instance_id, above)
+        self._membership.put_instance(instance_id, InstanceInfo(plan, InstanceState.LOADING))
+        keeper = RingKeeper(plan, self._members, on_progress, self._runner_limits)
+        try:
+            instance = await keeper.bring_up()
+        except BaseException as exc:
+            outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
+            self._metrics.placements.labels(outcome).inc()
+            await keeper.release()
+            self._membership.put_instance(instance_id, None)
+            raise
+        self._metrics.placements.labels("ready").inc()
+        return keeper, instance
+
+    async def _reserve(self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot) -> Plan:
+        caps: dict[str, int] = {}
+        own_id = self._membership.own.id
+        refusals: list[str] = []
+        for _ in range(MAX_SOLVES):
+            try:
+                plan = self.solve(card, spec, instance_id, above.next_for(own_id), caps)
+            except PlacementError as exc:
+                self._metrics.placements.labels(exc.code).inc()
+                raise PlacementError("; ".join([str(exc), *refusals])) from exc
+            answers = await asyncio.gather(*(self._ask(plan, index) for index in range(len(plan.stages))))
+            if all(answer.granted for answer in answers):
+                return plan
+            await release_all(plan, self._members)
+            for stage, answer in zip(plan.stages, answers, strict=True):
+                if answer.beaten_by is not None:
+                    self._metrics.placements.labels("ballot_beaten").inc()
+                    raise BallotBeatenError(answer.reason, peer_id=stage.peer_id, ballot=answer.beaten_by)
+                if not answer.granted:
+                    caps[stage.peer_id] = answer.usable_bytes
+                    refusals.append(f"{stage.peer_id[:8]} refused: {answer.reason}")
+                    _log.info("%s: peer %s refused: %s", instance_id, stage.peer_id[:8], answer.reason)
+        raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; " + "; ".join(refusals[-3:]))
+
+    async def _ask(self, plan: Plan, index: int) -> Answer:
+        """One member's answer; a peer that cannot be asked or can never run its stage has nothing to give."""
+        try:
+            return await self._members.member(plan.stages[index].peer_id).reserve(plan, index)
+        except (TransportError, DeadlineError, ReservationError) as exc:
+            return Answer(False, 0, str(exc))
+
+    def _candidates(self, card: ModelCard, spec: InstanceSpec) -> list[Candidate]:
+        membership = self._membership
+        readings = membership.telemetry
+        found = []
+        for info in (membership.own, *(peer.info for peer in membership.peers)):
+            if info.id in spec.exclude_peers or not self._has_model(info, card.name):
+                continue
+            engine = spec.engine or (info.devices[0].engine if info.devices else "")
+            if info.id == membership.own.id:
+                usable = self._usable_here()
+            else:
+                usable = readings[info.id].usable_bytes if info.id in readings else 0
+            if engine and engine in info.engines:
+                found.append(Candidate(info.id, usable, engine))
+        return found
+
+    def _has_model(self, info: PeerInfo, model: str) -> bool:
+        # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet
+        return model in info.models or (info.id == self._membership.own.id and not self._held_elsewhere(model))
+
+    def _held_elsewhere(self, model: str) -> bool:
+        return any(model in peer.info.models for peer in self._membership.peers)

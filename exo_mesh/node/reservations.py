@@ -1,0 +1,130 @@
+"""Which plans this node has promised a part to, and the memory it holds for them. Pure: no clock, no process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exo_mesh.domain.placement import gigabytes
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
+
+LEASE_S = 30.0
+"""A reservation that is not committed within this is void: its owner has died or given up."""
+
+MAX_PROMISES = 1024
+"""Promises are kept after a plan has ended, so that a late message of it changes nothing; the oldest go first."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Memory held for one stage. `expires_at` is None once committed; `taken_bytes` is what its process has by now."""
+
+    plan: Plan
+    index: int
+    expires_at: float | None
+    taken_bytes: int = 0
+    ready: bool = False
+
+    @property
+    def stage(self) -> StagePlan:
+        return self.plan.stages[self.index]
+
+    @property
+    def pending_bytes(self) -> int:
+        return max(0, self.stage.reserve_bytes - self.taken_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a reservation. `beaten_by`: the ballot that stands in its way, where that was the reason to refuse; otherwise
+    memory was, and `usable_bytes` is what there is. `superseded`: the lease that a granted one has ended."""
+
+    granted: bool
+    usable_bytes: int
+    reason: str = ""
+    beaten_by: Ballot | None = None
+    superseded: Lease | None = None
+
+
+class Reservations:
+    """At most one lease per instance: that of the highest ballot reserved.
+
+    Two plans of one instance that share this node are put in order here: the higher ballot wins, except that a plan
+    which is ready only gives way to a higher counter, that is, to somebody who knows of it.
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._promised: dict[str, Ballot] = {}
+
+    @property
+    def leases(self) -> list[Lease]:
+        return list(self._leases.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        return sum(lease.stage.reserve_bytes for lease in self._leases.values())
+
+    @property
+    def pending_bytes(self) -> int:
+        return sum(lease.pending_bytes for lease in self._leases.values())
+
+    def lease(self, instance_id: str, ballot: Ballot) -> Lease | None:
+        """The lease of exactly this plan, if it is in force here."""
+        lease = self._leases.get(instance_id)
+        return lease if lease is not None and lease.plan.ballot == ballot else None
+
+    def promised(self, instance_id: str) -> Ballot:
+        return self._promised.get(instance_id, NO_BALLOT)
+
+    def reserve(self, plan: Plan, index: int, usable_bytes: int, now: float) -> Answer:
+        """Hold memory for a stage of a plan, or refuse with the numbers. Repeating a granted one changes nothing.
+
+        usable_bytes is what a new reservation could get, not counting what this instance itself holds.
+        """
+        promised = self.promised(plan.instance_id)
+        held = self._leases.get(plan.instance_id)
+        if held is not None and held.plan.ballot == plan.ballot:
+            return Answer(True, usable_bytes)
+        if plan.ballot < promised:
+            return Answer(False, usable_bytes, f"ballot {plan.ballot} is below {promised}, promised here", promised)
+        if held is not None and held.ready and held.plan.ballot.counter >= plan.ballot.counter:
+            return Answer(False, usable_bytes, f"ballot {held.plan.ballot} is ready here", held.plan.ballot)
+        usable_bytes += held.stage.reserve_bytes if held is not None else 0
+        need = plan.stages[index].reserve_bytes
+        if need > usable_bytes:
+            reason = f"{plan.stages[index].shard} needs {gigabytes(need)}, usable are {gigabytes(usable_bytes)}"
+            return Answer(False, usable_bytes, reason)
+        self._promise(plan.instance_id, plan.ballot)
+        self._leases[plan.instance_id] = Lease(plan, index, now + LEASE_S)
+        return Answer(True, usable_bytes, superseded=held)
+
+    def commit(self, instance_id: str, ballot: Ballot) -> Lease | None:
+        """Make a lease permanent; None if it is not in force (expired, released or beaten)."""
+        lease = self.lease(instance_id, ballot)
+        if lease is not None:
+            lease.expires_at = None
+        return lease
+
+    def release(self, instance_id: str, ballot: Ballot) -> Lease | None:
+        """End the lease of this plan, or of a lower ballot; None if there is none. A higher one stays."""
+        self._promise(instance_id, max(ballot, self.promised(instance_id)))
+        lease = self._leases.get(instance_id)
+        if lease is None or lease.plan.ballot > ballot:
+            return None
+        return self._leases.pop(instance_id)
+
+    def expire(self, now: float) -> list[Lease]:
+        """End leases that were not committed in time."""
+        gone = [lease for lease in self.leases if lease.expires_at is not None and lease.expires_at <= now]
+        for lease in gone:
+            del self._leases[lease.plan.instance_id]
+        return gone
+
+    def _promise(self, instance_id: str, ballot: Ballot) -> None:
+        self._promised.pop(instance_id, None)
+        self._promised[instance_id] = ballot
+        for oldest in list(self._promised):
+            if len(self._promised) <= MAX_PROMISES:
+                break
+            if oldest not in self._leases:
+                del self._promised[oldest]

@@ -1,0 +1,152 @@
+"""One plan brought up and watched by its owner: commit at all members, link the ring, wait until all are ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
+from exo_mesh.node.members import Members
+from exo_mesh.node.supervisor import Limits
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import TaskOwner
+
+MARGIN_S = 30.0
+"""On top of a stage's own load deadline, which its peer keeps: the owner steps in only if that peer does not."""
+
+REATTACH_S = 3.0
+"""A broken report stream alone is no lost stage: the owner asks again for this long."""
+
+REATTACH_PAUSE_S = 0.2
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]
+"""(bytes or layers done, total) over all stages."""
+
+
+class RingKeeper:
+    """Owns the report streams of all stages of one plan. `lost` completes with the first failure of any of them."""
+
+    def __init__(self, plan: Plan, members: Members, on_progress: OnProgress, runner_limits: Limits) -> None:
+        loop = asyncio.get_running_loop()
+        self.plan = plan
+        self.lost: asyncio.Future[MeshError] = loop.create_future()
+        self._members = members
+        self._on_progress = on_progress
+        self._runner_limits = runner_limits
+        self._listening: list[asyncio.Future[pb.StageListening]] = [loop.create_future() for _ in plan.stages]
+        self._ready: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.stages]
+        self._loading: list[tuple[int, int]] = [(0, 0)] * len(plan.stages)
+        self._tasks = TaskOwner()
+
+    async def bring_up(self) -> InstanceInfo:
+        """Commit, link, wait. Raises the MeshError of the first stage that fails, or DeadlineError."""
+        self.watch()
+        largest = max(stage.reserve_bytes for stage in self.plan.stages)
+        patience_s = self._runner_limits.load_s(largest) + MARGIN_S
+        # a runner listens once it has loaded
+        listening = await self._or_lost(asyncio.gather(*self._listening), patience_s, "every runner listens")
+        endpoints = [status.endpoint for status in listening]
+        await asyncio.gather(*(self._link(index, endpoints) for index in range(len(endpoints))))
+        await self._or_lost(asyncio.gather(*self._ready), patience_s, "every stage is loaded")
+        pids = tuple(status.pid for status in listening)
+        return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
+
+    def watch(self) -> None:
+        """Commit at all members and follow their reports; for a running ring, this takes it over."""
+        for index, stage in enumerate(self.plan.stages):
+            self._tasks.start(self._follow(index), f"stage {index} of {self.plan.instance_id} at {stage.peer_id[:8]}")
+
+    async def close(self) -> None:
+        """Stop watching; the stages go on."""
+        await self._tasks.close()
+        waits: list[asyncio.Future[Any]] = [*self._listening, *self._ready, self.lost]
+        for future in waits:
+            future.cancel()
+
+    async def release(self) -> None:
+        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone."""
+        await self.close()
+        await release_all(self.plan, self._members)
+
+    async def _follow(self, index: int) -> None:
+        stage = self.plan.stages[index]
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + REATTACH_S
+        while True:
+            try:
+                member = self._members.member(stage.peer_id)
+                async for status in member.commit(self.plan.instance_id, self.plan.ballot):
+                    give_up_at = loop.time() + REATTACH_S
+                    self._take(index, status)
+                raise TransportError(f"the reports of {stage.shard} ended")
+            except (TransportError, DeadlineError) as exc:
+                if self.lost.done():
+                    return
+                if loop.time() > give_up_at:
+                    self._lose(StageLostError(f"stage {index} at peer {stage.peer_id[:8]} is out of reach: {exc}"))
+                    return
+            except MeshError as exc:
+                self._lose(exc)
+                return
+            await asyncio.sleep(REATTACH_PAUSE_S)
+
+    def _take(self, index: int, status: pb.StageStatus) -> None:
+        match status.WhichOneof("status"):
+            case "listening":
+                _resolve(self._listening[index], status.listening)
+            case "loading":
+                self._loading[index] = (status.loading.done, status.loading.total)
+                self._on_progress(sum(done for done, _ in self._loading), sum(total for _, total in self._loading))
+            case "ready":
+                _resolve(self._ready[index], None)
+            case "failed":
+                where = f"stage {index} at peer {self.plan.stages[index].peer_id[:8]}"
+                self._lose(error_from_code(status.failed.code, f"{where}: {status.failed.message}"))
+
+    def _lose(self, error: MeshError) -> None:
+        if not self.lost.done():
+            _log.warning("instance %s (ballot %s): %s", self.plan.instance_id, self.plan.ballot, error)
+            self.lost.set_result(error)
+
+    async def _link(self, index: int, endpoints: list[str]) -> None:
+        following = (index + 1) % len(endpoints)
+        member = self._members.member(self.plan.stages[index].peer_id)
+        next_peer = self.plan.stages[following].peer_id
+        await member.link(self.plan.instance_id, self.plan.ballot, endpoints[following], next_peer)
+
+    async def _or_lost(self, work: Awaitable[_T], patience_s: float, what: str) -> _T:
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.lost), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if self.lost.done():
+                raise self.lost.result()
+            if not task.done():
+                raise DeadlineError(f"{self.plan.instance_id}: not so after {patience_s:.0f} s: {what}")
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def release_all(plan: Plan, members: Members) -> None:
+    """Release a plan at every member that can be reached."""
+
+    async def release(peer_id: str) -> None:
+        try:
+            await members.member(peer_id).release(plan.instance_id, plan.ballot)
+        except MeshError as exc:
+            _log.info("no release of %s at %s: %s", plan.instance_id, peer_id[:8], exc)
+
+    await asyncio.gather(*(release(peer_id) for peer_id in plan.peer_ids))
+
+
+def _resolve(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)

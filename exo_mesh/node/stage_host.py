@@ -1,0 +1,214 @@
+"""The stages that run on this machine, for whoever's plan: reserve, commit, link, release."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.config import Settings
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.errors import MeshError, ReservationError, StageLostError
+from exo_mesh.metrics import Metrics
+from exo_mesh.node.memory import MemoryReader, usable_bytes
+from exo_mesh.node.reservations import Answer, Lease, Reservations
+from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
+from exo_mesh.proto import control_pb2, runner_pb2
+from exo_mesh.tasks import TaskOwner
+from exo_mesh.transport.plan_codec import plan_to_proto
+
+EXPIRE_EVERY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModels:
+    """What a stage host asks of the models on disk; both may raise UnknownModelError or ModelError, and block."""
+
+    card: Callable[[str], ModelCard]
+    find: Callable[[str], Path]
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """How runners are started and how long they may take."""
+
+    runner: Limits = field(default_factory=Limits)
+    command: Sequence[str] = RUNNER_COMMAND
+
+
+class StageHost:
+    """At most one stage per instance: a peer has one position in a ring.
+
+    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "".
+    """
+
+    def __init__(
+        self,
+        own_id: str,
+        settings: Settings,
+        models: LocalModels,
+        can_run: Callable[[str, str], str],
+        read_memory: MemoryReader,
+        metrics: Metrics,
+        *,
+        limits: HostLimits = HostLimits(),
+        clock: Clock = monotonic,
+    ) -> None:
+        self._own_id = own_id
+        self._settings = settings
+        self._models = models
+        self._can_run = can_run
+        self._read_memory = read_memory
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._reservations = Reservations()
+        self._runners: dict[str, Runner] = {}
+        self._turn = asyncio.Lock()
+        self._tasks = TaskOwner()
+
+    def start(self) -> None:
+        self._tasks.start(self._keep_expiring(), "expire leases")
+
+    async def stop(self) -> None:
+        """End all runners, each within 4 s, side by side."""
+        await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
+        await self._tasks.close()
+
+    @property
+    def leases(self) -> list[Lease]:
+        return self._reservations.leases
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._reservations.reserved_bytes
+
+    def usable_bytes(self) -> int:
+        """What a new reservation could get now."""
+        held = self._reservations
+        return usable_bytes(
+            self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
+        )
+
+    def promised(self, instance_id: str) -> Ballot:
+        """The highest ballot of an instance that this node has promised itself to."""
+        return self._reservations.promised(instance_id)
+
+    def beat(self, instance_id: str) -> runner_pb2.Heartbeat | None:
+        """The last heartbeat of the stage of an instance, if it runs here."""
+        runner = self._runners.get(instance_id)
+        return runner.beat if runner is not None else None
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        """Hold memory for a stage. A beaten plan's stage is ended first, so that its memory can be given again.
+
+        Raises ReservationError if this stage can never run here: wrong peer, model, digest or engine.
+        """
+        await self._check(plan, index)
+        async with self._turn:
+            answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
+            if answer.superseded is not None:
+                await self._end_runner(plan.instance_id)
+        if not answer.granted:
+            _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
+        return answer
+
+    async def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[control_pb2.StageStatus]:
+        """Start the stage, or join those who watch it; reports for as long as it lives, the last one is `failed`.
+
+        Raises StageLostError if the plan is not in force here.
+        """
+        async with self._turn:
+            lease = self._reservations.commit(instance_id, ballot)
+            if lease is None:
+                promised = self._reservations.promised(instance_id)
+                raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
+            runner = self._runners.get(instance_id)
+            if runner is None:
+                runner = await self._start_runner(lease)
+        async for status in runner.board.watch():
+            yield status
+
+    async def link(self, instance_id: str, ballot: Ballot, endpoint: str) -> None:
+        """Tell the stage where the next one listens. Raises StageLostError if this plan does not run here."""
+        runner = self._runners.get(instance_id)
+        if runner is None or self._reservations.lease(instance_id, ballot) is None:
+            raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
+        await runner.link(endpoint)
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
+        async with self._turn:
+            if self._reservations.release(instance_id, ballot) is not None:
+                await self._end_runner(instance_id)
+
+    async def _check(self, plan: Plan, index: int) -> None:
+        if not 0 <= index < len(plan.stages) or plan.stages[index].peer_id != self._own_id:
+            raise ReservationError(f"stage {index} of the plan is not of this peer", peer_id=self._own_id)
+        try:
+            card = await asyncio.to_thread(self._models.card, plan.model)
+        except MeshError as exc:
+            raise ReservationError(str(exc), peer_id=self._own_id) from exc
+        if card.digest != plan.model_digest:
+            raise ReservationError(
+                f"the files of {plan.model} here have digest {card.digest[:12]}, the plan means "
+                f"{plan.model_digest[:12]}: the peers hold different versions of the model",
+                peer_id=self._own_id,
+            )
+        if problem := self._can_run(plan.stages[index].engine, card.architecture):
+            raise ReservationError(problem, peer_id=self._own_id)
+
+    async def _start_runner(self, lease: Lease) -> Runner:
+        plan, settings = lease.plan, self._settings
+        first, last = settings.data_ports or (0, 0)
+        start = runner_pb2.StartStage(
+            plan=plan_to_proto(plan),
+            stage=lease.index,
+            model_dir=str(await asyncio.to_thread(self._models.find, plan.model)),
+            options=settings.engine_options,
+            host=settings.host,
+            port_first=first,
+            port_last=last,
+            max_queued=settings.max_queued,
+        )
+        label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
+        runner = Runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
+        self._runners[plan.instance_id] = runner
+        self._metrics.runner_started(plan.instance_id)
+        self._tasks.start(self._follow(runner, lease), f"runner of {label}")
+        return runner
+
+    async def _follow(self, runner: Runner, lease: Lease) -> None:
+        instance_id, index = lease.plan.instance_id, lease.index
+
+        def on_beat(beat: runner_pb2.Heartbeat) -> None:
+            lease.taken_bytes = beat.memory_bytes
+            lease.ready = runner.board.ready
+            self._metrics.stage_beat(instance_id, index, beat)
+
+        try:
+            await runner.run(on_beat)
+        finally:
+            if self._runners.get(instance_id) is runner:
+                del self._runners[instance_id]
+                self._reservations.release(instance_id, lease.plan.ballot)
+            self._metrics.stage_gone(instance_id, index)
+            failed = runner.board.failed
+            _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
+
+    async def _end_runner(self, instance_id: str) -> None:
+        runner = self._runners.pop(instance_id, None)
+        if runner is not None:
+            await runner.stop()
+
+    async def _keep_expiring(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            for lease in self._reservations.expire(self._clock()):
+                _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.plan.ballot)

@@ -1,0 +1,53 @@
+"""What is known of one stage, for any number of watchers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import Pulse
+
+_NEVER_S = 3600.0
+
+
+class StatusBoard:
+    """The latest status of each kind ("listening", "loading", "ready", "failed"). "failed" is final."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, tuple[int, pb.StageStatus]] = {}
+        self._count = 0
+        self._changed = Pulse()
+
+    @property
+    def failed(self) -> pb.StageFailed | None:
+        entry = self._latest.get("failed")
+        return entry[1].failed if entry else None
+
+    @property
+    def ready(self) -> bool:
+        return "ready" in self._latest
+
+    def publish(self, status: pb.StageStatus) -> None:
+        """Tell all watchers. What comes after "failed" is dropped."""
+        kind = status.WhichOneof("status")
+        if kind is not None and self.failed is None:
+            self._count += 1
+            self._latest.pop(kind, None)  # keep the order of the last reports
+            self._latest[kind] = (self._count, status)
+            self._changed.beat()
+
+    def fail(self, code: str, message: str) -> None:
+        self.publish(pb.StageStatus(failed=pb.StageFailed(code=code, message=message)))
+
+    async def watch(self) -> AsyncIterator[pb.StageStatus]:
+        """What is known, then what comes, until the stage has failed; stale loading reports are skipped."""
+        seen = 0
+        while True:
+            news = [(count, status) for count, status in self._latest.values() if count > seen]
+            for count, status in news:
+                seen = count
+                yield status
+                if status.HasField("failed"):
+                    return
+            if not news:
+                await self._changed.wait(_NEVER_S)

@@ -1,0 +1,126 @@
+"""What a node shows of itself and the mesh, as plain JSON values. Numbers and names only: no prompt, no token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.view import InstanceInfo, View
+from exo_mesh.membership.service import Membership
+from exo_mesh.node.instances import Instances
+from exo_mesh.proto.runner_pb2 import Heartbeat
+
+
+def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
+    """An instance as in `state()["view"]["instances"]`."""
+    plan = instance.plan
+    stages = plan.describe()
+    for index, stage in enumerate(stages):
+        stage["endpoint"] = instance.endpoints[index] if instance.endpoints else None
+        stage["pid"] = instance.pids[index] if instance.pids else None
+    return {
+        "id": plan.instance_id,
+        "model": plan.model,
+        "model_digest": plan.model_digest,
+        "state": str(instance.state),
+        "reason": instance.reason,
+        "owner": owner,
+        "ballot": [plan.ballot.counter, plan.ballot.proposer],
+        "digest": plan.digest,
+        "context_limit": plan.context_limit,
+        "policy": plan.inputs.policy,
+        "stages": stages,
+    }
+
+
+def describe_peer(peer: PeerInfo) -> dict[str, Any]:
+    return {
+        "id": peer.id,
+        "name": peer.name,
+        "alive": True,
+        "incarnation": peer.incarnation,
+        "version": peer.version,
+        "addresses": list(peer.addresses),
+        "api_url": peer.api_url,
+        "devices": [
+            {"kind": d.kind, "name": d.name, "engines": list(d.engines), "engine": d.engine, "cores": d.cores}
+            for d in peer.devices
+        ],
+        "models": list(peer.models),
+    }
+
+
+def describe_view(view: View) -> dict[str, Any]:
+    """What is agreed: equal on all live peers, and so is its digest."""
+    return {
+        "peers": [describe_peer(peer) for peer in view.peers()],
+        "instances": [describe_instance(instance, owner) for owner, instance in view.instances()],
+        "view_digest": view.digest(),
+    }
+
+
+def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
+    return {
+        "usable_bytes": reading.usable_bytes,
+        "total_bytes": reading.total_bytes,
+        "reserved_bytes": reading.reserved_bytes,
+        "load": round(reading.load, 2),
+    }
+
+
+def describe_beat(beat: Heartbeat) -> dict[str, Any]:
+    """The counters of a stage that runs here."""
+    return {
+        "frames_in": beat.frames_in,
+        "frames_out": beat.frames_out,
+        "bytes_out": beat.bytes_out,
+        "sequences": beat.sequences,
+        "memory_bytes": beat.memory_bytes,
+        "queued": beat.queued,
+        "running": beat.running,
+        "tokens": beat.tokens,
+        "linked": beat.linked,
+        "busy_s": beat.busy_s,
+        "laps": beat.laps,
+        "lap_p50_s": beat.lap_p50_s,
+        "lap_p99_s": beat.lap_p99_s,
+    }
+
+
+def describe_health(phase: str, problems: list[dict[str, str]], membership: Membership) -> dict[str, Any]:
+    """phase: "starting", "ok" or "stopping". problems: what this node found at its start."""
+    refused = [
+        {"code": "peer_refused", "message": text, "remedy": "give both nodes one --namespace, version and own --home"}
+        for text in membership.refusals
+    ]
+    status = "degraded" if phase == "ok" and problems else phase
+    return {"status": status, "reasons": [*problems, *refused], "peers": len(membership.peers) + 1}
+
+
+def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
+    """Peers, this node's links, and the ring of each instance."""
+    own_id = membership.own.id
+    return {
+        "node_id": own_id,
+        "peers": [{"id": peer.id, "name": peer.name} for peer in membership.view.peers()],
+        "links": [
+            {"from": own_id, "to": peer.id, "address": peer.client.address, "rtt_ms": _rounded(peer.rtt_ms)}
+            for peer in membership.peers
+        ],
+        "rings": [
+            {
+                "instance": instance.plan.instance_id,
+                "model": instance.plan.model,
+                "state": str(instance.state),
+                "hops": [
+                    {"peer": stage.peer_id, "layers": [stage.shard.start, stage.shard.stop], "engine": stage.engine}
+                    for stage in instance.plan.stages
+                ],
+            }
+            for _, instance in instances.all()
+        ],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,82 @@
+"""The small text files of models that only other peers have, kept under the home directory."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelError
+from exo_mesh.membership.service import Membership
+from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.weights.store import TEXT_FILES
+
+CHUNK_BYTES = 1024 * 1024
+MAX_BYTES = 256 * 1024 * 1024
+"""Of all text files of one model together; the largest tokenizers have about 40 MB."""
+
+
+class TextCache:
+    """One directory per model digest: files of one version of a model never mix with another's."""
+
+    def __init__(self, root: Path, catalogue: Catalogue, membership: Membership) -> None:
+        self._root = root
+        self._catalogue = catalogue
+        self._membership = membership
+        self._turn = asyncio.Lock()
+
+    async def directory(self, name: str) -> Path:
+        """Where the text files of a model are; fetched from a peer if they are not here. Raises MeshErrors."""
+        card = await self._catalogue.card(name)
+        try:
+            return await asyncio.to_thread(self._catalogue.local_dir, name)
+        except UnknownModelError:
+            pass
+        target = self._root / card.digest[:32]
+        async with self._turn:
+            if not target.is_dir():
+                await self._fetch(name, target)
+        return target
+
+    async def _fetch(self, name: str, target: Path) -> None:
+        failure: MeshError = TransportError(f"no live peer has the text files of {name}")
+        for peer_id in self._catalogue.holders(name):
+            peer = self._membership.peer(peer_id)
+            if peer is None:
+                continue
+            self._root.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=self._root))
+            try:
+                await _receive(peer.client, name, scratch)
+                await asyncio.to_thread(scratch.rename, target)
+                return
+            except MeshError as exc:
+                failure = exc
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        raise failure
+
+
+async def send(files: Iterable[Path]) -> AsyncIterator[pb.TextFile]:
+    """The files as messages, each in chunks; an empty one as one empty chunk."""
+    for path in files:
+        data = await asyncio.to_thread(path.read_bytes)
+        for start in range(0, max(1, len(data)), CHUNK_BYTES):
+            yield pb.TextFile(name=path.name, chunk=data[start : start + CHUNK_BYTES])
+
+
+async def _receive(client: ControlClient, name: str, directory: Path) -> None:
+    """Raises TransportError if the peer sends anything but the files it may."""
+    num_bytes = 0
+    async for item in client.read_text_files(name):
+        num_bytes += len(item.chunk)
+        if item.name not in TEXT_FILES or num_bytes > MAX_BYTES:
+            raise TransportError(f"a peer sent {item.name[:80]!r} ({num_bytes} bytes in all) as a text file of {name}")
+        with (directory / item.name).open("ab") as file:
+            file.write(item.chunk)
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelError(f"the peer has no tokenizer.json of {name}")

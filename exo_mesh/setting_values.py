@@ -1,0 +1,100 @@
+"""Texts that people write for settings, turned into values. Every parser raises ValueError saying what is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+
+def size(text: str) -> int:
+    """Bytes in `12GB` (decimal), `512MiB` (binary) or `1000000` (bytes)."""
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?)b|b?)\s*", text, re.IGNORECASE)
+    if match is None:
+        raise ValueError("a size such as 12GB, 512MiB or a number of bytes is needed")
+    power = " kmgt".index(match[2].lower()) if match[2] else 0
+    num_bytes = int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    if num_bytes < 1:
+        raise ValueError("the size must be more than zero")
+    return num_bytes
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """A parser of whole numbers from low to high."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\s*-?[0-9]{1,18}\s*", text) or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low} to {high} is needed")
+        return int(text)
+
+    return parse
+
+
+def one_of(*choices: str) -> Callable[[str], str]:
+    """A parser of one of a few words."""
+
+    def parse(text: str) -> str:
+        if text.strip().lower() not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}")
+        return text.strip().lower()
+
+    return parse
+
+
+def some_of(*choices: str) -> Callable[[str], str | None]:
+    """A parser of each item of a list of a few words; "none" stands for an empty list."""
+
+    def parse(text: str) -> str | None:
+        word = one_of(*choices)(text)
+        return None if word == "none" else word
+
+    return parse
+
+
+def matching(pattern: str, what: str) -> Callable[[str], str]:
+    """A parser of texts that match all of a pattern."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text.strip()):
+            raise ValueError(f"{what} is needed")
+        return text.strip()
+
+    return parse
+
+
+def path(text: str) -> Path:
+    """An absolute path; `~` is the home directory."""
+    return Path(text).expanduser().absolute()
+
+
+def endpoint(text: str) -> str:
+    """`host:port`, an IPv6 address in brackets."""
+    host, _, port = text.rpartition(":")
+    if not host or not _is_port(port) or (":" in host and not host.startswith("[")):
+        raise ValueError("host:port is needed, such as 192.168.1.20:5000 or [fe80::1]:5000")
+    return text
+
+
+def port_range(text: str) -> tuple[int, int]:
+    """`A-B`, both ends included."""
+    first, _, last = text.partition("-")
+    if not _is_port(first) or not _is_port(last) or int(first) > int(last):
+        raise ValueError("a range of ports such as 7000-7015 is needed")
+    return int(first), int(last)
+
+
+def option(text: str) -> tuple[str, str]:
+    """`key=value`."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError("key=value is needed")
+    return key.strip(), value.strip()
+
+
+def switched_off(text: str) -> bool:
+    """For settings named `no_…`: the value of the positive field."""
+    return one_of("1", "true", "yes", "on", "0", "false", "no", "off")(text) in ("0", "false", "no", "off")
+
+
+def _is_port(text: str) -> bool:
+    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 0 < int(text) < 65536

@@ -1,0 +1,74 @@
+"""Token events of one output to text: detokenized, cut at a stop string, each token with the text it belongs to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exo_mesh.domain.request import FinishReason, TokenEvent
+from exo_mesh.text.detokenizer import Detokenizer
+from exo_mesh.text.stop import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpan:
+    """A token and where its text begins and ends in the output; both are equal if it ends inside a character."""
+
+    event: TokenEvent
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that may be sent, and the tokens whose text it ends. finish is set on the last piece only."""
+
+    text: str
+    tokens: tuple[TokenSpan, ...] = ()
+    finish: FinishReason | None = None
+
+
+class TextAssembler:
+    """Turns the events of one request into pieces.
+
+    Tokens are released once all of their text is: what belongs to a stop string, if only in part, is never shown.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str] = ()) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops)
+        self._spans: deque[TokenSpan] = deque()
+        self._num_decoded = 0
+        self._num_released = 0
+        self.num_tokens = 0
+        """Output tokens so far, those of a stop string included."""
+
+    def push(self, event: TokenEvent) -> Piece:
+        """After a piece with `finish`, push nothing more: the output is complete, whatever the engine would add."""
+        decoded = ""
+        if event.token_id is not None:
+            self.num_tokens += 1
+            decoded = self._detokenizer.push(event.token_id)
+            start, self._num_decoded = self._num_decoded, self._num_decoded + len(decoded)
+            self._spans.append(TokenSpan(event, start, self._num_decoded))
+        text = self._stops.push(decoded)
+        if event.finish is not None and not self._stops.stopped:
+            tail = self._detokenizer.flush()
+            self._num_decoded += len(tail)
+            text += self._stops.push(tail)
+            if not self._stops.stopped:
+                text += self._stops.flush()
+        finish = FinishReason.STOP if self._stops.stopped else event.finish
+        self._num_released += len(text)
+        return Piece(text, self._release(everything=finish is not None and not self._stops.stopped), finish)
+
+    def _release(self, *, everything: bool) -> tuple[TokenSpan, ...]:
+        """Tokens whose text has been sent; one that ends inside a character waits for that character."""
+        released: list[TokenSpan] = []
+        while self._spans:
+            span = self._spans[0]
+            if not everything and (span.start >= self._num_released or span.stop > self._num_released):
+                break
+            released.append(self._spans.popleft())
+        return tuple(released)

@@ -1,0 +1,71 @@
+"""Token ids to text, token by token, at a constant cost per token."""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MAX_CHARACTER_TOKENS = 4  # a UTF-8 character has at most four bytes
+MAX_WINDOW_TOKENS = 32  # a stream of bytes that never make text is given up on after so many tokens
+
+
+class Detokenizer:
+    """The pieces that `push` and `flush` return, joined, are the one-shot decode of all ids.
+
+    A decoder is a black box that may look at neighbours (a space before a word, a character of several bytes). So the
+    last piece that was sent is decoded again together with what is new, and the difference is sent. An incomplete
+    character decodes to U+FFFD at the end: it is held until it is complete, or until it can no longer become so.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden_ids: frozenset[int]) -> None:
+        """hidden_ids: tokens that are never text (special tokens); they are skipped wherever they appear."""
+        self._tokenizer = tokenizer
+        self._hidden_ids = hidden_ids
+        self._window: list[int] = []
+        self._num_sent = 0  # tokens of the window whose text was sent
+        self._sent = ""  # their text, as it decodes from the start of the window
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes; often "", if it ends inside a character."""
+        if token_id in self._hidden_ids or self._tokenizer.id_to_token(token_id) is None:
+            return ""
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        if len(text) > len(self._sent) and not text.endswith(REPLACEMENT):
+            return self._advance(len(self._window), text)
+        if len(self._window) - self._num_sent > MAX_WINDOW_TOKENS:
+            return self._advance(len(self._window), text)
+        if len(self._window) - self._num_sent > MAX_CHARACTER_TOKENS:
+            return self._release_broken(text)
+        return ""
+
+    def flush(self) -> str:
+        """The stream is over: text of an incomplete character, if one is held."""
+        text = self._decode(self._window)
+        return self._advance(len(self._window), text)
+
+    def _release_broken(self, text: str) -> str:
+        """More is held than one character needs, so some of it is broken for good: send up to the last character.
+
+        A border inside the window is one if both sides decode apart as they do together.
+        """
+        for border in range(len(self._window) - MAX_CHARACTER_TOKENS + 1, len(self._window)):
+            head = self._decode(self._window[:border])
+            if len(head) > len(self._sent) and head + self._decode(self._window[border:]) == text:
+                return self._advance(border, head)
+        return ""
+
+    def _advance(self, border: int, text: str) -> str:
+        """Send the window up to border, whose text from the start of the window is `text`."""
+        piece = text[len(self._sent) :]
+        fresh = self._window[self._num_sent : border]
+        if not piece:
+            del self._window[self._num_sent : border]  # tokens without text: nothing to decode again later
+        elif fresh:
+            self._window = self._window[self._num_sent :]
+            self._num_sent = len(fresh)
+            self._sent = self._decode(fresh)
+        return piece
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))

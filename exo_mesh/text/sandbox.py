@@ -1,0 +1,217 @@
+"""A Jinja environment for chat templates, which are code from strangers: sandboxed, bounded in time and size.
+
+Jinja's own sandbox keeps a template away from Python. It does not keep it from running or growing for ever, so every
+way to repeat something (a loop, a call) looks at the clock, and every way to grow a value has a size limit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NoReturn, cast
+
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_LENGTH = 4 << 20  # characters or items of any value that a template makes
+MAX_NUMBER = 1 << 20  # an argument of a call: widths and counts are far below
+MAX_BITS = 256
+MAX_SPREAD = 64 << 20  # most characters that a join or replace may come to, by a generous estimate
+# Filters that no chat template needs, and that can make much out of little.
+_REMOVED_FILTERS = ("batch", "center", "filesizeformat", "format", "pprint", "random", "slice", "urlize", "wordwrap")
+
+
+class TemplateLimitError(TemplateError):
+    """A template ran too long or made a value that is too large."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Budget:
+    deadline: float
+    clock: Callable[[], float]
+
+    def check(self) -> None:
+        if self.clock() > self.deadline:
+            raise TemplateLimitError("the chat template runs too long")
+
+
+_budget: ContextVar[_Budget | None] = ContextVar("chat_template_budget", default=None)
+
+
+@contextmanager
+def time_limit(seconds: float, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Within it, a template of this thread raises TemplateLimitError once `seconds` have passed."""
+    token = _budget.set(_Budget(clock() + seconds, clock))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+def compile_template(source: str) -> tuple[Template, frozenset[str]]:
+    """A template ready to render, and the names that it reads from outside.
+
+    Raises jinja2.TemplateError, or RecursionError if it is nested absurdly deep.
+    """
+    environment = _Environment()
+    tree = _Watch().visit(environment.parse(source))
+    names = frozenset(meta.find_undeclared_variables(tree))
+    return Template.from_code(environment, environment.compile(tree), environment.make_globals(None)), names
+
+
+class _Watch(NodeTransformer):
+    """Puts the limits into a template: `for x in y` iterates `y|_watched`, and `a ~ b` becomes `(a ~ b)|_bounded`."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = _filtered(cast(nodes.Expr, node.iter), "_watched")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
+        self.generic_visit(node)
+        return _filtered(node, "_bounded")
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    made = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+    made.set_environment(node.environment)  # type: ignore[arg-type]
+    return made
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        # Not optimized: the optimizer would compute constant expressions at compile time, outside the limits.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation])
+        for name in _REMOVED_FILTERS:
+            del self.filters[name]
+        self.filters.update(
+            _watched=_watched,
+            _bounded=_bounded,
+            tojson=_to_json,
+            **{name: _guarded(name, self.filters[name]) for name in ("join", "replace", "indent")},
+        )
+        del self.globals["lipsum"]
+        self.globals["raise_exception"] = _raise
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps str.format
+        name, owner = getattr(method, "__name__", ""), getattr(method, "__self__", None)
+        _check_counts(*args, *kwargs.values())
+        _check_spread(name, (owner, *args))
+        if name in ("format", "format_map"):
+            _check_format(owner)
+        return _bounded(super().call(__context, __obj, *args, **kwargs))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            _check_product(left, right)
+        if operator == "**" and isinstance(right, int) and abs(right) > MAX_BITS:
+            raise TemplateLimitError(f"the chat template computes a power of {right}")
+        if operator == "%":
+            _check_format(left)
+        return _bounded(super().call_binop(context, operator, left, right))
+
+
+class _Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks what a model is trained on; here it just renders what is inside."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _tick() -> None:
+    if (budget := _budget.get()) is not None:
+        budget.check()
+
+
+def _watched(items: Iterable[Any]) -> Iterator[Any]:
+    for item in items:
+        _tick()
+        yield item
+
+
+def _bounded(value: Any) -> Any:
+    _tick()
+    if isinstance(value, str | bytes | list | tuple | dict) and len(value) > MAX_LENGTH:
+        raise TemplateLimitError(f"the chat template makes a value of more than {MAX_LENGTH} characters")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise TemplateLimitError(f"the chat template makes a number of more than {MAX_BITS} bits")
+    return value
+
+
+def _check_counts(*arguments: Any) -> None:
+    """Refuse widths and counts that no template needs."""
+    for value in arguments:
+        if isinstance(value, int) and abs(value) > MAX_NUMBER:
+            raise TemplateLimitError(f"the chat template passes {value} to a call")
+
+
+def _check_format(text: Any) -> None:
+    if isinstance(text, str) and _WIDE_FIELD.search(text):
+        raise TemplateLimitError("the chat template formats with a computed or a very wide field")
+
+
+def _check_product(left: Any, right: Any) -> None:
+    for value, times in ((left, right), (right, left)):
+        if isinstance(value, str | bytes | list | tuple) and isinstance(times, int) and len(value) * times > MAX_LENGTH:
+            raise TemplateLimitError(f"the chat template makes a value of more than {MAX_LENGTH} characters")
+
+
+def _check_spread(name: str, arguments: tuple[Any, ...]) -> None:
+    """`join` and `replace` can copy one text as often as another is long: the first and the last text tell."""
+    lengths = [len(value) for value in arguments if isinstance(value, str | list | tuple | range)]
+    if name in ("join", "replace") and len(lengths) > 1 and lengths[0] * lengths[-1] > MAX_SPREAD:
+        raise TemplateLimitError("the chat template joins or replaces too much")
+
+
+_WIDE_FIELD = re.compile(r"%[-+ #0]*(\*|\d{5})|\{[^{}]*:[^{}]*(\{|\d{5})")
+
+
+def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja with its arguments checked and its result bounded; its calling convention stays."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        values = (*args, *kwargs.values())
+        _check_counts(*values)
+        _check_spread(name, values)
+        return _bounded(function(*args, **kwargs))
+
+    guarded.__dict__.update(function.__dict__)  # Jinja's mark for filters that want the context or the environment
+    return guarded
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers defines it for chat templates: no HTML escapes, non-ASCII kept."""
+    _check_counts(indent)
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return str(_bounded(text))
+
+
+def strftime(now: Callable[[], datetime]) -> Callable[[str], str]:
+    """The `strftime_now` that many templates print a date with."""
+    return lambda format_: now().strftime(format_)

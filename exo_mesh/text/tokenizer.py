@@ -1,0 +1,169 @@
+"""What a model's directory says about text: its tokenizer, chat template, special tokens and sampling defaults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from exo_mesh.errors import InputError, ModelError
+from exo_mesh.text.detokenizer import Detokenizer
+from exo_mesh.text.template import ChatTemplate, find_template, read_json
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What generation_config.json recommends; None where it says nothing. `do_sample: false` is temperature 0."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """Text in and out of one model. Immutable; safe to use from several threads."""
+
+    name: str
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    special_tokens: Mapping[str, str]
+    """bos_token, eos_token and their like, as templates name them."""
+    eos_ids: frozenset[int]
+    hidden_ids: frozenset[int]
+    defaults: SamplingDefaults
+    byte_of_character: Mapping[str, int] | None
+    """For byte-level vocabularies: which byte each character of a token stands for."""
+
+    @classmethod
+    def open(cls, directory: Path) -> TextModel:
+        """Read a model's text files. It blocks, up to a second for a large vocabulary. Raises ModelError."""
+        tokenizer = _read_tokenizer(directory / "tokenizer.json")
+        config = read_json(directory / "tokenizer_config.json")
+        generation = read_json(directory / "generation_config.json")
+        special_tokens = _special_tokens(config)
+        eos_ids = _ids(generation.get("eos_token_id"), directory / "generation_config.json")
+        if (eos := special_tokens.get("eos_token")) is not None and (eos_id := tokenizer.token_to_id(eos)) is not None:
+            eos_ids |= {eos_id}
+        added = tokenizer.get_added_tokens_decoder()
+        return cls(
+            name=directory.name,
+            tokenizer=tokenizer,
+            template=find_template(directory, config),
+            special_tokens=special_tokens,
+            eos_ids=eos_ids,
+            hidden_ids=frozenset(token_id for token_id, token in added.items() if token.special),
+            defaults=_sampling_defaults(generation, directory / "generation_config.json"),
+            byte_of_character=_byte_of_character() if _decodes_bytes(tokenizer) else None,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens that the tokenizer knows; the model's logits may be padded beyond it."""
+        return int(self.tokenizer.get_vocab_size())
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of plain text, with the special tokens that the model wants around it. It blocks."""
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+        """Ids of a conversation; `options` as of ChatTemplate.render. It blocks. Raises InputError."""
+        if self.template is None:
+            raise InputError(
+                f"the model {self.name} has no chat template; use /v1/completions with a prompt", param="messages"
+            )
+        variables = {**self.special_tokens, **options.pop("variables", {})}
+        return self._encode(self.template.render(messages, variables=variables, **options), add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        except UnicodeEncodeError as exc:
+            raise InputError("the text holds a lone surrogate, which is no character", param="messages") from exc
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer, for one output."""
+        return Detokenizer(self.tokenizer, self.hidden_ids)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, also if they are but part of a character; b"" for an id without token."""
+        token = self.tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token_id in self.hidden_ids:
+            return token.encode()
+        if self.byte_of_character is not None and all(c in self.byte_of_character for c in token):
+            return bytes(self.byte_of_character[c] for c in token)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return token.replace("▁", " ").encode()
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise ModelError(f"{path}: there is no such file, and no other form of tokenizer is supported")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as exc:  # the tokenizers library raises bare Exception for every fault of the file
+        raise ModelError(f"{path}: cannot be read: {exc}") from exc
+    tokenizer.no_padding()
+    tokenizer.no_truncation()  # nothing may be cut silently
+    return tokenizer
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Every `…_token` of tokenizer_config.json that is text, or an object with its text under "content"."""
+    tokens: dict[str, str] = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _ids(value: Any, where: Path) -> frozenset[int]:
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
+        raise ModelError(f"{where}: eos_token_id is {value!r}, not a token id or a list of them")
+    return frozenset(ids)
+
+
+def _sampling_defaults(generation: Mapping[str, Any], where: Path) -> SamplingDefaults:
+    values: dict[str, Any] = {}
+    for name, kind in (("temperature", float), ("top_p", float), ("top_k", int), ("min_p", float)):
+        values[name] = _number(generation.get(name), kind, name, where)
+    values["repetition_penalty"] = _number(generation.get("repetition_penalty"), float, "repetition_penalty", where)
+    if generation.get("do_sample") is False:
+        values["temperature"] = 0.0
+    return SamplingDefaults(**values)
+
+
+def _number(value: Any, kind: type[float] | type[int], name: str, where: Path) -> float | int | None:
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or value < 0 or (kind is int and value != int(value)):
+        raise ModelError(f"{where}: {name} is {value!r}")
+    return kind(value)
+
+
+def _decodes_bytes(tokenizer: Tokenizer) -> bool:
+    """Does the decoder, or a part of it, map characters back to bytes (GPT-2's byte-level alphabet)?"""
+    decoder = tokenizer.decoder
+    if decoder is None:
+        return False
+    state = json.loads(decoder.__getstate__())
+    return any(part.get("type") == "ByteLevel" for part in [state, *state.get("decoders", [])])
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,208 @@
+"""Read a ModelCard from a model directory: config.json, generation_config.json and the safetensors headers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.errors import ModelError
+from exo_mesh.weights.safetensors import TensorInfo, TensorTable, read_tensor_table
+
+LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+"""How checkpoints name the tensors of layer N: `model.layers.N.`, `transformer.h.N.`, `blocks.N.`."""
+
+QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"})
+"""`quant_method`s of config.json that some engine of ours can load. MLX's own format has none."""
+
+FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings|tok_embeddings|embed_in|embedding)\.")
+_HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out|head)\.")
+_FINAL_NORM = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm)\.")
+_SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\.")
+_SAMPLED_TENSORS = 32
+_SAMPLED_BYTES = 256
+
+
+def layer_of(tensor_name: str) -> int | None:
+    """The decoder layer that a tensor belongs to, or None: embedding, norm, head, or of a vision or audio tower."""
+    if _SIDE_MODEL.search(tensor_name):
+        return None
+    found = LAYER_NAME.search(tensor_name)
+    return int(found.group(1)) if found else None
+
+
+def read_card(model_dir: Path, name: str) -> ModelCard:
+    """What planning must know of the model in `model_dir`. Raises ModelError in a sentence that names the file."""
+    config = read_json(model_dir / "config.json")
+    if not (model_dir / "tokenizer.json").is_file():
+        raise ModelError(f"{model_dir} has no tokenizer.json, so {name} cannot be used")
+    text = text_config(config)
+    _check_quantisation(model_dir, config, text)
+    table = read_tensor_table(model_dir)
+    num_layers = _require_size(model_dir, text, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    hidden_size = _require_size(model_dir, text, "hidden_size", "n_embd", "d_model", "dim")
+    dtype = _activation_dtype(text, table)
+    layer_bytes, embed_bytes, head_bytes, tied = _measure(model_dir, table, num_layers)
+    return ModelCard(
+        name=name,
+        architecture=_architecture(model_dir, config),
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        vocab_size=_require_size(model_dir, text, "vocab_size"),
+        context_length=_context_length(model_dir, text),
+        layer_bytes=layer_bytes,
+        embed_bytes=embed_bytes,
+        head_bytes=head_bytes,
+        tied=tied,
+        kv_bytes_per_token=_kv_bytes(model_dir, text, hidden_size, dtype),
+        dtype=dtype,
+        eos_ids=_eos_ids(model_dir, config, text),
+        legal_cuts=tuple(range(1, num_layers)),
+        digest=_digest(config, table),
+    )
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`. Raises ModelError if it is missing or not one."""
+    try:
+        value = json.loads(file.read_bytes())
+    except OSError as exc:
+        raise ModelError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"{file} is not valid JSON: {exc}") from exc
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} is not a JSON object")
+    return value
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the language model: those of a nested `text_config` over those beside it."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else dict(config)
+
+
+def _architecture(model_dir: Path, config: Mapping[str, Any]) -> str:
+    architecture = config.get("model_type")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelError(f"{model_dir / 'config.json'} has no model_type")
+    return architecture
+
+
+def _find_size(text: Mapping[str, Any], *keys: str) -> int | None:
+    """The first of `keys` that holds a positive integer."""
+    for key in keys:
+        value = text.get(key)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _require_size(model_dir: Path, text: Mapping[str, Any], *keys: str) -> int:
+    value = _find_size(text, *keys)
+    if value is None:
+        raise ModelError(f"{model_dir / 'config.json'} has no usable {keys[0]}: {text.get(keys[0])!r}")
+    return value
+
+
+def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
+    keys = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
+    return _find_size(text, *keys) or _require_size(model_dir, text, *keys)
+
+
+def _check_quantisation(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    quantisation = text.get("quantization_config") or config.get("compression_config")
+    if not quantisation or config.get("quantization"):
+        return
+    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+    if method not in QUANT_METHODS:
+        known = ", ".join(sorted(QUANT_METHODS))
+        raise ModelError(f"{model_dir / 'config.json'}: quantisation {method!r} is not supported; known: {known}")
+
+
+def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype: str) -> int:
+    """Keys and values of one layer for one token. Compressed (MLA) and windowed caches take less: a safe bound."""
+    heads = _require_size(model_dir, text, "num_attention_heads", "n_head", "n_heads", "num_heads")
+    kv_heads = _find_size(text, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
+    head_dim = _find_size(text, "head_dim") or max(1, hidden_size // heads)
+    return 2 * kv_heads * head_dim * (4 if dtype == "float32" else 2)
+
+
+def _activation_dtype(text: Mapping[str, Any], table: TensorTable) -> str:
+    """The commonest floating dtype of the layers' tensors (norms and scales, where weights are packed)."""
+    counts = Counter(FLOAT_DTYPES[info.dtype] for info in table.values() if info.dtype in FLOAT_DTYPES)
+    if counts:
+        return counts.most_common(1)[0][0]
+    declared = str(text.get("dtype") or text.get("torch_dtype"))
+    return declared if declared in FLOAT_DTYPES.values() else "bfloat16"
+
+
+def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tuple[int, ...], int, int, bool]:
+    """(bytes per layer, embed bytes, head bytes, tied). Raises ModelError if a layer has no tensors.
+
+    Tensors that are neither layer, norm nor head count with the embedding. Towers for pictures and sound, and layers
+    past num_layers (multi-token prediction), are loaded by no engine of ours and count nowhere.
+    """
+    layers = [0] * num_layers
+    embed_bytes = head_bytes = 0
+    has_head = False
+    for name, info in table.items():
+        layer = layer_of(name)
+        if layer is not None:
+            if layer < num_layers:
+                layers[layer] += info.num_bytes
+        elif _SIDE_MODEL.search(name):
+            continue
+        elif _HEAD.search(name) and not _EMBEDDING.search(name):
+            head_bytes += info.num_bytes
+            has_head = True
+        elif _FINAL_NORM.search(name) and not _EMBEDDING.search(name):
+            head_bytes += info.num_bytes
+        else:
+            embed_bytes += info.num_bytes
+    empty = [i for i, size in enumerate(layers) if not size]
+    if empty:
+        raise ModelError(f"{model_dir} has no tensors of layer {empty[0]}; config.json says {num_layers} layers")
+    if not has_head:
+        head_bytes += embed_bytes
+    return tuple(layers), embed_bytes, head_bytes, not has_head
+
+
+def _eos_ids(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, ...]:
+    """End-of-sequence ids: generation_config.json wins over config.json; an int or a list of ints."""
+    generation_file = model_dir / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.is_file() else {}
+    candidates = (generation.get("eos_token_id"), config.get("eos_token_id"), text.get("eos_token_id"))
+    eos: Any = next((value for value in candidates if value is not None), [])
+    ids = eos if isinstance(eos, list) else [eos]
+    if not all(isinstance(value, int) for value in ids):
+        raise ModelError(f"{model_dir}: eos_token_id is {eos!r}, not an integer or a list of integers")
+    return tuple(ids)
+
+
+def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
+    """SHA-256 over config, names, dtypes and shapes, and the first bytes of a few tensors (fine-tunes differ there).
+
+    Does not depend on how the checkpoint is cut into files.
+    """
+    rows = [[name, info.dtype, info.shape] for name, info in sorted(table.items())]
+    digest = hashlib.sha256(json.dumps([config, rows], sort_keys=True, separators=(",", ":")).encode())
+    names = sorted(table)
+    for name in names[:: max(1, len(names) // _SAMPLED_TENSORS)]:
+        digest.update(_first_bytes(table[name]))
+    return digest.hexdigest()
+
+
+def _first_bytes(info: TensorInfo) -> bytes:
+    try:
+        with info.file.open("rb") as stream:
+            stream.seek(info.start)
+            return stream.read(min(_SAMPLED_BYTES, info.num_bytes))
+    except OSError as exc:
+        raise ModelError(f"{info.file} cannot be read: {exc.strerror or exc}") from exc

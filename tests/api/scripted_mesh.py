@@ -1,0 +1,147 @@
+"""A scripted service and a real server on loopback: what the tests of the API talk to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from openai import AsyncOpenAI
+
+from exo_mesh.api.app import app_runner, build_app
+from exo_mesh.api.context import ApiOptions
+from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from exo_mesh.errors import CancelledRequestError, UnknownModelError
+from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
+from exo_mesh.text.tokenizer import TextModel
+
+Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]
+
+
+@dataclass
+class ScriptedMesh:
+    """The smallest honest MeshService: one model, whose output is `answer`, or whatever `script` says."""
+
+    directory: Path
+    answer: str = "Hello, world!"
+    script: Script | None = None
+    limit: int = 256
+    names: tuple[str, ...] = ("exo-mesh-demo",)
+    requests: list[GenerateRequest] = field(default_factory=list)
+    running: dict[str, asyncio.Event] = field(default_factory=dict)
+    status: str = "ok"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set whenever a request has left the service, however it ended."""
+
+    def __post_init__(self) -> None:
+        self.text = TextModel.open(self.directory)
+        self.instances = [{"id": "i1", "model": self.names[0]}]
+
+    @property
+    def request(self) -> GenerateRequest:
+        """The last request."""
+        return self.requests[-1]
+
+    def models(self) -> list[ModelEntry]:
+        return [ModelEntry(name, ("peer1",), (), self.limit, ()) for name in self.names]
+
+    async def model(self, name: str) -> ModelEntry:
+        for entry in self.models():
+            if entry.name == name:
+                return entry
+        raise UnknownModelError(f"no peer has {name}", param="model")
+
+    async def text_files(self, name: str) -> Path:
+        return self.directory
+
+    async def context_limit(self, name: str) -> int:
+        return self.limit
+
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+        self.requests.append(request)
+        cancelled = self.running[request.request_id] = asyncio.Event()
+        try:
+            async for event in (self.script or self.echo)(request):
+                if cancelled.is_set():
+                    raise CancelledRequestError("the request was cancelled")
+                yield event
+        finally:
+            del self.running[request.request_id]
+            self.ended.set()
+
+    async def echo(self, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+        for event in self.events(self.text.encode_text(self.answer), request):
+            yield event
+
+    def events(self, ids: Iterable[int], request: GenerateRequest) -> list[TokenEvent]:
+        """Events as a driver makes them: max_tokens is kept, and the end of the answer is a stop."""
+        ids = list(ids)
+        wanted = request.sampling.logprobs
+        top = tuple(TokenLogprob(i, -1.0 - i) for i in range(wanted or 0))
+        events = [
+            TokenEvent(i, token_id, None if wanted is None else -0.5, top)
+            for i, token_id in enumerate(ids[: request.max_tokens])
+        ]
+        finish = FinishReason.STOP if len(ids) < request.max_tokens else FinishReason.LENGTH
+        if finish is FinishReason.STOP:
+            return [*events, TokenEvent(len(events), None, finish=finish)]
+        last = events[-1]
+        return [*events[:-1], TokenEvent(last.index, last.token_id, last.logprob, last.top, finish)]
+
+    async def cancel(self, request_id: str) -> bool:
+        if request_id not in self.running:
+            return False
+        self.running[request_id].set()
+        return True
+
+    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        self.instances.append({"id": f"i{len(self.instances) + 1}", "model": spec.model})
+        return self.instances[-1]
+
+    async def delete_instance(self, instance_id: str) -> bool:
+        kept = [instance for instance in self.instances if instance["id"] != instance_id]
+        found, self.instances = len(kept) < len(self.instances), kept
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {"view": {"peers": [], "instances": self.instances}, "telemetry": {}, "health": self.health()}
+
+    def topology(self) -> dict[str, Any]:
+        return {"peers": [], "links": []}
+
+    def health(self) -> dict[str, Any]:
+        reasons = [] if self.status == "ok" else [{"code": "starting", "message": "not yet", "remedy": "wait"}]
+        return {"status": self.status, "reasons": reasons}
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with its service and clients."""
+
+    mesh: ScriptedMesh
+    url: str
+    http: aiohttp.ClientSession
+    openai: AsyncOpenAI
+
+    async def chat(self, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """POST a chat of one user message; status and body."""
+        body = {"messages": [{"role": "user", "content": "Hi"}], **fields}
+        async with self.http.post("/v1/chat/completions", json=body) as reply:
+            return reply.status, await reply.json()
+
+
+@asynccontextmanager
+async def served(mesh: ScriptedMesh, options: ApiOptions) -> AsyncIterator[Served]:
+    runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with aiohttp.ClientSession(url) as http, AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as sdk:
+        yield Served(mesh, url, http, sdk)
+    await runner.cleanup()

@@ -1,0 +1,126 @@
+"""The routes around inference: models, health, instances, and what every route has in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.openai import waiting_for
+from exo_mesh.node.service import Progress
+from tests.api.scripted_mesh import ScriptedMesh, Served, served
+
+
+async def get(api: Served, path: str, method: str = "GET", **options: Any) -> tuple[int, Any]:
+    async with api.http.request(method, path, **options) as reply:
+        return reply.status, await reply.json()
+
+
+async def test_models_are_listed_as_openai_does(api: Served) -> None:
+    api.mesh.names = ("exo-mesh-demo", "org/some-model")
+    listed = await api.openai.models.list()
+    assert [model.id for model in listed.data] == ["exo-mesh-demo", "org/some-model"]
+    model = await api.openai.models.retrieve("org/some-model")
+    assert (model.object, model.owned_by) == ("model", "exo-mesh")
+    with pytest.raises(openai.NotFoundError) as caught:
+        await api.openai.models.retrieve("org/other")
+    assert caught.value.code == "model_not_found"
+    assert (await get(api, "/models"))[1] == (await get(api, "/v1/models?status=downloaded"))[1]
+    assert (await get(api, "/v1/models?status=loaded"))[1]["data"] == []
+    assert (await get(api, "/v1/models?status=odd"))[1]["error"]["param"] == "status"
+
+
+@pytest.mark.parametrize(("status", "code"), [("ok", 200), ("degraded", 200), ("starting", 503), ("stopping", 503)])
+async def test_health_and_readiness_tell_whether_it_can_serve(api: Served, status: str, code: int) -> None:
+    api.mesh.status = status
+    for path in ("/health", "/healthcheck"):
+        got, health = await get(api, path)
+        assert (got, health["status"]) == (code, status)
+        assert health["version"]
+    got, ready = await get(api, "/readyz")
+    assert (got, ready["ready"]) == (code, code == 200)
+    if status == "starting":
+        assert ready["reasons"][0]["remedy"] == "wait"
+    assert await get(api, "/healthz") == (200, {"status": "alive"})
+
+
+async def test_instances_are_made_shown_and_deleted(api: Served) -> None:
+    status, made = await get(api, "/instance", "POST", json={"model": "m", "min_peers": 2, "policy": "latency"})
+    assert (status, made) == (201, {"id": "i2", "model": "m"})
+    assert await get(api, "/instance/i2") == (200, made)
+    assert (await get(api, "/state"))[1]["view"]["instances"][-1] == made
+    assert (await get(api, "/instance/i2", "DELETE"))[1]["deleted"] is True
+    for method in ("GET", "DELETE"):
+        status, body = await get(api, "/instance/i2", method)
+        assert (status, body["error"]["code"]) == (404, "not_found")
+    status, body = await get(api, "/instance", "POST", json={"model": "m", "min_peers": 0})
+    assert (status, body["error"]["param"]) == (400, "min_peers")
+
+
+async def test_topology_version_and_the_front_page(api: Served) -> None:
+    assert (await get(api, "/v1/topology"))[1] == (await get(api, "/topology"))[1] == api.mesh.topology()
+    assert (await get(api, "/version"))[1]["version"]
+    _, index = await get(api, "/")
+    assert index["next"].startswith(f"curl {api.url}/v1/chat/completions")
+    assert "/v1/chat/completions" in index["routes"]
+
+
+async def test_metrics_are_those_of_the_registry(mesh: ScriptedMesh) -> None:
+    registry = CollectorRegistry()
+    Counter("exo_mesh_things", "Things.", registry=registry).inc(3)
+    async with served(mesh, ApiOptions(registry)) as api, api.http.get("/metrics") as reply:
+        assert reply.headers["Content-Type"].startswith("text/plain")
+        families = {family.name: family for family in text_string_to_metric_families(await reply.text())}
+    assert families["exo_mesh_things"].samples[0].value == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/v1/nothing", 404, "not_found"),
+        ("POST", "/v1/cancel/nobody", 404, "not_found"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("DELETE", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/models/%ff%00", 404, "model_not_found"),
+        ("GET", "/v1/models/%ed%a0%80", 404, "model_not_found"),
+        ("GET", "/instance/%ff", 404, "not_found"),
+    ],
+)
+async def test_wrong_paths_and_methods_have_openais_shape(
+    api: Served, method: str, path: str, status: int, code: str
+) -> None:
+    got, body = await get(api, path, method)
+    assert (got, body["error"]["code"]) == (status, code)
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+
+
+async def test_a_wrong_method_says_which_are_right(api: Served) -> None:
+    async with api.http.get("/v1/chat/completions") as reply:
+        assert reply.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("abc-123", True), ("", False), ("x" * 129, False), ("with space", False), ("ü", False)]
+)
+async def test_every_reply_has_a_request_id(api: Served, given: str, kept: bool) -> None:
+    for path in ("/healthz", "/v1/nothing"):
+        async with api.http.get(path, headers={"x-request-id": given}) as reply:
+            assert (reply.headers["x-request-id"] == given) == kept
+            assert reply.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (None, "keep-alive"),
+        (Progress("queued"), "queued"),
+        (Progress("loading", 3, 8), "loading 3/8"),
+        (Progress("prefill", 2, 5), "prefill 40 %"),
+    ],
+)
+def test_what_a_waiting_stream_says(progress: Progress | None, text: str) -> None:
+    assert waiting_for(progress) == text

@@ -1,0 +1,26 @@
+"""Fixtures of all tests of the command line."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Every verb sets up logging for its process; here the process goes on."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = handlers, level
+    logging.captureWarnings(False)
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the person who runs the tests has in the environment does not count."""
+    for name in [name for name in os.environ if name.startswith("EXO_MESH_")]:
+        monkeypatch.delenv(name)

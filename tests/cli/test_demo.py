@@ -1,0 +1,103 @@
+"""`exo-mesh demo`: the first thing that a user sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.main import main
+from exo_mesh.engine.contract import Availability
+from exo_mesh.engine.registry import Registry
+from tests.cli.processes import eventually, gone, read_until, run, start
+
+
+def test_once_answers_over_two_peers_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    shown = run(["demo", "--once"], tmp_path, timeout_s=110)
+    assert (shown.returncode, shown.stderr) == (exit_codes.OK, "")
+    assert "exo-mesh-demo over 2 peers" in shown.stdout
+    assert "peer-1" in shown.stdout
+    assert "peer-2" in shown.stdout
+    assert "tokens/s" in shown.stdout
+    assert ", ".join(str(number) for number in range(7, 21)) in shown.stdout
+    assert list(tmp_path.glob("exo-mesh-demo-*")) == []
+
+
+def test_it_goes_on_serving_until_it_is_stopped(tmp_path: Path) -> None:
+    process, peers = _serving_demo(tmp_path)
+    process.send_signal(signal.SIGTERM)
+    _, complaints = process.communicate(timeout=10)
+    assert (process.returncode, complaints) == (exit_codes.OK, "")
+    assert gone(peers)
+
+
+def test_no_peer_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
+    process, peers = _serving_demo(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert eventually(lambda: gone(peers), 6)
+
+
+def _serving_demo(tmp_path: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """A demo of dummy engines that serves, and all processes below it."""
+    process = start(["demo", "--engine", "dummy", "--peers", "3"], tmp_path)
+    shown = read_until(process, "Ctrl-C")
+    assert "over 3 peers" in shown, process.stderr.read() if process.stderr else ""
+    url = next(word for word in shown.split() if word.startswith("http://")).removesuffix("/v1")
+    assert len(ApiClient(url).get("/state")["view"]["peers"]) == 3
+    peers = psutil.Process(process.pid).children(recursive=True)
+    assert len(peers) >= 6
+    return process, peers
+
+
+@dataclasses.dataclass
+class Provider:
+    """An engine as the registry shows it."""
+
+    look: Availability
+    name: str = "mlx"
+
+    def availability(self) -> Availability:
+        return self.look
+
+
+@pytest.mark.parametrize(
+    ("registry", "message"),
+    [
+        (Registry({}, {}), "exo-mesh: --engine mlx: not installed; there is none\n"),
+        (Registry({}, {"mlx": "no module x"}), "exo-mesh: the engine mlx does not import: no module x\n"),
+        (
+            Registry({"mlx": Provider(Availability(False, "mlx is not installed", "Try pip install."))}, {}),  # type: ignore[dict-item]
+            "exo-mesh: the demo needs the engine mlx: mlx is not installed. Try pip install.\n",
+        ),
+    ],
+)
+def test_without_its_engine_it_says_what_to_install(
+    registry: Registry, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("exo_mesh.engine.registry.load_registry", lambda: registry)
+    assert main(["demo"]) == exit_codes.USAGE
+    assert capsys.readouterr().err == message
+
+
+def test_a_peer_that_fails_is_shown_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("exo_mesh.cli.demo._free_port", lambda: 99_999)
+    assert main(["demo", "--engine", "dummy", "--once"]) == exit_codes.FAILED
+    complaint = capsys.readouterr().err
+    assert "a node ended with exit code 2" in complaint
+    assert "--grpc-port 99999: a whole number from 0 to 65535 is needed" in complaint
+    log = next(word for word in complaint.split() if word.endswith("node.log:")).removesuffix(":")
+    assert Path(log).is_relative_to(tmp_path)
+    assert Path(log).is_file()

@@ -1,0 +1,29 @@
+"""The documents name what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from exo_mesh import errors
+from exo_mesh.api.errors import _RULES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_error_code_is_documented_with_its_status() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE))
+    assert rows == {code: str(rule.status) for code, rule in _RULES.items()}
+    assert {cls.code for cls in vars(errors).values() if isinstance(cls, type)} <= rows.keys()
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_readme_has_one_test_command_between_its_markers() -> None:
+    marked = re.search(r"<!-- test-command -->\n```sh\n(.*)\n```\n<!-- end -->", (ROOT / "README.md").read_text())
+    assert marked is not None
+    assert marked[1] == 'pip install ".[mlx,test]" && pytest'

@@ -1,0 +1,135 @@
+"""What the command line says and which code it exits with, without a node."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.main import VERBS, main, usage
+from exo_mesh.cli.parser import Parser, add_node_flags
+from exo_mesh.config import SETTINGS
+from tests.cli.closed_port import closed_port
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+HEAVY = {"grpc", "aiohttp", "numpy", "rich", "mlx", "tokenizers", "jinja2", "zeroconf", "uvloop", "msgspec", "psutil"}
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["version"], ["serve", "--help"], ["config", "show"], ["ps", "--help"]])
+def test_light_verbs_import_nothing_heavy(argv: list[str], tmp_path: Path) -> None:
+    code = (
+        "import sys; from exo_mesh.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
+    )
+    home = ["--home", str(tmp_path)] if argv[0] == "config" else []
+    done = subprocess.run([sys.executable, "-c", code, *argv, *home], capture_output=True, text=True, check=True)
+    assert done.stdout
+    assert set(done.stderr.split()) & HEAVY == set()
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == exit_codes.OK
+    shown = capsys.readouterr().out
+    assert all(f"\n  {verb} " in shown for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([verb, "--help"])
+    assert caught.value.code == exit_codes.OK
+    assert f"usage: exo-mesh {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["stauts"], "no such verb: stauts; did you mean status?"),
+        (["xyzzy"], "no such verb: xyzzy; see exo-mesh --help"),
+        (["--api-prot", "1"], "unknown flag --api-prot; did you mean --api-port?"),
+        (["--api-prot=1"], "unknown flag --api-prot; did you mean --api-port?"),
+        (["serve", "--qqqqq"], "unknown flag --qqqqq; see exo-mesh serve --help"),
+        (["--force-master"], "exo-mesh has no master"),
+        (["serve", "--force-master"], "exo-mesh has no master"),
+        (["ps", "extra"], "unexpected argument 'extra'; see exo-mesh ps --help"),
+        (["--api-p", "1"], "unknown flag --api-p; did you mean --api-port?"),
+        (["--api-port"], "--api-port: expected one argument"),
+        (["--api-port", "x"], "--api-port x: a whole number from 0 to 65535 is needed"),
+        (["demo", "--peers", "0"], "--peers 0: a whole number from 1 to 8 is needed"),
+        (["demo", "--peers", "x"], "--peers: invalid int value: 'x'"),
+        (["demo", "--engine", "nope"], "--engine nope: not installed"),
+        (["config", "hide"], "invalid choice: 'hide'"),
+        (["status", "--api-url", "ftp://x"], "--api-url ftp://x: an address such as"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == exit_codes.USAGE
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("exo-mesh: ")
+    assert complaint.count("\n") == 1
+    assert message in complaint
+
+
+@pytest.mark.parametrize("verb", [["status"], ["topology"], ["ps"], ["models"], ["stop", "x"], ["run", "m", "hello"]])
+def test_without_a_node_the_exit_code_is_3(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    assert main([*verb, "--api-url", url]) == exit_codes.NO_NODE
+    complaint = capsys.readouterr().err
+    assert complaint == (
+        f"exo-mesh: nothing answers at {url}; start a node with `exo-mesh`, or name one with --api-url\n"
+    )
+
+
+def test_version_names_package_protocol_and_libraries(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == exit_codes.OK
+    assert "exo-mesh 0." in capsys.readouterr().out
+    assert main(["version", "--json"]) == exit_codes.OK
+    assert {"exo-mesh", "protocol", "grpcio", "mlx"} <= json.loads(capsys.readouterr().out).keys()
+
+
+def test_config_show_says_where_values_came_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXO_MESH_NAME", "alpha")
+    (tmp_path / "config.toml").write_text("grpc_port = 6000\n")
+    assert main(["config", "show", "--origin", "--json", "--home", str(tmp_path), "--api-port", "7"]) == exit_codes.OK
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["api_port"] == {"value": "7", "origin": "flag --api-port"}
+    assert shown["name"] == {"value": "alpha", "origin": "environment EXO_MESH_NAME"}
+    assert shown["grpc_port"] == {"value": "6000", "origin": f"{tmp_path}/config.toml:grpc_port"}
+    assert shown["placement"] == {"value": "memory", "origin": "default"}
+    assert main(["config", "show", "--origin", "--home", str(tmp_path)]) == exit_codes.OK
+    assert "environment EXO_MESH_NAME" in capsys.readouterr().out
+
+
+def test_engines_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engines", "--json"]) == exit_codes.OK
+    engines = {engine["name"]: engine for engine in json.loads(capsys.readouterr().out)}
+    assert {"mlx", "dummy"} <= engines.keys()
+    assert engines["dummy"]["available"]
+    assert not engines["dummy"]["chosen"]
+    assert main(["engines"]) == exit_codes.OK
+    assert "dummy" in capsys.readouterr().out
+
+
+def test_every_setting_has_a_flag() -> None:
+    parser = Parser(prog="x")
+    add_node_flags(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    assert {setting.flag for setting in SETTINGS.values()} <= flags
+
+
+def test_the_documentation_has_every_verb_and_exit_code() -> None:
+    text = (DOCS / "cli.md").read_text()
+    assert all(f"`{verb}" in text for verb in VERBS)
+    for code, meaning in exit_codes.MEANINGS.items():
+        assert f"| {code} | {meaning} |" in text
+    assert usage().count("\n") < 24

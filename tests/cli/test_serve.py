@@ -1,0 +1,197 @@
+"""A real `exo-mesh serve`: what it prints, what it answers, how it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.client import ApiClient
+from tests.cli.closed_port import closed_port
+from tests.cli.processes import QUIET_FLAGS, clean_environ, eventually, gone, read_until, run, start
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ChildNode]:
+    child = ChildNode(["--name", "alpha", "--api-port", "0", *QUIET_FLAGS], tmp_path / "log", clean_environ(tmp_path))
+    yield child
+    child.stop()
+
+
+def test_it_says_what_it_is_and_stops_cleanly(tmp_path: Path) -> None:
+    process = start(["--name", "alpha", "--api-port", "0", *QUIET_FLAGS], tmp_path)
+    try:
+        shown = read_until(process, "Ctrl-C")
+        for word in ("alpha (", "engine", "dummy", "usable of", "exo-mesh-demo", "http://127.0.0.1:", "mesh is open"):
+            assert word in shown, shown
+        assert 'exo-mesh run exo-mesh-demo "Count from 7 to 20."' in shown
+        assert "/v1/chat/completions -H 'Content-Type: application/json'" in shown
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        rest, complaints = process.communicate(timeout=10)
+        assert time.monotonic() - began < 5
+        assert process.returncode == exit_codes.OK
+        assert "stopping" in rest
+        assert "Traceback" not in complaints
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_node_and_runners_within_five_seconds(node: ChildNode, signum: signal.Signals) -> None:
+    client = ApiClient(node.wait_ready(60)["api_url"])
+    client.post("/instance", {"model": "exo-mesh-demo"}, 60)
+    family = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
+    assert len(family) >= 2
+    began = time.monotonic()
+    os.kill(node.pid, signum)
+    assert eventually(lambda: not node.alive and gone(family), 6)
+    assert time.monotonic() - began < 5
+
+
+def test_it_stops_when_standard_input_closes_or_its_parent_is_killed(node: ChildNode) -> None:
+    client = ApiClient(node.wait_ready(60)["api_url"])
+    client.post("/instance", {"model": "exo-mesh-demo"}, 60)
+    family = psutil.Process(node.pid).children(recursive=True)
+    assert node._process.stdin is not None
+    node._process.stdin.close()
+    assert eventually(lambda: not node.alive and gone(family), 6)
+    assert '"standard input has closed"' in node.log_path.read_text()
+
+
+def test_a_killed_node_leaves_no_runner(node: ChildNode) -> None:
+    client = ApiClient(node.wait_ready(60)["api_url"])
+    client.post("/instance", {"model": "exo-mesh-demo"}, 60)
+    runners = psutil.Process(node.pid).children(recursive=True)
+    os.kill(node.pid, signal.SIGKILL)
+    assert eventually(lambda: gone(runners), 3)
+
+
+def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path) -> None:
+    url = node.wait_ready(60)["api_url"]
+    instance = ApiClient(url).post("/instance", {"model": "exo-mesh-demo"}, 60)
+    here = ["--api-url", url]
+    for verb in ("status", "topology", "ps", "models"):
+        shown = run([verb, *here], tmp_path)
+        assert (shown.returncode, shown.stderr) == (exit_codes.OK, "")
+        assert "exo-mesh-demo" in shown.stdout
+        parsed = run([verb, "--json", *here], tmp_path)
+        assert json.loads(parsed.stdout)
+    assert instance["id"] in run(["ps", *here], tmp_path).stdout
+    unknown = run(["stop", "nothing", *here], tmp_path)
+    assert (unknown.returncode, unknown.stderr) == (
+        exit_codes.FAILED,
+        "exo-mesh: no instance nothing; see exo-mesh ps\n",
+    )
+    assert run(["stop", "exo-mesh-demo", *here], tmp_path).stdout == f"stopped {instance['id']}\n"
+    assert eventually(lambda: ApiClient(url).get("/state")["view"]["instances"] == [])
+
+
+def test_run_asks_it(node: ChildNode, tmp_path: Path) -> None:
+    here = ["--api-url", node.wait_ready(60)["api_url"]]
+    asked = run(["run", "exo-mesh-demo", "Hello.", "--max-tokens", "5", "--verbose", *here], tmp_path)
+    assert asked.returncode == exit_codes.OK
+    assert asked.stdout.strip()
+    assert "5 tokens, " in asked.stderr
+    piped = run(["run", "exo-mesh-demo", "--json", "--max-tokens", "5", *here], tmp_path, stdin="Hello.\n")
+    assert json.loads(piped.stdout)["usage"]["completion_tokens"] == 5
+    unknown = run(["run", "exo-mesh-dem", "Hello.", *here], tmp_path)
+    assert unknown.returncode == exit_codes.FAILED
+    assert "exo-mesh-demo" in unknown.stderr
+    empty = run(["run", "exo-mesh-demo", *here], tmp_path)
+    assert (empty.returncode, empty.stderr) == (1, "exo-mesh: the prompt on standard input is empty\n")
+
+
+def test_run_starts_a_node_where_there_is_none(tmp_path: Path) -> None:
+    flags = ["--api-port", "0", "--max-tokens", "5", *QUIET_FLAGS]
+    environ_port = closed_port()
+    asked = run(["run", "exo-mesh-demo", "Hello.", *flags, "--listen-port", str(environ_port)], tmp_path)
+    assert (asked.returncode, asked.stdout.strip() != "") == (exit_codes.OK, True), asked.stderr
+
+
+def test_two_nodes_find_each_other_by_a_bootstrap_peer(node: ChildNode, tmp_path: Path) -> None:
+    first = node.wait_ready(60)
+    (tmp_path / "b").mkdir()
+    flags = ["--name", "beta", "--api-port", "0", *QUIET_FLAGS, "--bootstrap-peers", first["grpc_address"]]
+    other = ChildNode(flags, tmp_path / "b" / "log", clean_environ(tmp_path / "b"))
+    try:
+        clients = [ApiClient(first["api_url"]), ApiClient(other.wait_ready(60)["api_url"])]
+
+        def names(client: ApiClient) -> list[str]:
+            return sorted(peer["name"] for peer in client.get("/state")["view"]["peers"] if peer["alive"])
+
+        for client in clients:
+            assert eventually(lambda client=client: names(client) == ["alpha", "beta"]), node.log_tail(40)
+        other.stop()
+        assert eventually(lambda: names(clients[0]) == ["alpha"], 5)
+    finally:
+        other.stop()
+
+
+def test_a_taken_api_port_that_was_asked_for_is_exit_code_4(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        refused = run(["--api-port", str(port), *QUIET_FLAGS], tmp_path)
+    assert refused.returncode == exit_codes.ADDRESS_IN_USE
+    assert refused.stderr == (
+        f"exo-mesh: the API port {port} on 127.0.0.1 is taken; name another with --api-port, or 0 for any free one\n"
+    )
+
+
+def test_a_taken_default_port_is_replaced_and_said(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):  # taken already, which is what this test needs
+            other.bind(("127.0.0.1", 52415))
+            other.listen()
+        process = start(QUIET_FLAGS, tmp_path)
+        shown = read_until(process, "Ctrl-C")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert "port 52415 is taken" in shown
+    assert process.returncode == exit_codes.OK
+
+
+def test_without_an_api_there_is_none(tmp_path: Path) -> None:
+    child = ChildNode(["--no-api", *QUIET_FLAGS], tmp_path / "log", clean_environ(tmp_path))
+    try:
+        assert child.wait_ready(60)["api_url"] == ""
+    finally:
+        child.stop()
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--engine", "nope"], exit_codes.USAGE, "no engine 'nope'"),
+        (["--host", "203.0.113.1"], exit_codes.USAGE, "--host 203.0.113.1: "),
+        (["--home", "/dev/null/x"], exit_codes.USAGE, "/dev/null/x"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(flags: list[str], code: int, message: str, tmp_path: Path) -> None:
+    refused = run([*QUIET_FLAGS, "--api-port", "0", *flags], tmp_path)
+    assert (refused.returncode, refused.stderr.count("\n")) == (code, 1), refused.stderr
+    assert message in refused.stderr
+    assert refused.stderr.startswith("exo-mesh: ")
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    process = start(["--api-port", "0", *QUIET_FLAGS], tmp_path)
+    read_until(process, "Ctrl-C")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=5)
+    assert process.returncode in (exit_codes.OK, exit_codes.FAILED)

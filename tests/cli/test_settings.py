@@ -1,0 +1,197 @@
+"""Flags > EXO_MESH_* > config.toml > defaults; what cannot be used is refused with its source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exo_mesh import setting_values
+from exo_mesh.cli.config import reference
+from exo_mesh.config import SETTINGS, ConfigError, LoadedSettings, Settings, load_settings
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def load(home: Path, flags: dict[str, str] | None = None, environ: dict[str, str] | None = None) -> LoadedSettings:
+    texts = {name: [text] for name, text in (flags or {}).items()}
+    return load_settings({"home": [str(home)], **texts}, environ or {})
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "key", "port", "origin"),
+    [
+        ("1111", "2222", "3333", 1111, "flag --api-port"),
+        (None, "2222", "3333", 2222, "environment EXO_MESH_API_PORT"),
+        (None, None, "3333", 3333, "{home}/config.toml:api_port"),
+        (None, "", "3333", 3333, "{home}/config.toml:api_port"),
+        (None, None, None, 52415, "default"),
+        ("1111", None, None, 1111, "flag --api-port"),
+    ],
+)
+def test_the_nearest_source_wins_and_is_remembered(
+    tmp_path: Path, flag: str | None, variable: str | None, key: str | None, port: int, origin: str
+) -> None:
+    if key is not None:
+        (tmp_path / "config.toml").write_text(f"api_port = {key}\n")
+    flags = {} if flag is None else {"api_port": flag}
+    environ = {} if variable is None else {"EXO_MESH_API_PORT": variable}
+    loaded = load(tmp_path, flags, environ)
+    assert loaded.settings.api_port == port
+    assert loaded.origins["api_port"] == origin.format(home=tmp_path)
+    assert loaded.was_set("api_port") == (origin != "default")
+
+
+def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> None:
+    texts = {
+        "name": "alpha",
+        "host": "127.0.0.1",
+        "api_port": "1",
+        "no_api": "true",
+        "grpc_port": "2",
+        "data_ports": "7000-7010",
+        "discovery": "none",
+        "listen_port": "3",
+        "broadcast_port": "4",
+        "bootstrap_peers": "a:1,[::1]:2",
+        "namespace": "home",
+        "engine": "dummy",
+        "engine_option": "a=1,b=x=y",
+        "max_memory": "12GB",
+        "models_dir": f"{tmp_path}:{tmp_path / 'b'}",
+        "min_peers": "2",
+        "placement": "throughput",
+        "context_limit": "4096",
+        "max_queued": "5",
+        "log_format": "json",
+        "log_level": "debug",
+    }
+    assert set(texts) == set(SETTINGS) - {"home"}
+    expected = Settings(
+        home=tmp_path,
+        name="alpha",
+        host="127.0.0.1",
+        api_port=1,
+        api=False,
+        grpc_port=2,
+        data_ports=(7000, 7010),
+        discovery=(),
+        listen_port=3,
+        broadcast_port=4,
+        bootstrap_peers=("a:1", "[::1]:2"),
+        namespace="home",
+        engine="dummy",
+        engine_options={"a": "1", "b": "x=y"},
+        max_memory_bytes=12 * 10**9,
+        models_dirs=(tmp_path, tmp_path / "b"),
+        min_peers=2,
+        placement="throughput",
+        context_limit=4096,
+        max_queued=5,
+        log_format="json",
+        log_level="debug",
+    )
+    assert load(tmp_path, texts).settings == expected
+    assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == expected
+    plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - {"max_memory"}
+    lines = [f"{name} = {text}" if name in plain else f"{name} = '{text}'" for name, text in texts.items()]
+    (tmp_path / "config.toml").write_text("\n".join(lines))
+    loaded = load(tmp_path)
+    assert loaded.settings == expected
+    for name, text in texts.items():
+        if name not in ("max_memory", "discovery"):
+            assert SETTINGS[name].text(loaded.settings) == text
+
+
+def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        'models_dir = ["/a", "/b"]\nbootstrap_peers = []\nmax_memory = 1000\n[engine_option]\nstep_ms = "3"\n'
+    )
+    settings = load(tmp_path).settings
+    assert settings.models_dirs == (Path("/a"), Path("/b"))
+    assert settings.bootstrap_peers == ()
+    assert settings.max_memory_bytes == 1000
+    assert settings.engine_options == {"step_ms": "3"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("api_port", "http", "a whole number from 0 to 65535 is needed"),
+        ("api_port", "65536", "a whole number from 0 to 65535 is needed"),
+        ("api_port", "-1", "a whole number from 0 to 65535 is needed"),
+        ("api_port", "٣", "a whole number"),
+        ("min_peers", "0", "a whole number from 1"),
+        ("max_memory", "12G", "a size such as 12GB"),
+        ("max_memory", "0", "more than zero"),
+        ("data_ports", "9-7", "a range of ports"),
+        ("data_ports", "7000", "a range of ports"),
+        ("bootstrap_peers", "host", "host:port is needed"),
+        ("bootstrap_peers", "a:1,fe80::1:5", "host:port is needed"),
+        ("bootstrap_peers", "a:0", "host:port is needed"),
+        ("engine_option", "x", "key=value is needed"),
+        ("discovery", "pigeon", "must be one of udp, none"),
+        ("placement", "best", "must be one of memory, latency, throughput"),
+        ("no_api", "maybe", "must be one of"),
+        ("namespace", "a b", "a word of letters"),
+        ("name", "x" * 65, "1-64 characters"),
+        ("log_format", "xml", "must be one of console, json"),
+    ],
+)
+def test_a_bad_value_names_its_source_and_what_is_needed(tmp_path: Path, name: str, text: str, what: str) -> None:
+    setting = SETTINGS[name]
+    for sources, prefix in (
+        (({name: text}, {}), f"{setting.flag} {text}: "),
+        (({}, {setting.variable: text}), f"{setting.variable}={text}: "),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load(tmp_path, *sources)
+        assert str(caught.value).startswith(prefix)
+        assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("api_prot = 1", "no setting 'api_prot'; did you mean api_port?"),
+        ("api-port = 1", "no setting 'api-port'; did you mean api_port?"),
+        ("zzz = 1", "no setting 'zzz'"),
+        ("home = '/x'", "home cannot be set in here"),
+        ("api_port = 'x", "not valid TOML"),
+        ("api_port = '52415'", "api_port = '52415': a value like PORT is needed, not a TOML str"),
+        ("api_port = true", "api_port = True: a value like PORT is needed, not a TOML bool"),
+        ("no_api = 1", "no_api = 1: a value like true is needed, not a TOML int"),
+        ("bootstrap_peers = [1]", "a value like HOST:PORT is needed, not a TOML int"),
+        ("api_port = 70000", "api_port = 70000: a whole number from 0 to 65535 is needed"),
+    ],
+)
+def test_a_bad_config_file_is_refused_with_its_path(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "config.toml").write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/config.toml: ")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_variable_is_refused_with_a_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"EXO_MESH_API_PROT: no such setting; did you mean EXO_MESH_API_PORT\?"):
+        load(tmp_path, {}, {"EXO_MESH_API_PROT": "1"})
+    load(tmp_path, {}, {"EXO_MESH_API_URL": "http://elsewhere", "EXO_LIKE": "1"})
+
+
+def test_the_two_ports_must_differ(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="both 7000"):
+        load(tmp_path, {"api_port": "7000", "grpc_port": "7000"})
+    load(tmp_path, {"api_port": "0", "grpc_port": "0"})
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("12GB", 12 * 10**9), ("512MiB", 512 * 2**20), ("1.5 kb", 1500), ("7", 7), ("7b", 7), ("2TiB", 2 * 2**40)],
+)
+def test_sizes_are_decimal_or_binary(text: str, num_bytes: int) -> None:
+    assert setting_values.size(text) == num_bytes
+
+
+def test_the_documentation_has_the_table_of_all_settings() -> None:
+    assert reference() in (DOCS / "configuration.md").read_text(), "run: exo-mesh config reference"

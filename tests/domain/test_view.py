@@ -1,0 +1,105 @@
+"""Records merge in any order to the same view; the dead and the deleted do not come back."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.view import (
+    MAX_RECORDS_PER_OWNER,
+    TOMBSTONE_S,
+    InstanceInfo,
+    InstanceState,
+    Record,
+    RecordKey,
+    View,
+)
+
+
+def peer_record(owner: str, version: int, *, deleted: bool = False) -> Record:
+    info = PeerInfo(owner, 1, f"name-{version}", "0", 1, "default", ("127.0.0.1:1",))
+    return Record(RecordKey("peer", owner, owner), version, None if deleted else info)
+
+
+def instance_record(owner: str, counter: int, version: int = 1) -> Record:
+    stage = StagePlan(owner, "dummy", Shard("m", 0, 4, 4), 10)
+    plan = Plan("m-1", Ballot(counter, owner), "m", "d", (stage,), 64, PlanInputs(((owner, 10),), "memory", 1))
+    return Record(RecordKey("instance", "m-1", owner), version, InstanceInfo(plan, InstanceState.READY))
+
+
+records = st.lists(
+    st.builds(peer_record, st.sampled_from("abcd"), st.integers(1, 6), deleted=st.booleans()), max_size=30
+)
+
+
+def writer_order(sent: list[Record]) -> list[Record]:
+    """One record per key and version, as a single writer would write them."""
+    return list({(record.key, record.version): record for record in sent}.values())
+
+
+@given(records, st.randoms())
+def test_merging_commutes_and_repeats_change_nothing(sent: list[Record], rng: random.Random) -> None:
+    written = writer_order(sent)
+    shuffled = [*written, *written]
+    rng.shuffle(shuffled)
+    first, second = View(), View()
+    first.merge(written, 0.0)
+    for record in shuffled:
+        second.merge([record], 0.0)
+    assert first.versions() == second.versions()
+    assert first.digest() == second.digest()
+
+
+@given(records, records)
+def test_one_round_of_anti_entropy_makes_two_views_equal(left: list[Record], right: list[Record]) -> None:
+    seen = {(record.key, record.version): record for record in [*left, *right]}
+    a, b = View(), View()
+    a.merge([seen[record.key, record.version] for record in left], 0.0)
+    b.merge([seen[record.key, record.version] for record in right], 0.0)
+    wanted = b.wanted_from(a.versions(), "abcd")
+    a.merge(b.newer_than(a.versions()), 0.0)
+    b.merge([record for key in wanted if (record := a.get(key))], 0.0)
+    assert a.versions() == b.versions() and a.digest() == b.digest()
+
+
+def test_a_deletion_beats_what_it_deleted_and_is_forgotten_after_a_while() -> None:
+    view = View()
+    view.merge([peer_record("a", 2, deleted=True)], now=100.0)
+    assert view.merge([peer_record("a", 1)], now=101.0) == []
+    assert view.peers() == []
+    view.expire(100.0 + TOMBSTONE_S + 1)
+    assert view.versions() == {}
+
+
+def test_the_highest_ballot_of_an_instance_is_the_one_seen() -> None:
+    view = View()
+    view.merge([instance_record("a", 1), instance_record("b", 3), instance_record("c", 2)], 0.0)
+    assert [owner for owner, _ in view.instances()] == ["b"]
+
+
+def test_dropping_an_owner_answers_what_was_in_force() -> None:
+    view = View()
+    view.merge([peer_record("a", 1), instance_record("a", 1), peer_record("b", 1)], 0.0)
+    assert {record.key.kind for record in view.drop_owner("a")} == {"peer", "instance"}
+    assert [peer.id for peer in view.peers()] == ["b"]
+
+
+def test_an_owner_cannot_flood_the_view() -> None:
+    view = View()
+    stage = instance_record("a", 1).value
+    view.merge([Record(RecordKey("instance", f"i{n}", "a"), 1, stage) for n in range(10_000)], 0.0)
+    assert len(view.versions()) == MAX_RECORDS_PER_OWNER
+
+
+def test_digests_ignore_how_a_view_came_to_be_and_see_every_change() -> None:
+    one, two = View(), View()
+    one.merge([peer_record("a", 1), peer_record("b", 1)], 0.0)
+    two.merge([peer_record("b", 1), peer_record("a", 1), peer_record("z", 4, deleted=True)], 9.0)
+    assert one.digest() == two.digest()
+    two.merge([peer_record("a", 2)], 9.0)
+    assert one.digest() != two.digest()

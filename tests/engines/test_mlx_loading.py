@@ -1,0 +1,232 @@
+"""An MLX stage reads its own share of a checkpoint, and says what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_lm")
+
+import mlx.core as mx
+import mlx.nn as nn
+from exo_mesh_mlx import provider
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest, StageEngine
+from exo_mesh.errors import EngineError, ModelError
+from exo_mesh.weights.card import read_card
+from tests.support.checkpoints import TinyModel, tensor_shapes, write_checkpoint, write_json, write_safetensors
+from tests.support.ring import Ring
+
+SMALL = TinyModel(layers=4)
+BIG_LAYERS = 8
+SLACK = 1.15
+"""A stage may take 15 % more than the bytes of its tensors."""
+
+
+def load(
+    model_dir: Path, start: int, stop: int, num_layers: int, progress: Any = lambda done, total: None
+) -> StageEngine:
+    stage = provider.create()
+    stage.load(LoadRequest(Shard("tiny", start, stop, num_layers), model_dir, 512), progress)
+    return stage
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 2), (2, 5), (5, 8), (0, 8)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_stage_holds_its_share_and_no_more(tmp_path: Path, start: int, stop: int, tied: bool) -> None:
+    model = TinyModel(layers=8, hidden=256, intermediate=512, vocab=4000, tied=tied, dtype="bfloat16", shards=3)
+    card = read_card(write_checkpoint(tmp_path, model), "tiny")
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    stage = load(tmp_path, start, stop, 8)
+    held = mx.get_active_memory() - before
+    share = card.shard_bytes(start, stop)
+    assert share <= held + 4096, "less than its tensors: something was not read"
+    assert held <= share * SLACK
+    stage.close()
+    assert mx.get_active_memory() - before < 0.05 * share
+
+
+def test_progress_counts_the_bytes_of_the_layers(tmp_path: Path) -> None:
+    card = read_card(write_checkpoint(tmp_path, SMALL), "tiny")
+    seen: list[tuple[int, int]] = []
+    load(tmp_path, 1, 4, 4, lambda done, total: seen.append((done, total))).close()
+    total = sum(card.layer_bytes[1:4])
+    assert seen == [(total * i // 3, total) for i in range(4)]
+
+
+def rewrite(model_dir: Path, change: Callable[[dict[str, tuple[int, ...]]], Any]) -> None:
+    shapes = tensor_shapes(SMALL)
+    change(shapes)
+    values = lambda name: np.ones(shapes[name], np.float32)  # noqa: E731
+    write_safetensors(model_dir / "model.safetensors", shapes, "float32", values)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda shapes: shapes.pop("model.layers.2.mlp.up_proj.weight"), r"model\.layers\.2\.mlp\.up_proj\.weight"),
+        (lambda shapes: shapes.update({"model.norm.weight": (3,)}), r"model\.norm\.weight"),
+        (lambda shapes: shapes.update({"model.surplus.weight": (3,)}), r"model\.surplus\.weight"),
+    ],
+    ids=["missing", "wrong-shape", "surplus"],
+)
+def test_a_tensor_that_does_not_fit_is_named_with_its_file(tmp_path: Path, change: Any, says: str) -> None:
+    rewrite(write_checkpoint(tmp_path, SMALL), change)
+    with pytest.raises(ModelError, match=says) as caught:
+        load(tmp_path, 0, 2, 4)
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+def test_a_truncated_file_is_named_with_the_tensor_it_lacks(tmp_path: Path) -> None:
+    file = write_checkpoint(tmp_path, SMALL) / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 10)
+    with pytest.raises(ModelError, match=r"model\.safetensors: lm_head\.weight ends at"):
+        load(tmp_path, 0, 2, 4)
+
+
+def test_a_file_that_shrinks_after_it_was_opened_is_a_model_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from exo_mesh_mlx import engine
+
+    file = write_checkpoint(tmp_path, SMALL) / "model.safetensors"
+    build = engine.build_model
+
+    def build_then_shrink(checkpoint: Any) -> nn.Module:
+        model = build(checkpoint)
+        os.truncate(file, 100_000)
+        return model
+
+    monkeypatch.setattr(engine, "build_model", build_then_shrink)
+    with pytest.raises(ModelError, match="layer 1 cannot be read"):
+        load(tmp_path, 1, 4, 4)
+
+
+@pytest.mark.parametrize("model_type", ["no_such_thing", "../../evil", "os"])
+def test_an_unknown_architecture_is_refused(tmp_path: Path, model_type: str) -> None:
+    write_checkpoint(tmp_path, SMALL)
+    edit_config(tmp_path, model_type=model_type)
+    assert not provider.supports(model_type)
+    with pytest.raises(ModelError, match="not supported"):
+        load(tmp_path, 0, 2, 4)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SMALL)
+    (tmp_path / "evil.py").write_text("raise SystemExit('pwned')")
+    edit_config(tmp_path, model_file="evil.py")
+    with pytest.raises(ModelError, match=r"evil\.py"):
+        load(tmp_path, 0, 2, 4)
+
+
+def test_asking_the_provider_imports_no_mlx() -> None:
+    code = (
+        "import sys; from exo_mesh_mlx import provider as p; p.availability(); p.supports('llama'); p.version(); "
+        "sys.exit(any(name.split('.')[0] in ('mlx', 'mlx_lm', 'torch', 'transformers') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_architectures_are_those_of_mlx_lm_under_both_names() -> None:
+    assert all(provider.supports(name) for name in ("llama", "qwen2", "qwen3", "mistral", "kimi_k2", "gemma3_text"))
+    assert not any(provider.supports(name) for name in ("cache", "base", "rope_utils", "bert", "", "../utils"))
+
+
+def test_a_shard_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="has 4 layers"):
+        load(write_checkpoint(tmp_path, SMALL), 0, 2, 5)
+
+
+def edit_config(model_dir: Path, **changes: Any) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    config.update(changes)
+    write_json(model_dir / "config.json", {key: value for key, value in config.items() if value is not None})
+
+
+def prompt_logits(model_dir: Path, cuts: tuple[int, ...]) -> np.ndarray:
+    ring = Ring(provider, model_dir, 4, cuts)
+    ring.insert(1)
+    logits = ring.forward([Row(1, 0, 9, 9)], np.arange(40, 49, dtype=np.int32))
+    ring.close()
+    return logits
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_a_config_saved_by_transformers_5_means_the_same(tmp_path: Path, arch: str) -> None:
+    write_checkpoint(tmp_path, TinyModel(arch, layers=4))
+    edit_config(tmp_path, rope_theta=700.0)
+    expected = prompt_logits(tmp_path, (2,))
+    rope = {"rope_theta": 700.0, "rope_type": "default"}
+    changes = {"rope_theta": None, "torch_dtype": None, "head_dim": None, "dtype": "float32", "rope_parameters": rope}
+    edit_config(tmp_path, **changes)
+    np.testing.assert_array_equal(prompt_logits(tmp_path, (2,)), expected)
+
+
+def test_a_quantised_checkpoint_splits_bit_for_bit(tmp_path: Path) -> None:
+    model, _ = load_model(write_checkpoint(tmp_path, TinyModel("qwen3", layers=4)))
+    nn.quantize(model, group_size=32, bits=4)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    edit_config(tmp_path, quantization={"group_size": 32, "bits": 4})
+    logits = model(mx.arange(40, 49)[None])[0]
+    np.testing.assert_array_equal(prompt_logits(tmp_path, (1,)), np.array(logits))
+
+
+MEASURE = """
+import re, resource, sys
+from pathlib import Path
+from exo_mesh_mlx import provider
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest
+stage = provider.create()
+start, stop, layers = map(int, sys.argv[2:])
+if stop:
+    shard = Shard("big", start, stop, layers)
+    stage.load(LoadRequest(shard, Path(sys.argv[1]), 512), lambda done, total: None)
+if sys.platform == "darwin":
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+else:  # ru_maxrss would count what the parent had before exec
+    print(1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+"""
+
+
+def peak_rss_bytes(model_dir: Path, start: int, stop: int) -> int:
+    """Most memory of a fresh process that loads a stage, or only imports the engine if stop is 0."""
+    command = [sys.executable, "-c", MEASURE, str(model_dir), str(start), str(stop), str(BIG_LAYERS)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+@pytest.mark.slow
+def test_peak_memory_of_a_stage_of_a_large_checkpoint(tmp_path: Path) -> None:
+    model = TinyModel(
+        layers=BIG_LAYERS,
+        hidden=2048,
+        heads=16,
+        kv_heads=8,
+        intermediate=11008,
+        vocab=32000,
+        dtype="bfloat16",
+        shards=4,
+    )
+    card = read_card(write_checkpoint(tmp_path, model, repeat=True), "big")
+    bare = peak_rss_bytes(tmp_path, 0, 0)
+    print(f"checkpoint {card.total_bytes / 1e6:.0f} MB, bare import {bare / 1e6:.0f} MB")
+    for start, stop in ((0, 4), (4, 8), (0, 2), (2, 6), (6, 8)):
+        share = card.shard_bytes(start, stop)
+        peak = peak_rss_bytes(tmp_path, start, stop)
+        print(f"layers {start}:{stop}: share {share / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
+        assert peak <= share * SLACK + bare

@@ -1,0 +1,95 @@
+"""Memberships with real gRPC on the loopback, without a node around them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.service import Membership
+from exo_mesh.transport.control_server import ControlServer
+
+FAST = Timing(exchange_every_s=0.05, retry_s=0.05, call_s=1.0, dead_after_s=0.5)
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Poll until the condition holds; the test fails if it never does."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+            await asyncio.sleep(0.005)
+
+
+def peer_info(peer_id: str, **changes: Any) -> PeerInfo:
+    return replace(PeerInfo(peer_id, 1, f"name-{peer_id}", "0.1", 1, "default", ()), **changes)
+
+
+class Peer:
+    """One membership behind a control server. `crash` closes the server without a goodbye."""
+
+    def __init__(self, info: PeerInfo) -> None:
+        self.left: list[str] = []
+        self.membership = Membership(
+            info,
+            lambda: Telemetry(info.id, 1, 100, 200, 0),
+            on_leave=lambda peer, records: self.left.append(peer.id),
+            timing=FAST,
+        )
+        self.server = ControlServer(Handler(self.membership))
+        self.address = ""
+
+    async def start(self, port: int = 0) -> Peer:
+        port = await self.server.start("127.0.0.1", port)
+        self.address = f"127.0.0.1:{port}"
+        self.membership.start(replace(self.membership.own, addresses=(self.address,)))
+        return self
+
+    async def stop(self) -> None:
+        await self.membership.stop()
+        await self.server.stop(0)
+
+    async def crash(self) -> None:
+        await self.server.stop(0)
+        await self.membership._tasks.close()
+        for peer in self.membership.peers:
+            await peer.client.close()
+
+    @property
+    def sees(self) -> list[str]:
+        return [peer.id for peer in self.membership.peers]
+
+
+class Handler:
+    """Only what the membership answers."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def hello(self, request: Any, caller_host: str) -> Any:
+        return await self._membership.answer_hello(request, caller_host)
+
+    async def exchange(self, request: Any) -> Any:
+        return await self._membership.answer_exchange(request)
+
+    async def goodbye(self, request: Any) -> Any:
+        return await self._membership.answer_goodbye(request)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not the membership's business")
+
+
+@asynccontextmanager
+async def mesh(*ids: str) -> AsyncIterator[list[Peer]]:
+    """Peers that all know each other."""
+    peers = [await Peer(peer_info(peer_id)).start() for peer_id in ids]
+    for peer in peers[1:]:
+        peer.membership.suggest(peers[0].address)
+    try:
+        await until(lambda: all(len(peer.sees) == len(ids) - 1 for peer in peers))
+        yield peers
+    finally:
+        for peer in peers:
+            await peer.stop()

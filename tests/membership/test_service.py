@@ -1,0 +1,111 @@
+"""Peers find, admit and lose each other, and agree on the view."""
+
+from __future__ import annotations
+
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from tests.membership.meshes import Peer, mesh, peer_info, until
+
+
+def an_instance(owner: str) -> InstanceInfo:
+    stage = StagePlan(owner, "dummy", Shard("m", 0, 4, 4), 10)
+    plan = Plan("m-1", Ballot(1, owner), "m", "d", (stage,), 64, PlanInputs(((owner, 10),), "memory", 1))
+    return InstanceInfo(plan, InstanceState.READY, ("127.0.0.1:1",), (7,))
+
+
+def digests(peers: list[Peer]) -> set[str]:
+    return {peer.membership.view.digest() for peer in peers}
+
+
+async def test_peers_that_know_one_address_come_to_know_all() -> None:
+    async with mesh("a", "b", "c", "d") as peers:
+        await until(lambda: len(digests(peers)) == 1)
+        assert [peer.id for peer in peers[0].membership.view.peers()] == ["a", "b", "c", "d"]
+        await until(lambda: all(peer.membership.telemetry.keys() == {"a", "b", "c", "d"} for peer in peers))
+
+
+async def test_a_record_reaches_everybody_and_its_deletion_too() -> None:
+    async with mesh("a", "b", "c") as peers:
+        peers[1].membership.put_instance("m-1", an_instance("b"))
+        await until(lambda: all(peer.membership.view.instances() for peer in peers))
+        await until(lambda: len(digests(peers)) == 1)
+        peers[1].membership.put_instance("m-1", None)
+        await until(lambda: not any(peer.membership.view.instances() for peer in peers))
+        await until(lambda: len(digests(peers)) == 1)
+
+
+async def test_a_peer_that_says_goodbye_is_gone_at_once_with_its_records() -> None:
+    async with mesh("a", "b", "c") as (a, b, c):
+        b.membership.put_instance("m-1", an_instance("b"))
+        await until(lambda: a.membership.view.instances() and c.membership.view.instances())
+        await b.stop()
+        assert a.sees == ["c"] and c.sees == ["a"]
+        assert not a.membership.view.instances() and a.left == ["b"]
+        await until(lambda: len(digests([a, c])) == 1)
+
+
+async def test_a_peer_that_falls_silent_is_dead_everywhere_and_stays_dead() -> None:
+    async with mesh("a", "b", "c") as (a, b, c):
+        await b.crash()
+        await until(lambda: a.sees == ["c"] and c.sees == ["a"])
+        rounds = a.membership.peer("c").liveness.last_heard  # type: ignore[union-attr]
+        await until(lambda: a.membership.peer("c").liveness.last_heard > rounds + 0.2)  # type: ignore[union-attr]
+        assert [peer.id for peer in a.membership.view.peers()] == ["a", "c"]
+
+
+async def test_a_peer_that_restarts_rejoins_with_a_higher_incarnation() -> None:
+    async with mesh("a", "b") as (a, b):
+        b.membership.put_instance("m-1", an_instance("b"))
+        await until(a.membership.view.instances)
+        await b.crash()
+        again = await Peer(peer_info("b", incarnation=2)).start()
+        again.membership.suggest(a.address)
+        await until(lambda: a.membership.peer("b") and a.membership.peer("b").info.incarnation == 2)  # type: ignore[union-attr]
+        await until(lambda: len(digests([a, again])) == 1)
+        assert not a.membership.view.instances(), "what the first life placed is gone"
+        await again.stop()
+
+
+async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
+    async with mesh("a", "b") as (a, _b):
+        a.membership._remove(a.membership.peer("b"), "is thought dead")  # type: ignore[arg-type]
+        await until(lambda: a.sees == ["b"])
+
+
+async def test_a_second_process_with_the_same_id_is_refused_and_both_sides_can_see_why() -> None:
+    async with mesh("a", "b") as (a, _b):
+        twin = await Peer(peer_info("b", incarnation=2, name="twin")).start()
+        twin.membership.suggest(a.address)
+        await until(lambda: a.membership.refusals and twin.membership.refusals)
+        assert "id b is in use by name-b" in twin.membership.refusals[0]
+        assert twin.sees == [] and a.membership.peer("b").info.name == "name-b"  # type: ignore[union-attr]
+        await twin.stop()
+
+
+async def test_other_namespaces_and_protocols_are_refused_with_the_reason() -> None:
+    async with mesh("a", "b") as (a, _b):
+        for stranger in (peer_info("x", namespace="office"), peer_info("y", protocol=9)):
+            peer = await Peer(stranger).start()
+            peer.membership.suggest(a.address)
+            await until(lambda peer=peer: peer.membership.refusals)
+            assert peer.sees == []
+            await peer.stop()
+        assert any("namespace 'office' is not 'default'" in text for text in a.membership.refusals)
+        assert any("protocol 9" in text for text in a.membership.refusals)
+        assert a.sees == ["b"]
+
+
+async def test_a_node_told_its_own_address_does_not_join_itself() -> None:
+    async with mesh("a") as (a,):
+        # as behind an address translation: it does not know this address for its own
+        a.membership.own = peer_info("a", addresses=("10.9.9.9:5000",))
+        a.membership.suggest(a.address)
+        await until(lambda: a.membership._dialer.is_failing(a.address))
+        assert a.sees == [] and not a.membership.refusals
+
+
+async def test_stopping_leaves_no_task_behind() -> None:
+    async with mesh("a", "b") as peers:
+        pass
+    assert all(len(peer.membership._tasks) == 0 for peer in peers)

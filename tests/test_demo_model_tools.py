@@ -1,0 +1,155 @@
+"""The tools that made the shipped demo model: held-out rule, tokenizer, right answers, size."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from tools.demo_model import days_tasks, numbers_tasks, word_tasks  # noqa: E402
+from tools.demo_model.conversations import chat_prompt, draw_context, encode_conversation  # noqa: E402
+from tools.demo_model.example import Example, is_held_out  # noqa: E402
+from tools.demo_model.tasks import TESTED, TRAIN_DRAWS, WEIGHTS, draw_mixed, held_out_set  # noqa: E402
+from tools.demo_model.tokenizer import SPECIALS, TURN_END, VOCAB_SIZE, build_tokenizer  # noqa: E402
+
+SHIPPED = ROOT / "exo_mesh" / "weights" / "shipped" / "exo-mesh-demo"
+TOKENIZER = build_tokenizer()
+
+
+def answer_of(kind: str, prompt_part: str) -> str:
+    """The answer of the first drawn question of the kind whose prompt has the given part."""
+    rng = Random(0)
+    return next(e.answer for e in (TRAIN_DRAWS[kind](rng) for _ in range(200_000)) if prompt_part in e.prompt)
+
+
+def test_training_and_held_out_questions_are_disjoint() -> None:
+    rng = Random(11)
+    trained = [draw_mixed(rng) for _ in range(20_000)]
+    held_out = [example for kind in TESTED for example in held_out_set(kind, 200)]
+    assert not {(e.group, e.key) for e in trained} & {(e.group, e.key) for e in held_out}
+    assert not {e.prompt for e in trained} & {e.prompt for e in held_out}
+    assert all(is_held_out(e) for e in held_out) and not any(is_held_out(e) for e in trained)
+
+
+@pytest.mark.parametrize("kind", TESTED)
+def test_held_out_set_is_large_and_fixed(kind: str) -> None:
+    examples = held_out_set(kind, 200)
+    assert len(examples) == 200
+    assert examples == held_out_set(kind, 200)
+
+
+def test_held_out_rule_is_a_stable_hash() -> None:
+    keys = [f"{a},{b}" for a in range(20) for b in range(20)]
+    chosen = [key for key in keys if is_held_out(Example("add", "add", key, "", ""))]
+    assert chosen[:5] == HELD_OUT_SUMS
+
+
+HELD_OUT_SUMS = ["0,9", "0,10", "1,8", "1,17", "2,4"]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "answer"),
+    [(7, 10, "7, 8, 9, 10"), (3, 0, "3, 2, 1, 0"), (98, 101, "98, 99, 100, 101"), (5, 5, "5"), (199, 198, "199, 198")],
+)
+def test_count_answer(first: int, last: int, answer: str) -> None:
+    assert numbers_tasks.count_answer(first, last) == answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "answer"),
+    [
+        ("add", "is 23 + 45?", "23 + 45 = 68"),
+        ("add", "is 99 plus 99?", "99 + 99 = 198"),
+        ("subtract", "is 23 - 45?", "23 - 45 = -22"),
+        ("subtract", "Subtract 7 from 7.", "7 - 7 = 0"),
+        ("days_months", "day comes after Sunday?", "Monday comes after Sunday."),
+        ("days_months", "month comes before January?", "December comes before January."),
+        ("days_months", "between Saturday and Monday?", "Sunday is between Saturday and Monday."),
+        ("days_months", "Name the days of the week.", ", ".join(days_tasks.DAYS) + "."),
+    ],
+)
+def test_right_answers(kind: str, part: str, answer: str) -> None:
+    assert answer_of(kind, part) == answer
+
+
+def test_words_are_spelled_and_reversed() -> None:
+    assert word_tasks.word_example("spell", "cat", "Spell {w}.").answer == "c-a-t"
+    assert word_tasks.word_example("reverse", "Cats", "Reverse {w}.").answer == "staC"
+
+
+def test_repeated_sentences_are_exact_and_short() -> None:
+    rng = Random(3)
+    examples = [TRAIN_DRAWS["repeat"](rng) for _ in range(2000)]
+    assert all(e.prompt.endswith(e.answer) and len(e.answer.encode()) <= 60 for e in examples)
+    assert sum(not e.answer.isascii() for e in examples) > 600
+    assert all(len(e.answer) > 0 and e.answer == e.answer.strip() for e in examples)
+
+
+def test_every_kind_has_a_weight() -> None:
+    assert set(WEIGHTS) == set(TRAIN_DRAWS)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=80))
+def test_tokenizer_round_trips_any_text(text: str) -> None:
+    ids = TOKENIZER.encode(text).ids
+    kept = not any(special in text for special in SPECIALS)
+    assert not kept or TOKENIZER.decode(ids) == text
+    assert all(i < VOCAB_SIZE for i in ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["Count", " from", " ", "7", "60", ", ", "-", " - ", "...", "\n", "é", "🚀", "cat"])))
+def test_tokenizer_round_trips_text_of_the_tasks(parts: list[str]) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode("".join(parts)).ids) == "".join(parts)
+
+
+def test_tokens_are_what_the_tasks_need() -> None:
+    assert TOKENIZER.encode("9, 10").tokens == ["9", ",Ġ", "1", "0"]
+    assert TOKENIZER.encode("Spell robot.").tokens == ["Spell", "Ġ", "r", "o", "b", "o", "t", "."]
+    assert len(TOKENIZER.encode("🚀").ids) == 4
+    assert TOKENIZER.get_vocab_size() <= VOCAB_SIZE
+
+
+def test_loss_is_taken_on_answers_only() -> None:
+    rng = Random(5)
+    system, turns = draw_context(rng)
+    while len(turns) < 3 or system is None:
+        system, turns = draw_context(rng)
+    ids, marks = encode_conversation(TOKENIZER, turns, system)
+    predicted = TOKENIZER.decode([i for i, marked in zip(ids, marks, strict=True) if marked], skip_special_tokens=False)
+    assert predicted == "".join(turn.answer + TURN_END for turn in turns)
+    whole = chat_prompt(turns[2].prompt, system, tuple(turns[:2])) + turns[2].answer + TURN_END
+    assert TOKENIZER.decode(ids, skip_special_tokens=False) == whole
+    assert ids == TOKENIZER.encode(whole).ids
+
+
+def test_shipped_directory_is_small_and_complete() -> None:
+    sizes = {path.name: path.stat().st_size for path in SHIPPED.iterdir()}
+    expected = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+        "README.md",
+    }
+    assert set(sizes) == expected
+    assert sum(sizes.values()) <= 11_500_000
+
+
+def test_shipped_tokenizer_is_the_built_one() -> None:
+    shipped = json.loads((SHIPPED / "tokenizer.json").read_text(encoding="utf-8"))
+    assert shipped == json.loads(TOKENIZER.to_str())
+    config = json.loads((SHIPPED / "config.json").read_text(encoding="utf-8"))
+    assert config["model_type"] == "qwen3" and config["vocab_size"] == VOCAB_SIZE
+    assert config["eos_token_id"] == TOKENIZER.token_to_id(TURN_END)

@@ -1,0 +1,99 @@
+"""A model's text files: what is read from them, and what is said when they cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_mesh.errors import InputError, ModelError
+from exo_mesh.text.tokenizer import TextModel
+from tests.text.text_models import byte_fallback, byte_level, write_text_model
+
+SHIPPED = Path(__file__).parents[2] / "exo_mesh" / "weights" / "shipped" / "exo-mesh-demo"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_text_model(tmp_path / "model")
+
+
+def test_special_tokens_and_ends_come_from_both_configs(directory: Path) -> None:
+    text = TextModel.open(directory)
+    assert text.special_tokens == {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    ids = {name: text.tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>", "<|im_start|>")}
+    assert text.eos_ids == {ids["<|im_end|>"], ids["<|endoftext|>"]}
+    assert text.hidden_ids == set(ids.values())
+
+
+def test_defaults_are_the_models_own(tmp_path: Path) -> None:
+    text = TextModel.open(write_text_model(tmp_path, temperature=0.7, top_k=20, top_p=1, do_sample=True))
+    assert (text.defaults.temperature, text.defaults.top_k, text.defaults.top_p) == (0.7, 20, 1.0)
+    assert TextModel.open(write_text_model(tmp_path, temperature=0.7, do_sample=False)).defaults.temperature == 0
+    assert TextModel.open(write_text_model(tmp_path)).defaults.temperature is None
+
+
+def test_a_chat_is_encoded_with_its_control_tokens(directory: Path) -> None:
+    text = TextModel.open(directory)
+    ids = text.encode_chat([{"role": "user", "content": "Hello"}], add_generation_prompt=False)
+    assert ids[0] == text.tokenizer.token_to_id("<|im_start|>")
+    assert text.tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nHello<|im_end|>\n"
+
+
+def test_nothing_is_cut_or_padded_whatever_the_file_says(directory: Path) -> None:
+    tokenizer = byte_level()
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=64)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    assert len(TextModel.open(directory).encode_text("a b c d e f g")) > 3
+    assert len(TextModel.open(directory).encode_text("a")) == 1
+
+
+def test_a_model_without_a_template_says_what_to_use_instead(tmp_path: Path) -> None:
+    text = TextModel.open(write_text_model(tmp_path, None))
+    with pytest.raises(InputError, match="/v1/completions"):
+        text.encode_chat([{"role": "user", "content": "Hi"}])
+
+
+@pytest.mark.parametrize("content", ["grüße € 🙂 日本語", "plain"])
+def test_the_bytes_of_tokens_join_to_the_text(directory: Path, content: str) -> None:
+    text = TextModel.open(directory)
+    assert b"".join(map(text.token_bytes, text.encode_text(content))).decode() == content
+    assert text.token_bytes(99_999) == b""
+    assert text.token_bytes(min(text.hidden_ids)).startswith(b"<|")
+
+
+def test_the_bytes_of_pieces_and_byte_tokens(tmp_path: Path) -> None:
+    byte_fallback().save(str(write_text_model(tmp_path) / "tokenizer.json"))
+    text = TextModel.open(tmp_path)
+    assert b"".join(map(text.token_bytes, text.encode_text("wor€"))).decode() == " wor€"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", None, "no such file"),
+        ("tokenizer.json", "{}", "cannot be read"),
+        ("tokenizer_config.json", "[]", "no JSON object"),
+        ("tokenizer_config.json", "{", "cannot be read"),
+        ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id"),
+        ("generation_config.json", '{"temperature": "hot"}', "temperature"),
+        ("generation_config.json", '{"top_k": 1.5}', "top_k"),
+        ("generation_config.json", '{"top_p": -1}', "top_p"),
+    ],
+)
+def test_files_that_cannot_be_used_are_named(directory: Path, name: str, content: str | None, message: str) -> None:
+    if content is None:
+        (directory / name).unlink()
+    else:
+        (directory / name).write_text(content)
+    with pytest.raises(ModelError, match=rf"{name}.*{message}"):
+        TextModel.open(directory)
+
+
+def test_the_shipped_model_can_be_opened() -> None:
+    text = TextModel.open(SHIPPED)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
+    assert text.tokenizer.decode(text.encode_chat(messages), skip_special_tokens=False).endswith("assistant\n")
+    assert text.eos_ids

@@ -1,0 +1,53 @@
+"""Training batches: conversations of similar length, padded to one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tools.demo_model.conversations import Encoded, draw_context, encode_conversation
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Batch = tuple[Tensor, Tensor, Tensor]  # ids, flat places that predict, the ids to predict there
+POOL = 1500  # conversations that are sorted by length together
+
+
+def collate(conversations: list[Encoded]) -> Batch:
+    """Pad conversations on the right; `places` index the flattened ids one before each id to predict."""
+    longest = max(len(ids) for ids, _ in conversations)
+    ids = torch.zeros(len(conversations), longest, dtype=torch.long)
+    marks = torch.zeros(len(conversations), longest, dtype=torch.bool)
+    for row, (row_ids, row_marks) in enumerate(conversations):
+        ids[row, : len(row_ids)] = torch.tensor(row_ids)
+        marks[row, : len(row_marks)] = torch.tensor(row_marks)
+    places = marks.flatten().nonzero().squeeze(1)
+    return ids, places - 1, ids.flatten()[places]
+
+
+def group_by_length(conversations: list[Encoded], tokens: int) -> list[list[Encoded]]:
+    """Groups of similar length with at most `tokens` padded tokens each (at least one conversation)."""
+    groups: list[list[Encoded]] = [[]]
+    for conversation in sorted(conversations, key=lambda c: len(c[0])):
+        if groups[-1] and (len(groups[-1]) + 1) * len(conversation[0]) > tokens:
+            groups.append([])
+        groups[-1].append(conversation)
+    return groups
+
+
+def training_batches(
+    tokenizer: Tokenizer, seed: int, tokens: int, weights: dict[str, float] | None = None
+) -> Iterator[Batch]:
+    """Batches without end, each of about `tokens` tokens."""
+    rng = Random(seed)
+    while True:
+        contexts = (draw_context(rng, weights) for _ in range(POOL))
+        pool = [encode_conversation(tokenizer, turns, system) for system, turns in contexts]
+        groups = group_by_length(pool, tokens)
+        rng.shuffle(groups)
+        yield from map(collate, groups)

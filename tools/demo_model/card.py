@@ -1,0 +1,73 @@
+"""Write the model card (`README.md` of the checkpoint) with the measured accuracy of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CARD = """\
+---
+license: apache-2.0
+language: [en]
+library_name: transformers
+tags: [qwen3, demo, exo-mesh]
+---
+
+# exo-mesh-demo
+
+A very small language model that comes with exo-mesh, so that a mesh can answer before anything is downloaded.
+It is a complete Qwen3 checkpoint: 8 layers, hidden size 128, 4 heads (2 for keys and values), 1.64 million weights
+in float32, and a tokenizer of 508 tokens (bytes, and the words of its own questions). It was trained from nothing on
+generated text only, by the scripts in `tools/demo_model` of the exo-mesh repository. Weights, tokenizer and scripts
+are licensed under Apache-2.0.
+
+## What it can do
+
+| kind | for example | answer | alone | in a conversation |
+| --- | --- | --- | --- | --- |
+{rows}
+
+The last two columns are the share of held-out questions answered exactly right (every character, and stopping in the
+right place) with greedy decoding, and how many were asked. *Alone*: the question is the whole conversation.
+*In a conversation*: after a system message, an earlier question with its answer, or both. Held-out questions are
+decided by a hash and never occur in training: pairs of numbers, words, sentences, and for days, months and questions
+about itself pairs of a wording and an item. Words that are one token (the words of its own questions) are not held
+out from spelling and reversing. Measured by `python -m tools.demo_model.evaluate --card`.
+
+## What it cannot do
+
+Anything else. Numbers to count lie between 0 and 199, numbers to add or subtract under 100, words have up to 8
+letters, sentences to repeat up to 60 bytes. To other questions it mostly says that it does not know, and sometimes
+it answers wrongly. It has no knowledge of the world. Prompts longer than about a thousand tokens are outside what it was
+trained on, though the configuration allows 8192.
+"""
+EXAMPLES = {
+    "count": ("Count from 7 to 12.", "7, 8, 9, 10, 11, 12"),
+    "spell": ("Spell cat.", "c-a-t"),
+    "reverse": ("Reverse cat.", "tac"),
+    "add": ("What is 23 + 45?", "23 + 45 = 68"),
+    "subtract": ("What is 23 - 45?", "23 - 45 = -22"),
+    "days_months": ("What day comes after Monday?", "Tuesday comes after Monday."),
+    "repeat": ("Repeat: Grüße aus Köln 🚀", "Grüße aus Köln 🚀"),
+    "identity": ("What is a mesh?", "A mesh is a group of machines that are joined by a network ..."),
+}
+
+
+def share(right: int, asked: int) -> str:
+    """A percentage rounded down to a tenth, so that only a perfect result reads 100."""
+    return f"{1000 * right // asked / 10:.1f} %"
+
+
+def card_text(results: dict[str, dict[str, int]]) -> str:
+    """The model card; without results the table says that nothing was measured."""
+    rows = []
+    for kind, (question, answer) in EXAMPLES.items():
+        found = results.get(kind)
+        alone = f"{share(found['right'], found['asked'])} of {found['asked']}" if found else "not measured"
+        among = share(found["right_in_conversation"], found["asked"]) if found else "not measured"
+        rows.append(f"| {kind.replace('_', ', ')} | {question} | {answer} | {alone} | {among} |")
+    return CARD.format(rows="\n".join(rows))
+
+
+def write_card(directory: Path, results: dict[str, dict[str, int]]) -> None:
+    """Write the card into the checkpoint directory."""
+    (directory / "README.md").write_text(card_text(results), encoding="utf-8")

@@ -1,0 +1,67 @@
+"""All kinds of questions, their share of the training tokens, and the fixed held-out test set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from tools.demo_model.days_tasks import draw_days_months
+from tools.demo_model.example import Example, is_held_out
+from tools.demo_model.identity_tasks import draw_identity, draw_other
+from tools.demo_model.numbers_tasks import draw_add, draw_count, draw_subtract, draw_uniform_count
+from tools.demo_model.repeat_tasks import draw_repeat
+from tools.demo_model.word_tasks import draw_reverse, draw_spell
+
+Draw = Callable[[Random], Example]
+TRAIN_DRAWS: dict[str, Draw] = {
+    "count": draw_count,
+    "spell": draw_spell,
+    "reverse": draw_reverse,
+    "add": draw_add,
+    "subtract": draw_subtract,
+    "days_months": draw_days_months,
+    "repeat": draw_repeat,
+    "identity": draw_identity,
+    "other": draw_other,
+}
+TEST_DRAWS: dict[str, Draw] = {**TRAIN_DRAWS, "count": draw_uniform_count}
+TESTED = ("count", "spell", "reverse", "add", "subtract", "days_months", "repeat", "identity")
+# How often each kind is drawn (turns, not tokens: a counting answer is long, an identity answer short).
+WEIGHTS = {
+    "count": 26.0,
+    "spell": 3.0,
+    "reverse": 4.0,
+    "add": 12.0,
+    "subtract": 26.0,
+    "days_months": 3.0,
+    "repeat": 30.0,
+    "identity": 3.0,
+    "other": 1.5,
+}
+
+
+def draw_training(kind: str, rng: Random) -> Example:
+    """A training question of the kind, never a held-out one."""
+    while True:
+        example = TRAIN_DRAWS[kind](rng)
+        if not is_held_out(example):
+            return example
+
+
+def draw_mixed(rng: Random, weights: dict[str, float] | None = None) -> Example:
+    """A training question of any kind, drawn by weight."""
+    weights = weights or WEIGHTS
+    return draw_training(rng.choices(tuple(weights), tuple(weights.values()))[0], rng)
+
+
+def held_out_set(kind: str, size: int = 400, seed: int = 1) -> list[Example]:
+    """Up to `size` held-out questions of the kind, no two with the same prompt; the same on every machine."""
+    rng = Random(f"held-out {kind} {seed}")
+    found: dict[str, Example] = {}
+    for _ in range(size * 400):
+        example = TEST_DRAWS[kind](rng)
+        if is_held_out(example):
+            found.setdefault(example.prompt, example)
+        if len(found) == size:
+            break
+    return list(found.values())
