@@ -95,7 +95,7 @@ class DummyStage:
         self._num_forwards += 1
         if self._num_forwards == self._options.fail_at:
             raise EngineError(f"forward {self._num_forwards} fails, as fail_at asked")
-        output = self._compute(rows, stage_input.token_ids.tolist(), stage_input.tensors)
+        output = self._compute(rows, stage_input.token_ids, stage_input.tensors)
         if cost_ms:  # a sleep of zero still costs a scheduler's slice
             time.sleep(max(0.0, deadline - time.monotonic()))
         return output

@@ -137,13 +137,13 @@ class MlxStage:
         self._loaded()
         return SequenceCache(make_prompt_cache(self._model), self._layout)
 
-    def _prepare(self, row: Row, tokens: np.ndarray) -> str | None:
+    def _prepare(self, row: Row, tokens: Sequence[int]) -> str | None:
         """Bring the KV of the row's sequence to pos0; why it cannot be done, or None."""
         held = self._sequences.get(row.sequence)
         defect = row_defect(row, None if held is None else held.cache.length, 0 if held is None else held.max_tokens)
         if defect or held is None:
             return defect
-        if self._vocab_size and not 0 <= int(tokens.min()) <= int(tokens.max()) < self._vocab_size:
+        if self._vocab_size and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
             return f"a token id is outside 0..{self._vocab_size - 1}"
         if row.pos0 == 0 and held.cache.length:
             held.cache = self._new_cache()
@@ -185,7 +185,7 @@ class MlxStage:
             tensors = {key: wire.to_tensor(array) for key, array in packed.items()}
         self.insert(WARM_UP_SEQUENCE, 1)
         try:
-            self.forward(StageInput((Row(WARM_UP_SEQUENCE, 0, 1, 1),), np.zeros(1, np.int32), tensors))
+            self.forward(StageInput((Row(WARM_UP_SEQUENCE, 0, 1, 1),), (0,), tensors))
         except EngineError as exc:
             raise ModelError(f"{shard} of {model_dir} cannot run as a stage: {exc}") from exc
         self.remove(WARM_UP_SEQUENCE)

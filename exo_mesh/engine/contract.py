@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+import msgspec
 import numpy as np
 
 from exo_mesh.domain.frame import Fault, Row
@@ -54,20 +55,18 @@ class LoadRequest:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class StageInput:
-    """Rows to compute. token_ids: one per token, in row order, int32 `[sum(n)]`.
+class StageInput(msgspec.Struct, frozen=True):
+    """Rows to compute. token_ids: one per token, in row order.
 
     tensors: what the stage before gave out; empty on the first stage, and where there are no rows.
     """
 
     rows: tuple[Row, ...]
-    token_ids: np.ndarray
+    token_ids: tuple[int, ...]
     tensors: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class StageOutput:
+class StageOutput(msgspec.Struct, frozen=True):
     """Exactly one of: `tensors` for the next stage (main tensor "hidden", `[sum(n), hidden]`), or float32
     `logits` `[sum(num_logits), vocab]` in row order from the last stage.
 
@@ -75,7 +74,7 @@ class StageOutput:
     place in the ring: it leaves `Fault.stage` at UNKNOWN_STAGE, and the runner fills it in.
     """
 
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = msgspec.field(default_factory=dict)
     logits: np.ndarray | None = None
     faults: tuple[Fault, ...] = ()
 

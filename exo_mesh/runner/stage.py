@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -17,8 +16,7 @@ from exo_mesh.errors import EngineError, MeshError
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class StageResult:
+class StageResult(msgspec.Struct, frozen=True):
     """`frame` as it goes on to the next stage; logits (float32 `[sum(num_logits), vocab]`) at the last one."""
 
     frame: Frame
@@ -43,7 +41,7 @@ class Stage:
             return StageResult(frame, None, shutdown)
         try:
             output = self._engine.forward(
-                StageInput(frame.rows, np.asarray(frame.token_ids, dtype=np.int32), frame.tensors)
+                StageInput(frame.rows, frame.token_ids, frame.tensors)
             )
         except Exception as exc:  # noqa: BLE001 - the boundary to a foreign library: its failure ends these rows only
             return StageResult(self._all_faulted(frame, exc), None, shutdown)

@@ -15,7 +15,7 @@ from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.transport.codec import FrameAssembler, decode_hello, encode_ack
 from exo_mesh.transport.plan_codec import ballot_from_proto
 
-ACK_EVERY_FRAMES = 16
+ACK_EVERY_FRAMES = 64
 ACK_EVERY_BYTES = 4 * 1024 * 1024
 """An acknowledgement frees what the sender keeps for a redial; one for each small frame would double the messages."""
 

@@ -62,12 +62,12 @@ def insert(stages: Sequence[StageEngine], *sequences: int, max_tokens: int = 64)
             stage.insert(sequence, max_tokens)
 
 
-def forward(stages: Sequence[StageEngine], rows: Sequence[Row], tokens: np.ndarray | None = None) -> StageOutput:
+def forward(stages: Sequence[StageEngine], rows: Sequence[Row], tokens: Sequence[int] | None = None) -> StageOutput:
     """Through all stages; tokens default to those of TOKENS at each row's positions. Faults of all stages are kept."""
     ids = np.concatenate([TOKENS[row.pos0 : row.pos0 + row.n] for row in rows]) if tokens is None else tokens
     output, faults = StageOutput(), []
     for stage in stages:
-        output = stage.forward(StageInput(tuple(rows), ids, output.tensors))
+        output = stage.forward(StageInput(tuple(rows), tuple(int(i) for i in ids), output.tensors))
         faults += output.faults
     return StageOutput(output.tensors, output.logits, tuple(faults))
 
@@ -110,13 +110,13 @@ def test_a_forward_that_wants_no_logits_gives_none_but_fills_kv(stages: list[Sta
 
 def test_hidden_rows_are_one_per_token(stages: list[StageEngine]) -> None:
     insert(stages, 1, 2)
-    output = stages[0].forward(StageInput((Row(1, 0, 3), Row(2, 0, 2)), TOKENS[:5], {}))
+    output = stages[0].forward(StageInput((Row(1, 0, 3), Row(2, 0, 2)), tuple(TOKENS[:5].tolist()), {}))
     assert output.logits is None
     assert output.tensors[HIDDEN].shape[0] == 5
 
 
 def test_a_frame_without_rows_is_passed_on_empty(stages: list[StageEngine]) -> None:
-    output = forward(stages, [], tokens=TOKENS[:0])
+    output = forward(stages, [], tokens=tuple(TOKENS[:0].tolist()))
     assert output.logits is not None
     assert output.logits.shape == (0, MODEL.vocab)
 
@@ -204,11 +204,11 @@ def test_removing_frees_kv_and_an_unknown_sequence_is_no_error(stages: list[Stag
 
 def test_activations_of_the_wrong_length_are_an_engine_error(stages: list[StageEngine]) -> None:
     insert(stages, 1)
-    hidden = stages[0].forward(StageInput((Row(1, 0, 3),), TOKENS[:3], {}))
+    hidden = stages[0].forward(StageInput((Row(1, 0, 3),), tuple(TOKENS[:3].tolist()), {}))
     with pytest.raises(EngineError, match="expected"):
-        stages[1].forward(StageInput((Row(1, 0, 2, 1),), TOKENS[:2], hidden.tensors))
+        stages[1].forward(StageInput((Row(1, 0, 2, 1),), tuple(TOKENS[:2].tolist()), hidden.tensors))
 
 
 def test_an_engine_that_is_not_loaded_says_so(provider: EngineProvider) -> None:
     with pytest.raises(EngineError, match="not loaded"):
-        provider.create().forward(StageInput((Row(1, 0, 1, 1),), TOKENS[:1], {}))
+        provider.create().forward(StageInput((Row(1, 0, 1, 1),), tuple(TOKENS[:1].tolist()), {}))

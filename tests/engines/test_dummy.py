@@ -73,7 +73,7 @@ def load(model_dir: Path, start: int, stop: int, **options: str) -> StageEngine:
 
 
 def send(stage: StageEngine, row: Row, ids: Sequence[int], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return dict(stage.forward(StageInput((row,), np.array(ids, np.int32), tensors)).tensors)
+    return dict(stage.forward(StageInput((row,), tuple(ids), tensors)).tensors)
 
 
 def test_activations_that_skipped_a_stage_are_noticed(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_cost_is_waited_for_per_forward_and_per_row(tmp_path: Path) -> None:
     stage = load(tmp_path, 0, 2, cost_ms="20", row_cost_ms="15")
     stage.insert(2, 8)
     begin = time.monotonic()
-    stage.forward(StageInput((Row(1, 0, 1), Row(2, 0, 1)), np.array([1, 2], np.int32), {}))
+    stage.forward(StageInput((Row(1, 0, 1), Row(2, 0, 1)), (1, 2), {}))
     assert time.monotonic() - begin >= 0.050
 
 

@@ -195,7 +195,7 @@ def test_caches_that_cannot_go_back_say_so_and_fault_only_then(tmp_path: Path, m
     stage = load(write_random_model(tmp_path, model_type), 0, 4)
     assert stage.capabilities.rollback == "none"
     stage.insert(1, 64)
-    send = lambda row: stage.forward(StageInput((row,), IDS[row.pos0 : row.pos0 + row.n], {})).faults  # noqa: E731
+    send = lambda row: stage.forward(StageInput((row,), tuple(IDS[row.pos0 : row.pos0 + row.n].tolist()), {})).faults  # noqa: E731
     assert not send(Row(1, 0, 20))
     assert not send(Row(1, 20, 1))
     (fault,) = send(Row(1, 19, 1))

@@ -110,7 +110,7 @@ def test_a_rejected_draft_leaves_no_trace(halves: Ring, expected: tuple[np.ndarr
 
 def test_activations_travel_in_the_dtype_that_the_layer_returned(checkpoint: Path, halves: Ring) -> None:
     halves.insert(1)
-    output = halves.stages[0].forward(StageInput((Row(1, 0, 3),), PROMPT[:3], {}))
+    output = halves.stages[0].forward(StageInput((Row(1, 0, 3),), tuple(PROMPT[:3].tolist()), {}))
     tensor = output.tensors["hidden"]
     config = json.loads((checkpoint / "config.json").read_text())
     assert (tensor.dtype, tensor.shape) == (config["torch_dtype"], (3, 64))

@@ -49,7 +49,7 @@ class TinyEngine:
         hidden, logits, faults, start = [], [], [], 0
         incoming = None if self.first else stage_input.tensors[HIDDEN].numpy()
         for row in stage_input.rows:
-            ids = stage_input.token_ids[start : start + row.n].tolist()
+            ids = list(stage_input.token_ids[start : start + row.n])
             cached = self.kv.get(row.sequence)
             if cached is None or row.sequence in self.refuse or row.pos0 > len(cached):
                 faults.append(Fault(row.sequence, 0, "bad_row", "no such row"))

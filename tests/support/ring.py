@@ -40,7 +40,7 @@ class Ring:
         """Logits `[sum(num_logits), vocab]`."""
         tensors: dict[str, Tensor] = {}
         for stage in self.stages:
-            output = stage.forward(StageInput(tuple(rows), token_ids, tensors))
+            output = stage.forward(StageInput(tuple(rows), tuple(token_ids.tolist()), tensors))
             assert not output.faults
             tensors = dict(output.tensors)
         assert output.logits is not None
