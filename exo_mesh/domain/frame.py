@@ -80,7 +80,7 @@ class Frame(msgspec.Struct, frozen=True):
     free_blocks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.num_tokens != len(self.token_ids):
+        if sum([row.n for row in self.rows]) != len(self.token_ids):
             raise ValueError(f"rows hold {self.num_tokens} tokens, the frame has {len(self.token_ids)} ids")
 
     @property

@@ -128,14 +128,11 @@ class Driver:
         self._send(frame)
 
     def _draw(self, frame: Frame, logits: np.ndarray) -> None:
-        start = 0
+        stop = 0
         for row in frame.rows:
-            row_logits = logits[start : start + row.num_logits]
-            start += row.num_logits
-            generation = self._live.get(row.sequence)
-            if generation is None or not row.num_logits:
-                continue
-            self._draw_one(generation, row_logits[-1])
+            stop += row.num_logits
+            if row.num_logits and (generation := self._live.get(row.sequence)) is not None:
+                self._draw_one(generation, logits[stop - 1])
 
     def _draw_one(self, generation: Generation, logits: np.ndarray) -> None:
         index = generation.index

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from exo_mesh.domain.frame import Row
 
@@ -46,8 +47,7 @@ class Limits:
     max_tokens: int = 2**31
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """Rows of one frame and their token ids: the decode rows of one batch, or one prefill chunk."""
 
     rows: tuple[Row, ...]

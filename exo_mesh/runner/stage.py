@@ -67,9 +67,9 @@ class Stage:
         return frame.changed(rows=(), token_ids=(), tensors={}, faults=frame.faults + faults)
 
     def _passed_on(self, frame: Frame, output: StageOutput, shutdown: bool) -> StageResult:
-        faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
-        if not faults:
+        if not output.faults:
             return StageResult(frame.changed(tensors=dict(output.tensors)), output.logits, shutdown)
+        faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
         poisoned = {fault.sequence for fault in faults}
         keep = [row.sequence not in poisoned for row in frame.rows]
         tokens = _row_mask(frame.rows, keep, [row.n for row in frame.rows])

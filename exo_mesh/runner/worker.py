@@ -112,14 +112,14 @@ class Worker:
     async def run(self, send: Send) -> None:
         """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage."""
         assert self.engine is not None, "load first"
-        self._send = send
+        self._send = send if self._setup.num_stages > 1 else self._to_self
         while not isinstance(item := await self.inbox.get(), Ended):
             async with self._turn:
                 await self._do(item)
 
     async def accept(self, frame: Frame) -> None:
         """A frame has come from the stage before: compute and pass it on now if it is small and its turn, else queue it."""
-        if self._turn.locked() or self.inbox.qsize() or frame.num_tokens > DIRECT_TOKENS:
+        if self._turn.locked() or self.inbox.qsize() or len(frame.token_ids) > DIRECT_TOKENS:
             self.inbox.put_nowait(frame)
         else:
             async with self._turn:
@@ -135,17 +135,15 @@ class Worker:
                 self.driver.cancel(item.request_id)
         self.progress += 1
         while self._outbox:
-            await self._pass_on(self._outbox.popleft())
+            assert self._send is not None, "frames come only while the worker runs"
+            await self._send(self._outbox.popleft())
         if self.driver is not None:
             self.driver.deliver_news()
 
-    async def _pass_on(self, frame: Frame) -> None:
-        assert self._send is not None, "frames come only while the worker runs"
-        if self._setup.num_stages > 1:
-            await self._send(frame)
-        else:
-            self.inbox.put_nowait(frame)
-            await asyncio.sleep(0)  # nothing else would let other tasks run in a ring of one
+    async def _to_self(self, frame: Frame) -> None:
+        """The hop of a ring of one."""
+        self.inbox.put_nowait(frame)
+        await asyncio.sleep(0)  # nothing else would let other tasks run
 
     def _frame(self, frame: Frame) -> None:
         assert self._stage is not None, "load first"
