@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-
 from exo_mesh.errors import EngineError
 
 MIN_WORDS = 4

@@ -26,7 +26,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         self._plan = plan
         self._worker = worker
 
-    async def Generate(  # noqa: N802 - the name is the proto's
+    async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateEvents]:
         """Ends after the event with a finish or the message with an error; a cancelled call frees the sequence."""
