@@ -18,7 +18,7 @@ PREFILL_CHUNK = 512
 class Sequence:
     """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
 
-    All but the last prompt token are prefilled; the last one is the first decode row, so that all decode rows are alike.
+    All but the last prompt token are prefilled; the last one is the first decode row, so all decode rows are alike.
     """
 
     id: int

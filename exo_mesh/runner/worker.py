@@ -49,9 +49,9 @@ class Failed:
 Item = Frame | Submit | Cancel | Ended | Failed
 
 DIRECT_TOKENS = 32
-"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading then
-waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so that
-no circle of stages can wait for each other."""
+"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
+then waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so
+that no circle of stages can wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)

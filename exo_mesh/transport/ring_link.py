@@ -98,7 +98,9 @@ class RingLink:
             except _BREAKS as exc:
                 reason = _reason(exc)
                 if isinstance(exc, grpc.aio.AioRpcError) and exc.code() is grpc.StatusCode.DATA_LOSS:
-                    raise StageLostError(f"the next stage at {self._endpoint} refuses a frame: {exc.details()}") from exc
+                    raise StageLostError(
+                        f"the next stage at {self._endpoint} refuses a frame: {exc.details()}"
+                    ) from exc
             except asyncio.CancelledError:
                 if was_cancelled():
                     raise
