@@ -223,12 +223,23 @@ async def test_cancelling_frees_every_stage_within_a_lap() -> None:
     ring.driver.submit(request("r", range(1, 12), tokens=10_000), caller.mailbox)
     ring.lap()
     assert ring.kv_rows > 0
-    ring.driver.cancel("r")
-    ring.driver.cancel("r")
+    ring.driver.cancel("r", caller.mailbox)
+    ring.driver.cancel("r", caller.mailbox)
     ring.run()
     await caller.collect()
     assert caller.error == "cancelled"
     assert ring.kv_rows == 0 and not ring.sent
+
+
+async def test_a_second_request_of_the_same_id_is_refused_and_its_end_leaves_the_first_alone() -> None:
+    ring, first, second = Ring(2), Caller(), Caller()
+    ring.driver.submit(request("r", [1, 2]), first.mailbox)
+    ring.driver.submit(request("r", [3]), second.mailbox)
+    ring.driver.cancel("r", second.mailbox)
+    ring.run()
+    await second.collect()
+    assert second.error == "invalid_request"
+    assert ids(await first.collect()) == expected([1, 2], 8, 2)
 
 
 async def test_a_full_queue_refuses_with_a_typed_error() -> None:
