@@ -91,9 +91,14 @@ def option(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def switched_on(text: str) -> bool:
+    """A switch; off unless somebody turns it on."""
+    return one_of("1", "true", "yes", "on", "0", "false", "no", "off")(text) in ("1", "true", "yes", "on")
+
+
 def switched_off(text: str) -> bool:
     """For settings named `no_…`: the value of the positive field."""
-    return one_of("1", "true", "yes", "on", "0", "false", "no", "off")(text) in ("0", "false", "no", "off")
+    return not switched_on(text)
 
 
 def _is_port(text: str) -> bool:
