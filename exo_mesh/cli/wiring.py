@@ -87,6 +87,16 @@ class RunningNode:
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
         )
 
+    def status_line(self) -> str:
+        """How a started node is, for whoever supervises its process."""
+        assert self._node is not None, "the node has been started"
+        health = self._node.health()
+        reasons = "; ".join(reason["message"] for reason in health["reasons"])
+        num_instances = len(self._node.state()["view"]["instances"])
+        api = "no API" if self._socket is None else _url(_local_host(self._settings.host), self._socket)
+        line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
+        return f"{line} ({reasons})" if reasons else line
+
     async def stop(self) -> None:
         """End requests, runners and connections, in this order."""
         if self._socket is not None:
