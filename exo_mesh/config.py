@@ -101,6 +101,11 @@ class Setting:
         return PREFIX + self.name.upper()
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The words that may be given, where there is only a choice of words."""
+        return self.parse.choices if isinstance(self.parse, values.OneOf | values.SomeOf) else ()
+
+    @property
     def is_switch(self) -> bool:
         return self.toml == (bool,)
 

@@ -27,7 +27,9 @@ def build_app(
     """An application over a service. Call it in the running loop, and run it with `app_runner`."""
     options = options or ApiOptions()
     context = ApiContext(service, TextModels(options.template_limit_s), options, now, int(now()))
-    app = web.Application(middlewares=[give_request_id, log_request, errors_to_replies], client_max_size=options.max_body_bytes)
+    app = web.Application(
+        middlewares=[give_request_id, log_request, errors_to_replies], client_max_size=options.max_body_bytes
+    )
     add_routes(app, OpenAIRoutes(context), OpsRoutes(context))
     app.on_response_prepare.append(_send_request_id)
 

@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 from aiohttp import web
 
@@ -15,8 +14,9 @@ from exo_mesh import __version__
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.screen import NodeFacts
-from exo_mesh.config import ConfigError, LoadedSettings, Settings
+from exo_mesh.config import ConfigError, LoadedSettings
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.node.node import Node
@@ -123,12 +123,6 @@ class RunningNode:
         raise AddressInUseError(
             f"the API port {port} on {host} is taken; name another with --api-port, or 0 for any free one"
         )
-
-
-def models_dirs(settings: Settings, environ: os._Environ[str] | dict[str, str]) -> tuple[Path, ...]:
-    """Where models are looked for: the directories that were named, the home's own, and the Hugging Face cache."""
-    hub = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
-    return (*settings.models_dirs, settings.home / "models", Path(hub).expanduser())
 
 
 def _check_engine(registry: Registry, name: str) -> None:
