@@ -113,8 +113,10 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
 
     def memory() -> list[Finding]:
         reading = read_memory()
-        usable = usable_bytes(reading, settings.max_memory_bytes, 0, 0)
-        return checks.check_memory(reading.total_bytes, reading.available_bytes, usable, settings.max_memory_bytes)
+        reserved = reserved_by(node)
+        usable = usable_bytes(reading, settings.max_memory_bytes, reserved, 0)
+        limit = settings.max_memory_bytes
+        return checks.check_memory(reading.total_bytes, reading.available_bytes, usable, reserved, limit)
 
     def clock() -> list[Finding]:
         return checks.check_clock(*(readings.read_clocks(node.state) if node.state else ([], 0)))
@@ -153,6 +155,13 @@ def ports_of(node: LocalNode, listen_port: int) -> dict[str, int]:
     addresses = [node.url, *(own["addresses"][:1] if own else ())]
     ports = [int(address.rpartition(":")[2]) if address.rpartition(":")[2].isdigit() else 0 for address in addresses]
     return {**dict(zip(("api", "grpc"), ports, strict=False)), "udp": listen_port}
+
+
+def reserved_by(node: LocalNode) -> int:
+    """Bytes that models loaded by the node which runs here hold."""
+    if node.state is None:
+        return 0
+    return int(node.state["telemetry"].get(node.state["node_id"], {}).get("reserved_bytes", 0))
 
 
 def _versions() -> list[Finding]:

@@ -238,16 +238,23 @@ def check_clock(readings: Sequence[ClockReading], num_peers: int) -> list[Findin
     return [Finding("clock", Level.OK, text)]
 
 
-def check_memory(total: int, available: int, usable: int, max_memory: int | None) -> list[Finding]:
-    """All in bytes; usable: what a node would offer the mesh now."""
-    limit = f", --max-memory {human_bytes(max_memory)}" if max_memory is not None else ""
+def check_memory(total: int, available: int, usable: int, reserved: int, max_memory: int | None) -> list[Finding]:
+    """All in bytes. usable: what a node would offer the mesh now; reserved: what models have that are loaded here."""
+    limited = max_memory is not None and usable == max(0, max_memory - reserved)
+    reason = (
+        f"--max-memory is {human_bytes(max_memory)}"
+        if limited and max_memory is not None
+        else f"{human_bytes(max(0, available - usable))} is left for the system"
+    )
+    held = f", loaded models hold {human_bytes(reserved)}" if reserved else ""
     text = (
         f"{human_bytes(usable)} usable for models: {human_bytes(available)} of {human_bytes(total)} are available, "
-        f"some is left for the system{limit}"
+        f"{reason}{held}"
     )
     if usable >= LITTLE_MEMORY_BYTES:
         return [Finding("memory", Level.OK, text)]
-    limited = max_memory is not None and max_memory < LITTLE_MEMORY_BYTES
+    if reserved:
+        return [Finding("memory", Level.OK, text, "exo-mesh ps shows what is loaded")]
     remedy = "raise --max-memory" if limited else "end other programs; this peer would hold few layers or none"
     return [Finding("memory", Level.WARN, text, remedy)]
 
@@ -299,11 +306,18 @@ def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list
         return [
             Finding("peers", Level.OK, f"no node answers at {url}, so nothing is known of peers", "start one: exo-mesh")
         ]
-    others = [p["name"] for p in state["view"]["peers"] if p["alive"] and p["id"] != state["node_id"]]
+    peers = {peer["id"]: peer for peer in state["view"]["peers"] if peer["alive"]}
+    own = peers.pop(state["node_id"], {})
+    others = [peer["name"] for peer in peers.values()]
     text = f"this node sees {len(others)} others: {_names(others)}" if others else "this node is alone"
     remedy = "" if others else "start exo-mesh on another machine; if it runs, see broadcast and firewall above"
     reasons = state["health"].get("reasons", ())
     problems = [Finding("peers", Level.WARN, r["message"], r.get("remedy", "")) for r in reasons]
+    version = own.get("version")
+    older_or_newer = [f"{p['name']} {p['version']}" for p in peers.values() if p.get("version") != version]
+    if older_or_newer:
+        what = f"this node is exo-mesh {version}, others are not: {_names(older_or_newer)}"
+        problems.append(Finding("peers", Level.WARN, what, "install one version on all machines"))
     return [Finding("peers", Level.OK, text, remedy), *problems]
 
 

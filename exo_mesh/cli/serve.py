@@ -98,6 +98,7 @@ class _StopSignal:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._event = asyncio.Event()
+        self._signalled = False
 
     async def wait(self) -> None:
         await self._event.wait()
@@ -111,8 +112,10 @@ class _StopSignal:
             threading.Thread(target=self._await_end_of_stdin, args=(loop,), name="stdin", daemon=True).start()
 
     def _on_signal(self, signum: int) -> None:
-        if self._event.is_set():
+        # whoever started us may close our standard input and send a signal as well: that is asking once
+        if self._signalled:
             _end_now(signal.Signals(signum).name)
+        self._signalled = True
         self._stop(signal.Signals(signum).name)
 
     def _await_end_of_stdin(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -175,19 +175,21 @@ def test_clocks_that_nobody_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usable", "max_memory", "level", "remedy"),
+    ("usable", "reserved", "max_memory", "level", "text"),
     [
-        (12 * GB, None, "ok", ""),
-        (12 * GB, 12 * GB, "ok", ""),
-        (GB // 2, None, "warn", "end other programs"),
-        (GB // 2, GB // 2, "warn", "raise --max-memory"),
-        (0, 12 * GB, "warn", "end other programs"),
+        (13 * GB, 0, None, "ok", "1.0 GB is left for the system"),
+        (12 * GB, 0, 12 * GB, "ok", "--max-memory is 12.0 GB"),
+        (13 * GB, 0, 64 * GB, "ok", "1.0 GB is left for the system"),
+        (GB // 2, 0, None, "warn", "left for the system"),
+        (GB // 2, 0, GB // 2, "warn", "--max-memory is 500.0 MB"),
+        (0, 12 * GB, 12 * GB, "ok", "--max-memory is 12.0 GB, loaded models hold 12.0 GB"),
     ],
 )
-def test_memory(usable: int, max_memory: int | None, level: str, remedy: str) -> None:
-    found = one(checks.check_memory(16 * GB, 14 * GB, usable, max_memory))
-    assert (found.level, remedy in found.remedy) == (level, True)
+def test_memory(usable: int, reserved: int, max_memory: int | None, level: str, text: str) -> None:
+    found = one(checks.check_memory(16 * GB, 14 * GB, usable, reserved, max_memory))
+    assert (found.level, text in found.text) == (level, True), found
     assert "14.0 GB of 16.0 GB are available" in found.text
+    assert ("raise --max-memory" in found.remedy) == (level == "warn" and max_memory is not None)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ def test_models(models: dict[str, str], expected: list[str]) -> None:
 
 
 def state(*names: str, reasons: tuple[dict[str, str], ...] = ()) -> dict[str, Any]:
-    peers = [{"id": name, "name": name, "alive": True} for name in names]
+    peers = [{"id": name, "name": name, "alive": True, "version": "0.1.0"} for name in names]
     return {"node_id": names[0], "view": {"peers": peers}, "health": {"reasons": list(reasons)}}
 
 
@@ -234,6 +236,9 @@ def test_peers() -> None:
     assert one(checks.check_peers(None, "http://x", "it said 401")).level == "warn"
     assert one(checks.check_peers(state("alpha"), "", "")).text == "this node is alone"
     assert one(checks.check_peers(state("alpha", "beta"), "", "")).text == "this node sees 1 others: beta"
+    mixed = state("alpha", "beta")
+    mixed["view"]["peers"][1]["version"] = "0.2.0"
+    assert "exo-mesh 0.1.0, others are not: beta 0.2.0" in checks.check_peers(mixed, "", "")[1].text
     refused = {"code": "peer_refused", "message": "gamma: protocol 2 is not 1", "remedy": "one version"}
     found = checks.check_peers(state("alpha", reasons=(refused,)), "", "")
     assert levels(found) == ["ok", "warn"]
