@@ -17,7 +17,9 @@ from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
+from exo_mesh.api.request_log import log_request
 from exo_mesh.api.texts import TextModels
+from exo_mesh.logs import current_request
 from exo_mesh.node.service import MeshService
 
 _log = logging.getLogger(__name__)
@@ -30,7 +32,9 @@ def build_app(
     """An application over a service. Call it in the running loop, and run it with `app_runner`."""
     options = options or ApiOptions()
     context = ApiContext(service, TextModels(options.template_limit_s), options, now, int(now()))
-    app = web.Application(middlewares=[give_request_id, errors_to_replies], client_max_size=options.max_body_bytes)
+    app = web.Application(
+        middlewares=[give_request_id, log_request, errors_to_replies], client_max_size=options.max_body_bytes
+    )
     add_routes(app, OpenAIRoutes(context), OpsRoutes(context))
     app.on_response_prepare.append(_send_request_id)
 
@@ -86,10 +90,14 @@ def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> No
 
 @web.middleware
 async def give_request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The client's x-request-id if it is a short plain word, else one of ours."""
+    """The client's x-request-id if it is a short plain word, else one of ours. Log lines carry it."""
     given = request.headers.get("x-request-id", "")
     request[REQUEST_ID] = given if re.fullmatch(r"[\x21-\x7e]{1,128}", given) else "req_" + secrets.token_hex(12)
-    return await handler(request)
+    token = current_request.set(request[REQUEST_ID])
+    try:
+        return await handler(request)
+    finally:
+        current_request.reset(token)
 
 
 async def _send_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -20,6 +20,9 @@ from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits, Scheduler, Work
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
+SIGN_OF_LIFE_S = 5.0
+"""How often a request that waits in the queue hears of the ring; its entry peer gives up after 30 s of silence."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +45,7 @@ class Driver:
         self._in_flight: set[int] = set()
         self._last_step = 0
         self._last_sequence = 0
+        self._signed_at = 0.0
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.laps = LapTimes()
         self.tokens = 0
@@ -78,7 +82,10 @@ class Driver:
     def returned(self, frame: Frame, logits: np.ndarray | None) -> None:
         """A frame came round and the last stage has computed it; logits are float32 `[sum(num_logits), vocab]`."""
         self._in_flight.discard(frame.step)
-        self.laps.returned(frame.step, time.perf_counter())
+        now = time.perf_counter()
+        self.laps.returned(frame.step, now)
+        if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
+            self._sign_of_life(now)
         for fault in frame.faults:
             self._end(fault.sequence, error_from_code(fault.code, fault.message))
         if logits is not None:
@@ -103,6 +110,8 @@ class Driver:
 
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
+        for sequence in self._scheduler.evict():
+            self._ops.append(Remove(sequence.id))
         for sequence in self._scheduler.admit():
             self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
         while len(self._in_flight) < self._limits.max_in_flight:
@@ -112,6 +121,12 @@ class Driver:
             self._start(work)
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
+
+    def _sign_of_life(self, now: float) -> None:
+        """Tell those who wait in the queue that the ring moves on: silence would mean to them that it does not."""
+        self._signed_at = now
+        for sequence in self._scheduler.waiting:
+            self._tell(self._live[sequence.id], prefill_events, 0)
 
     def _start(self, work: Work) -> None:
         self._last_step += 1

@@ -24,9 +24,6 @@ STUCK_S = 120.0
 """Longest that an engine may take for one frame: 512 tokens of prefill on a slow board take some seconds. A device that
 hangs never comes back, and only the end of the process frees it."""
 
-KV_POOL_TOKENS = 8192
-"""Positions that running sequences may hold together even where the context limit is shorter."""
-
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -192,5 +189,5 @@ class Worker:
         return Limits(
             max_in_flight=self._setup.num_stages,
             max_waiting=self._setup.max_queued,
-            max_tokens=max(KV_POOL_TOKENS, self._setup.plan.context_limit),
+            max_tokens=self._setup.plan.kv_tokens,
         )

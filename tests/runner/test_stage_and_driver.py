@@ -171,6 +171,35 @@ async def test_concurrent_requests_get_the_text_that_each_gets_alone(num_stages:
     assert (ring.driver.num_running, ring.driver.num_waiting) == (0, 0)
 
 
+@pytest.mark.parametrize("num_stages", [1, 3])
+async def test_requests_that_outgrow_the_kv_pool_take_turns_and_get_the_same_text(num_stages: int) -> None:
+    ring = Ring(num_stages, prefill_chunk=3, max_tokens=30)
+    prompts = [list(range(start, start + 8)) for start in range(1, 6)]
+    callers = [Caller() for _ in prompts]
+    for number, (prompt, caller) in enumerate(zip(prompts, callers, strict=True)):
+        ring.driver.submit(request(f"r{number}", prompt, tokens=20), caller.mailbox)
+    most = 0
+    while ring.sent:
+        ring.lap()
+        most = max(most, *(sum(map(len, engine.kv.values())) for engine in ring.engines))
+    for prompt, caller in zip(prompts, callers, strict=True):
+        events = await caller.collect()
+        assert ids(events) == expected(prompt, 20, num_stages)
+        assert [event.index for event in events] == list(range(20))
+    assert 20 < most <= 30 + len(prompts), "no more than the pool, and a step of each on its way"
+    assert ring.kv_rows == 0
+
+
+async def test_a_request_in_the_queue_hears_that_the_ring_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
+    ring, first, second = Ring(2, max_running=1), Caller(), Caller()
+    ring.driver.submit(request("first", [1]), first.mailbox)
+    ring.driver.submit(request("second", [2]), second.mailbox)
+    ring.lap()
+    sign = await asyncio.wait_for(second.mailbox.next(), 5)
+    assert not sign.events and not sign.error_code
+
+
 async def test_a_stop_id_ends_the_request_and_is_not_emitted() -> None:
     ring, caller = Ring(2), Caller()
     stop = expected([3, 4], 8, 2)[4]
