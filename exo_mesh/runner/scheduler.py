@@ -89,15 +89,17 @@ class Scheduler:
             if sequence.id == sequence_id:
                 self._waiting.remove(sequence)
                 return False
-        sequence = self._running.pop(sequence_id, None)
-        self._held -= len(sequence.tokens) if sequence is not None else 0
-        return sequence is not None
+        running = self._running.pop(sequence_id, None)
+        if running is None:
+            return False
+        self._held -= len(running.tokens)
+        return True
 
     def evict(self) -> Iterator[Sequence]:
-        """Move the youngest sequences back to the head of the queue while all that run outgrow the KV pool; yields each.
+        """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool.
 
-        How long an output gets is not known when a sequence is admitted. An evicted one is computed anew later: its
-        tokens stay, and one that is on its way round is still drawn. One sequence always runs.
+        Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
+        later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
         """
         while self._held > self.limits.max_tokens and len(self._running) > 1:
             _, sequence = self._running.popitem()
