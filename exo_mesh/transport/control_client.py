@@ -11,7 +11,8 @@ import grpc.aio
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
-from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.security.credentials import Credentials
+from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.control_server import CODE_KEY
 
 CALL_S = 5.0
@@ -32,10 +33,15 @@ class ControlClient:
     """Calls to "host:port". Raises TransportError when it cannot be reached, DeadlineError when it does not answer,
     and the peer's own MeshError when it refuses."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=[*CLIENT_OPTIONS, *_DIAL_OPTIONS])
+        self._credentials = credentials
+        self._channel = open_channel(address, credentials, _DIAL_OPTIONS)
         self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def at(self, address: str) -> ControlClient:
+        """The same caller with another address."""
+        return ControlClient(address, self._credentials)
 
     async def close(self) -> None:
         await self._channel.close()

@@ -12,7 +12,8 @@ import grpc.aio
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
-from exo_mesh.transport.channel_options import SERVER_OPTIONS
+from exo_mesh.security.credentials import Credentials
+from exo_mesh.transport.channels import bind, new_server
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
@@ -39,18 +40,19 @@ class ControlHandler(Protocol):
 class ControlServer:
     """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one."""
 
-    def __init__(self, handler: ControlHandler) -> None:
+    def __init__(self, handler: ControlHandler, credentials: Credentials | None = None) -> None:
         self._handler = handler
+        self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
     async def start(self, host: str, port: int, tries: int = 50) -> int:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
         for candidate in range(port, port + (tries if port else 1)):
-            server = grpc.aio.server(options=SERVER_OPTIONS)
+            server = new_server()
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             try:
-                self.port = server.add_insecure_port(f"{bracketed(host)}:{candidate}")
+                self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials)
             except RuntimeError:  # grpc's word for "address in use"
                 continue
             await server.start()

@@ -15,7 +15,8 @@ import grpc
 from exo_mesh.domain.frame import Frame
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import ring_pb2 as pb
-from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.security.credentials import Credentials
+from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.codec import decode_ack, encode_frame, encode_hello
 
 FRAMES_METHOD = "/exo_mesh.Ring/Frames"
@@ -42,7 +43,8 @@ class RingLink:
     repeats by step. What is kept is bounded by the frames that the driver has in flight.
     """
 
-    def __init__(self, hello: pb.RingHello) -> None:
+    def __init__(self, hello: pb.RingHello, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self._hello = encode_hello(hello)
         self._endpoint = ""
         self._moved = asyncio.Event()
@@ -97,7 +99,7 @@ class RingLink:
 
     async def _stream(self, endpoint: str) -> None:
         """One connection's life: hello, what was not acknowledged, then what `send` is given."""
-        async with grpc.aio.insecure_channel(endpoint, options=CLIENT_OPTIONS) as channel:
+        async with open_channel(endpoint, self._credentials) as channel:
             call: _Call = channel.stream_stream(FRAMES_METHOD)()
             await call.write(self._hello)
             self._acknowledge(_ack_of(await asyncio.wait_for(call.read(), HELLO_DEADLINE_S)))
