@@ -24,6 +24,8 @@ VERBS = {
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring",
     "stop": "stop a model instance everywhere",
+    "secret": "make a secret that closes a mesh",
+    "key": "make, list and remove keys of the HTTP API",
     "config": "show the settings and where each came from",
     "version": "versions of the package, the protocol and the libraries",
 }

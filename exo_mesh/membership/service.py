@@ -16,7 +16,7 @@ from dataclasses import replace
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.view import InstanceInfo, Record, View
-from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.errors import MeshError, StrangerError, TransportError
 from exo_mesh.membership.detector import LAN, Liveness, Timing
 from exo_mesh.membership.dialer import Dialer
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer, addresses_of, refusal
@@ -160,6 +160,9 @@ class Membership:
             request = pb.HelloRequest(peer=codec.peer_to_proto(self.own))
             reply = await client.hello(request, self._timing.call_s)
             answered = codec.peer_from_proto(reply.peer)
+        except StrangerError as exc:
+            self._note_refusal(address, str(exc))
+            return False
         except MeshError as exc:
             _log.debug("no hello from %s: %s", address, exc)
             return False

@@ -34,6 +34,7 @@ class Verdict(StrEnum):
     UNSIGNED = "not signed with this mesh's secret"
     STALE = "signed, but the clocks differ by more than 30 s"
     REPLAYED = "heard before"
+    SEALED = "signed with a secret, and this node has none"
 
 
 class Seal:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,19 +26,25 @@ def open_channel(
     return grpc.aio.secure_channel(target, _client_credentials(credentials), options=every)
 
 
-def new_server() -> grpc.aio.Server:
+def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
     """A server that is not bound yet."""
-    return grpc.aio.server(options=SERVER_OPTIONS)
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=tuple(interceptors))
 
 
-def bind(server: grpc.aio.Server, address: str, credentials: Credentials | None = None) -> int:
+def bind(
+    server: grpc.aio.Server,
+    address: str,
+    credentials: Credentials | None = None,
+    on_connection: Callable[[], None] = lambda: None,
+) -> int:
     """Listen on "host:port" (0: any free port); answers the port, 0 or RuntimeError if it is taken.
 
-    With credentials a client must show a certificate of the same mesh before it may say anything.
+    With credentials a client must show a certificate of the same mesh before it may say anything; `on_connection` is
+    then called whenever somebody connects, in a thread of gRPC, before it is known who it is.
     """
     if credentials is None:
         return server.add_insecure_port(address)
-    return server.add_secure_port(address, _server_credentials(credentials))
+    return server.add_secure_port(address, _server_credentials(credentials, on_connection))
 
 
 @lru_cache(maxsize=8)
@@ -45,8 +52,11 @@ def _client_credentials(own: Credentials) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(own.authority, own.private_key, own.certificate)
 
 
-@lru_cache(maxsize=8)
-def _server_credentials(own: Credentials) -> grpc.ServerCredentials:
-    return grpc.ssl_server_credentials(
-        [(own.private_key, own.certificate)], root_certificates=own.authority, require_client_auth=True
-    )
+def _server_credentials(own: Credentials, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
+    configuration = grpc.ssl_server_certificate_configuration([(own.private_key, own.certificate)], own.authority)
+
+    def fetch() -> Any:
+        on_connection()
+        return None  # the same certificate as before
+
+    return grpc.dynamic_ssl_server_credentials(configuration, fetch, require_client_authentication=True)

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
+from exo_mesh.errors import DeadlineError, MeshError, StrangerError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.security.credentials import Credentials
@@ -47,7 +47,16 @@ class ControlClient:
         await self._channel.close()
 
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
-        reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
+        try:
+            reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
+        except StrangerError:
+            raise
+        except TransportError as exc:
+            if self._credentials is None and "Socket closed" in str(exc):  # how TLS answers to plain HTTP/2
+                raise StrangerError(
+                    f"the node at {self.address} hangs up: its mesh has a secret, this node none"
+                ) from exc
+            raise
         return reply
 
     async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
@@ -115,4 +124,6 @@ class ControlClient:
             return error_from_code(str(code), exc.details() or "")
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"the peer at {self.address} did not answer in time")
+        if self._credentials is not None and "handshake failed" in (exc.details() or "").lower():
+            return StrangerError(f"the node at {self.address} has another secret than this one, or none")
         return TransportError(f"the peer at {self.address} cannot be reached: {exc.details()}")
