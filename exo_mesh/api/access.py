@@ -106,9 +106,14 @@ def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.
 def is_exempt(request: web.Request, policy: AccessPolicy) -> bool:
     """Does the request come from this machine? By the address of the connection; what headers say does not count.
 
-    A page that has rebound its own name to 127.0.0.1 also comes from this machine: its name, in Host, gives it away.
+    A page in a browser also comes from this machine. If it has rebound its own name to 127.0.0.1, that name, in Host,
+    gives it away. If its origin is allowed only because all are, it needs a key.
     """
-    return policy.loopback_exemption and _is_loopback(request.remote) and _is_local_name(request.host, policy)
+    if not policy.loopback_exemption or not _is_loopback(request.remote):
+        return False
+    origin = request.headers.get(hdrs.ORIGIN, "").lower()
+    own_page = not origin or origin in policy.cors_origins or urlsplit(origin).netloc == request.host.lower()
+    return own_page and _is_local_name(request.host, policy)
 
 
 def _keyholder(request: web.Request, policy: AccessPolicy) -> Caller | None:

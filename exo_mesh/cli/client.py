@@ -115,4 +115,7 @@ def _http_error(answer: urllib.error.HTTPError, path: str) -> MeshError:
 def _server_error(event: dict[str, Any]) -> MeshError:
     """The error in an answer of OpenAI's shape, `{"error": {"message", "code", ...}}`."""
     error = event["error"]
-    return error_from_code(str(error.get("code") or ""), str(error["message"]))
+    code, message = str(error.get("code") or ""), str(error["message"])
+    if code == "invalid_api_key":
+        message += "; set EXO_MESH_API_KEY to it"
+    return error_from_code(code, message)

@@ -80,7 +80,7 @@ class Refusals:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._due = 0.0
+        self._due = float("-inf")
         self._unsaid = 0
         self.total = 0
 

@@ -34,7 +34,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
         self._now = now
         self._knocks: deque[float] = deque(maxlen=MAX_KNOCKS)
         self._inside: OrderedDict[str, None] = OrderedDict()
-        self._due = 0.0
+        self._due = float("-inf")
         self._unsaid = 0
         self.refused = 0
 
