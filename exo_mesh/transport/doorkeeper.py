@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-PATIENCE_S = 3.0
+PATIENCE_S = 5.0
 LOOK_EVERY_S = 1.0
 REPORT_EVERY_S = 60.0
 MAX_KNOCKS = 4096

@@ -87,8 +87,8 @@ async def strangers(tmp_path: Path, *secrets: str) -> list[Node]:
 @pytest.mark.parametrize(
     ("first", "second", "here", "there"),
     [
-        (new_secret(), new_secret(), "refused 1 connection to the control port", "has another secret than this one"),
-        (new_secret(), "", "refused 1 connection to the control port", "its mesh has a secret, this node none"),
+        (new_secret(), new_secret(), "to the control port: they did not prove", "has another secret than this one"),
+        (new_secret(), "", "to the control port: they did not prove", "its mesh has a secret, this node none"),
         ("", new_secret(), "", "has another secret than this one, or none"),
     ],
     ids=["another secret", "no secret", "only the newcomer has one"],
