@@ -112,7 +112,7 @@ def is_exempt(request: web.Request, policy: AccessPolicy) -> bool:
     if not policy.loopback_exemption or not _is_loopback(request.remote):
         return False
     origin = request.headers.get(hdrs.ORIGIN, "").lower()
-    own_page = not origin or origin in policy.cors_origins or urlsplit(origin).netloc == request.host.lower()
+    own_page = not origin or origin in policy.cors_origins or _netloc(origin) == request.host.lower()
     return own_page and _is_local_name(request.host, policy)
 
 
@@ -161,7 +161,7 @@ def _cross_site(request: web.Request, policy: AccessPolicy) -> web.Response | No
         refused = False
     else:
         rebound = policy.is_open and not _is_local_name(request.host, policy)
-        refused = urlsplit(origin).netloc.lower() != request.host.lower() or rebound
+        refused = _netloc(origin) != request.host.lower() or rebound
     if not refused:
         return None
     message = f"web pages of {origin or 'other sites'} may not call this API; --cors-origin allows an origin"
@@ -179,10 +179,25 @@ def _is_loopback(address: str | None) -> bool:
 
 def _is_local_name(host: str, policy: AccessPolicy) -> bool:
     """Is a Host header an address, a name that only this network knows, or a name that the operator has allowed?"""
-    name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    name = _hostname(f"//{host}").rstrip(".")
     try:
-        ipaddress.ip_address(name)
+        ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        known = {urlsplit(origin).hostname for origin in policy.cors_origins}
-        return "." not in name or name.endswith(_LAN_SUFFIXES) or name in known
+        known = {_hostname(origin) for origin in policy.cors_origins}
+        return bool(name) and ("." not in name or name.endswith(_LAN_SUFFIXES) or name in known)
     return True
+
+
+def _netloc(origin: str) -> str:
+    """host:port of an origin, in lower case; "" if it is none. Callers write what they like into a header."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _hostname(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

@@ -90,7 +90,11 @@ def describe_beat(beat: Heartbeat) -> dict[str, Any]:
 def describe_health(phase: str, problems: list[dict[str, str]], membership: Membership) -> dict[str, Any]:
     """phase: "starting", "ok" or "stopping". problems: what this node found at its start."""
     refused = [
-        {"code": "peer_refused", "message": text, "remedy": "give both nodes one --namespace, secret and version, and each its own --home"}
+        {
+            "code": "peer_refused",
+            "message": text,
+            "remedy": "give both one --namespace, secret and version; each its --home",
+        }
         for text in membership.refusals
     ]
     status = "degraded" if phase == "ok" and problems else phase

@@ -248,6 +248,21 @@ async def test_cors_is_closed_by_default_and_opened_for_named_origins_only(model
             assert b"[DONE]" in await reply.read()
 
 
+@pytest.mark.parametrize(
+    "text", ["[", "[::1", "http://[", "http://[::1%", "//", "http://a:b:c", "::", "%", "@", "a" * 5000]
+)
+async def test_malformed_headers_of_a_stranger_are_refused_and_make_no_noise(
+    model_dir: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(model_dir, loopback_exemption=True) as api:
+        assert (await call(api, "POST", "/v1/completions", Origin=text))[0] in (400, 403)
+    policy = AccessPolicy(needs_key=True)
+    for host in (text, "", ".", ".."):
+        is_exempt(from_address("127.0.0.1", {"Host": host, "Origin": text}), policy)
+    assert not is_exempt(from_address("127.0.0.1", {"Host": "["}), policy)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_opening_cors_to_all_does_not_open_the_exemption_to_them(model_dir: Path, keys: Keys) -> None:
     page = {"Origin": "https://evil.example"}
     for origins, status in [({"*"}, 401), ({"https://evil.example"}, 200)]:
