@@ -48,10 +48,16 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def quiet_libraries() -> None:
-    """Stop gRPC's C core from writing to the screen. Call before grpc is imported."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    """Stop gRPC from writing to the screen, or into the log what any stranger sends. Call before grpc is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still tells of a taken port, which we replace
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_not_undecodable)
     os.environ.setdefault("GLOG_minloglevel", "2")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def _not_undecodable(record: logging.LogRecord) -> bool:
+    """gRPC logs a message that is no protobuf with a traceback; who sent it has had an error in answer."""
+    return not (record.exc_info and type(record.exc_info[1]).__name__ == "DecodeError")
 
 
 def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:

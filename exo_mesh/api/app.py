@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -9,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from exo_mesh.api.access import guard, send_cors_headers
@@ -18,6 +20,9 @@ from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.texts import TextModels
 from exo_mesh.node.service import MeshService
+
+_log = logging.getLogger(__name__)
+_server_log = logging.getLogger("exo_mesh.api.server")
 
 
 def build_app(
@@ -46,7 +51,18 @@ def build_app(
 
 def app_runner(app: web.Application) -> web.AppRunner:
     """A runner that cancels a handler as soon as its client has gone: that is what frees an abandoned request."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+    _server_log.addFilter(_not_http)
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0, logger=_server_log)
+
+
+def _not_http(record: logging.LogRecord) -> bool:
+    """aiohttp logs each request that is not HTTP with a traceback that quotes its bytes. The sender has had its 400;
+    anybody could fill the log that way, and the bytes may be of a prompt."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    _log.debug("a request was not HTTP: %s", type(error).__name__)
+    return False
 
 
 def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> None:

@@ -89,6 +89,7 @@ class _StopSignal:
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
+        self._signalled = False
         self._event = asyncio.Event()
 
     async def wait(self) -> None:
@@ -103,8 +104,9 @@ class _StopSignal:
             threading.Thread(target=self._await_end_of_stdin, args=(loop,), name="stdin", daemon=True).start()
 
     def _on_signal(self, signum: int) -> None:
-        if self._event.is_set():
+        if self._signalled:
             _end_now(signal.Signals(signum).name)
+        self._signalled = True
         self._stop(signal.Signals(signum).name)
 
     def _await_end_of_stdin(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
@@ -29,6 +30,10 @@ WINNER_S = 2.0
 
 ORPHAN_S = 10.0
 """A stage whose owner has died, and that nobody has adopted, is ended after this; the ring may be healthy meanwhile."""
+
+RELEASE_S = 2.0
+"""At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
+when its owner has been gone for a while."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,11 +85,14 @@ class Instances:
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members."""
-        await self._tasks.close()
+        """End every instance this node owns, at all members that answer within RELEASE_S."""
         keepers = list(self._keepers.values())
-        await asyncio.gather(*(keeper.release() for keeper in keepers))
         self._keepers.clear()
+        await asyncio.gather(*(keeper.close() for keeper in keepers))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                await self._tasks.close()
+                await asyncio.gather(*(keeper.release() for keeper in keepers))
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
         """(owner, instance) of the view whose stages all live, by instance id."""
@@ -258,7 +266,9 @@ class Instances:
     async def _end(self, instance_id: str, keeper: RingKeeper) -> None:
         self._note(instance_id, keeper.plan.ballot)
         await keeper.release()
-        if instance_id not in self._keepers:
+        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
+        # by now this node may have begun to place it again
+        if record and isinstance(record.value, InstanceInfo) and record.value.plan.ballot <= keeper.plan.ballot:
             self._membership.put_instance(instance_id, None)
 
     async def _end_orphan(self, instance: InstanceInfo) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
-from exo_mesh.errors import CancelledRequestError, MeshError, OverloadError, error_from_code
+from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
 from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events
 from exo_mesh.runner.laps import LapTimes
@@ -59,7 +59,7 @@ class Driver:
         self._last_sequence += 1
         generation = Generation.begin(request, self._last_sequence, mailbox)
         if request.request_id in self._by_request:
-            self._fail(generation, MeshError(f"request {request.request_id} is already running here"))
+            self._fail(generation, InputError(f"request {request.request_id} is already running here"))
         elif not self._scheduler.submit(generation.sequence):
             self._fail(generation, OverloadError(f"{self._limits.max_waiting} requests are waiting already"))
         else:
@@ -67,10 +67,11 @@ class Driver:
             self._by_request[request.request_id] = self._last_sequence
             self.pump()
 
-    def cancel(self, request_id: str) -> None:
-        """The caller is gone: free the sequence everywhere. An unknown request changes nothing."""
+    def cancel(self, request_id: str, mailbox: Mailbox) -> None:
+        """Whoever waits at `mailbox` is gone: free the sequence everywhere. An unknown request changes nothing, and one
+        of the same id that somebody else waits for goes on."""
         sequence_id = self._by_request.get(request_id)
-        if sequence_id is not None:
+        if sequence_id is not None and self._live[sequence_id].mailbox is mailbox:
             self._end(sequence_id, CancelledRequestError("the request was cancelled"))
             self.pump()
 

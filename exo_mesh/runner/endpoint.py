@@ -15,6 +15,7 @@ from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.worker import StageSetup, Worker
 from exo_mesh.security.credentials import Credentials
+from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import RingLink
@@ -78,8 +79,9 @@ class Endpoint:
             await self._server.stop(grace=0.2)
 
     def heartbeat(self) -> pb.Heartbeat:
-        """The counters of this moment."""
+        """The counters of this moment. Raises EngineError if the engine hangs."""
         worker, link, driver = self._worker, self._link, self._worker.driver
+        worker.check_alive()
         engine = worker.engine
         beat = pb.Heartbeat(
             progress=worker.progress,
@@ -101,7 +103,7 @@ class Endpoint:
 def _bind(server: grpc.aio.Server, binding: Binding, credentials: Credentials | None) -> int:
     for port in range(binding.port_first, binding.port_last + 1):
         try:
-            bound = bind(server, f"{binding.host}:{port}", credentials)
+            bound = bind(server, f"{bracketed(binding.host)}:{port}", credentials)
         except RuntimeError:
             continue
         if bound:

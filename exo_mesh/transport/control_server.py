@@ -14,11 +14,15 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import TaskOwner
+from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.doorkeeper import Doorkeeper
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
+
+NUM_PORTS = 65_536
+"""gRPC takes a higher port modulo this, so that 65536 would be any free one."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +56,8 @@ class ControlServer:
 
     async def start(self, host: str, port: int, tries: int = 50) -> int:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
-        for candidate in range(port, port + (tries if port else 1)):
+        last = min(port + (tries if port else 1), NUM_PORTS) - 1
+        for candidate in range(port, last + 1):
             server = new_server([self._doorkeeper] if self._credentials else ())
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             try:
@@ -64,7 +69,7 @@ class ControlServer:
             if self._credentials is not None:
                 self._tasks.start(self._doorkeeper.watch(), "doorkeeper")
             return self.port
-        raise TransportError(f"no free port for the control endpoint on {host} from {port} to {port + tries - 1}")
+        raise TransportError(f"no free port for the control endpoint on {host} from {port} to {last}")
 
     async def stop(self, grace_s: float = 0.2) -> None:
         """Refuse new calls, end running ones after the grace period."""
@@ -72,11 +77,6 @@ class ControlServer:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
-
-
-def bracketed(host: str) -> str:
-    """An IPv6 address in brackets, anything else as it is."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def host_of_peer(peer: str) -> str:

@@ -1,4 +1,4 @@
-"""Stages and a driver in one thread: what happens to rows, ops, faults and requests, with an engine small enough to see through.
+"""Stages and a driver in one thread: what happens to rows, ops, faults and requests, with a small, clear engine.
 
 `TinyEngine` is a whole engine of the contract: its hidden state is the running sum of all token ids of a sequence, each
 stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost, doubled or
@@ -58,7 +58,7 @@ class TinyEngine:
                 self.kv[row.sequence] = cached = cached[: row.pos0] + ids
                 sums = [float(sum(cached[: row.pos0 + i + 1])) for i in range(row.n)]
             if incoming is not None:
-                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == [s for s in sums]
+                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == sums
                 sums = incoming[start : start + row.n, 0].tolist()
             else:
                 sums = [total * 1000 for total in sums]
@@ -223,12 +223,23 @@ async def test_cancelling_frees_every_stage_within_a_lap() -> None:
     ring.driver.submit(request("r", range(1, 12), tokens=10_000), caller.mailbox)
     ring.lap()
     assert ring.kv_rows > 0
-    ring.driver.cancel("r")
-    ring.driver.cancel("r")
+    ring.driver.cancel("r", caller.mailbox)
+    ring.driver.cancel("r", caller.mailbox)
     ring.run()
     await caller.collect()
     assert caller.error == "cancelled"
     assert ring.kv_rows == 0 and not ring.sent
+
+
+async def test_a_second_request_of_the_same_id_is_refused_and_its_end_leaves_the_first_alone() -> None:
+    ring, first, second = Ring(2), Caller(), Caller()
+    ring.driver.submit(request("r", [1, 2]), first.mailbox)
+    ring.driver.submit(request("r", [3]), second.mailbox)
+    ring.driver.cancel("r", second.mailbox)
+    ring.run()
+    await second.collect()
+    assert second.error == "invalid_request"
+    assert ids(await first.collect()) == expected([1, 2], 8, 2)
 
 
 async def test_a_full_queue_refuses_with_a_typed_error() -> None:
