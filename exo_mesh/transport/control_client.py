@@ -23,8 +23,8 @@ CALL_S = 5.0
 TEXT_FILES_S = 60.0
 """A tokenizer may have 20 MB, and the link may be Wi-Fi."""
 
-# Closing a channel, which the membership does when a peer has died, cancels the calls on it, and grpc tells their callers
-# by CancelledError as if these had been cancelled; a call on a closed channel is a UsageError.
+# Closing a channel, which the membership does when a peer has died, cancels the calls on it, and grpc tells their
+# callers by CancelledError as if these had been cancelled; a call on a closed channel is a UsageError.
 _FAILURES = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
 
 # Redial at once: whether a peer is alive is decided by the membership, not by grpc's back-off of up to 120 s.
