@@ -18,11 +18,15 @@ from typing import Any
 
 from exo_mesh import setting_values as values
 from exo_mesh.errors import InputError
+from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.setting_aliases import alias_texts
 
 PREFIX = "EXO_MESH_"
-CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL"})
+SECRET_VARIABLE = "EXO_MESH_SECRET"
+"""The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
+CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY"})
 """Variables that the reading verbs of the command line know and a node does not care about."""
+_OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 
 
 class ConfigError(InputError):
@@ -33,7 +37,10 @@ class ConfigError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything a node can be told. Port 0 means any free port; None means "work it out"."""
+    """Everything a node can be told. Port 0 means any free port; None means "work it out".
+
+    secret: what secret_file or EXO_MESH_SECRET has; "" means an open mesh.
+    """
 
     home: Path
     name: str
@@ -47,6 +54,10 @@ class Settings:
     broadcast_port: int = 5678
     bootstrap_peers: tuple[str, ...] = ()
     namespace: str = "default"
+    secret_file: Path | None = None
+    secret: str = field(default="", repr=False)
+    loopback_exemption: bool = True
+    cors_origins: tuple[str, ...] = ()
     engine: str = "auto"
     engine_options: dict[str, str] = field(default_factory=dict)
     max_memory_bytes: int | None = None
@@ -172,6 +183,11 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("bootstrap_peers", "HOST:PORT", "peers to dial, besides those discovered",
                 values.endpoint, separator=","),
         Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
+        Setting("secret_file", "FILE", "closes the mesh: only peers with this secret can join", values.path),
+        Setting("no_loopback_exemption", "", "the HTTP API asks callers on this machine for a key too",
+                values.switched_off, "loopback_exemption", (bool,), show=lambda on: str(not on).lower()),
+        Setting("cors_origin", "ORIGIN", "web pages of this origin may call the HTTP API; none by default",
+                values.origin, "cors_origins", separator=","),
         Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
         Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
         Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
@@ -236,12 +252,23 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
         if name not in given:
             value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
             given[name] = value, f"{config_file}:{name}"
-    return _join(given, config_file)
+    return _join(given, _secret(given, environ), config_file)
 
 
-def _join(given: Mapping[str, tuple[Any, str]], config_file: Path) -> LoadedSettings:
+def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str]) -> str:
+    """The secret that is in force: --secret-file, then EXO_MESH_SECRET or EXO_MESH_SECRET_FILE, then config.toml."""
+    path, origin = given.get("secret_file", (None, ""))
+    text = environ.get(SECRET_VARIABLE)
+    if text and origin.startswith("environment"):
+        raise ConfigError(f"{SECRET_VARIABLE} and {SETTINGS['secret_file'].variable} are both set: unset one")
+    if text and not origin.startswith("flag"):
+        return str(_read(SECRET_VARIABLE, parse_secret, text))
+    return "" if path is None else str(_read(f"{origin.split()[-1]} {path}", read_secret_file, path))
+
+
+def _join(given: Mapping[str, tuple[Any, str]], secret: str, config_file: Path) -> LoadedSettings:
     fields = {SETTINGS[name].field or name: value for name, (value, _) in given.items()}
-    settings = replace(default_settings(), **fields)
+    settings = replace(default_settings(), secret=secret, **fields)
     if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
         raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
     origins = {name: given[name][1] if name in given else "default" for name in SETTINGS}
@@ -259,7 +286,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Texts of the EXO_MESH_* variables by setting."""
     known = {setting.variable: name for name, setting in SETTINGS.items()}
     for variable in environ:
-        if variable.startswith(PREFIX) and variable not in known and variable not in CLIENT_VARIABLES:
+        if variable.startswith(PREFIX) and variable not in known and variable not in _OTHER_VARIABLES:
             raise ConfigError(f"{variable}: no such setting{did_you_mean(variable, known)}")
     return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
 

@@ -9,6 +9,7 @@ MeshError
 ├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
 ├── EngineError           an engine failed while loading or computing
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
+│   └── StrangerError         the other end is not of this mesh: it has another secret, or none
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 ├── DeadlineError         a wait ended without an answer
@@ -81,6 +82,10 @@ class TransportError(MeshError):
     """A peer or stream cannot be reached, or it broke the protocol."""
 
     code = "transport_error"
+
+
+class StrangerError(TransportError):
+    """The other end of a connection is not of this mesh: it has another secret, or only one of the two has one."""
 
 
 class StageLostError(MeshError):

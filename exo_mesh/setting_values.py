@@ -89,6 +89,13 @@ def endpoint(text: str) -> str:
     return text
 
 
+def origin(text: str) -> str:
+    """A web origin in the form in which browsers send it, or `*`."""
+    if text != "*" and not re.fullmatch(r"https?://[a-z0-9.\[\]:_-]+", text):
+        raise ValueError("an origin such as https://chat.example.org or http://localhost:3000 is needed, or *")
+    return text
+
+
 def port_range(text: str) -> tuple[int, int]:
     """`A-B`, both ends included."""
     first, _, last = text.partition("-")

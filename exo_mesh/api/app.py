@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
+from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.openai import OpenAIRoutes
@@ -32,11 +33,15 @@ def build_app(
     """An application over a service. Call it in the running loop, and run it with `app_runner`."""
     options = options or ApiOptions()
     context = ApiContext(service, TextModels(options.template_limit_s), options, now, int(now()))
-    app = web.Application(
-        middlewares=[give_request_id, log_request, errors_to_replies], client_max_size=options.max_body_bytes
-    )
+    middlewares = [give_request_id, log_request, errors_to_replies, guard(options.access)]
+    app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     add_routes(app, OpenAIRoutes(context), OpsRoutes(context))
     app.on_response_prepare.append(_send_request_id)
+
+    async def cors(request: web.Request, response: web.StreamResponse) -> None:
+        send_cors_headers(options.access, request, response)
+
+    app.on_response_prepare.append(cors)
 
     async def text_threads(_: web.Application) -> AsyncIterator[None]:
         yield

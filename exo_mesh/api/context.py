@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
+from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.texts import TextModels
 from exo_mesh.node.service import MeshService
 from exo_mesh.text.template import RENDER_LIMIT_S
@@ -28,6 +29,7 @@ class ApiOptions:
     stall_limit_s: float = 300.0
     max_body_bytes: int = 16 << 20
     template_limit_s: float = RENDER_LIMIT_S
+    access: AccessPolicy = field(default_factory=AccessPolicy)
 
 
 @dataclass(frozen=True, slots=True)

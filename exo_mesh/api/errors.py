@@ -30,6 +30,9 @@ _SERVER = "server_error"
 _RULES: dict[str, _Rule] = {
     "invalid_request": _Rule(400, _CALLER),
     "context_length_exceeded": _Rule(400, _CALLER),
+    "invalid_api_key": _Rule(401, _CALLER),
+    "insufficient_permissions": _Rule(403, "permission_error"),
+    "cross_site_refused": _Rule(403, "permission_error"),
     "model_not_found": _Rule(404, _CALLER),
     "not_found": _Rule(404, _CALLER),
     "method_not_allowed": _Rule(405, _CALLER),

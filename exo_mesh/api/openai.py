@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from exo_mesh.api.access import CALLER, Caller
 from exo_mesh.api.checks import check_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.convert import Prepared, prepare_chat, prepare_completion
@@ -19,6 +20,7 @@ from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, decode_body
 from exo_mesh.api.sse import EventStream
 from exo_mesh.node.service import ModelEntry, Progress
+from exo_mesh.security.api_keys import Role
 from exo_mesh.text.assembler import Piece
 
 
@@ -28,7 +30,7 @@ class OpenAIRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._service = context.service
-        self._ids_by_header: dict[str, set[str]] = {}
+        self._ids_by_header: dict[tuple[str, str], set[str]] = {}
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
@@ -67,7 +69,7 @@ class OpenAIRoutes:
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/cancel/{id}: the id of a reply of any peer, or the x-request-id of a request that entered here."""
         given = request.match_info["id"]
-        request_ids = sorted(self._ids_by_header.get(given, {given}))
+        request_ids = sorted(self._entered_as(given, request[CALLER])) or [given]
         found = [await self._service.cancel(request_id) for request_id in request_ids]
         if not any(found):
             return plain_error("not_found", f"no request {given} is running", "id")
@@ -76,7 +78,7 @@ class OpenAIRoutes:
     @contextmanager
     def _known_as(self, request_id: str, request: web.Request) -> Iterator[None]:
         """While it runs, a request can also be cancelled by its x-request-id; clients may give one to several."""
-        header = request[REQUEST_ID]
+        header = (request[CALLER].key_id, request[REQUEST_ID])
         self._ids_by_header.setdefault(header, set()).add(request_id)
         try:
             yield
@@ -84,6 +86,17 @@ class OpenAIRoutes:
             self._ids_by_header[header].discard(request_id)
             if not self._ids_by_header[header]:
                 del self._ids_by_header[header]
+
+    def _entered_as(self, header: str, caller: Caller) -> set[str]:
+        """Running requests with this x-request-id: all of them for an admin, else those that came with the same key.
+
+        The x-request-id of somebody else can be guessed; ids of replies have 96 random bits: whoever knows one may.
+        """
+        found: set[str] = set()
+        for (key_id, name), ids in self._ids_by_header.items():
+            if name == header and (caller.role is Role.ADMIN or key_id == caller.key_id):
+                found |= ids
+        return found
 
     async def _answer(
         self, request: web.Request, prepared: Prepared, kind: type[Reply], *, stream: bool

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime
 import json
 import os
 import statistics
@@ -16,8 +17,6 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
-import grpc
-
 from exo_mesh.cli.bench_tcp import bulk, echo_peer, ping_pong
 from exo_mesh.cli.local_ring import LocalRunner, local_ring
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
@@ -25,7 +24,10 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
 from exo_mesh.proto import driver_pb2, driver_pb2_grpc
 from exo_mesh.runner.scheduler import PREFILL_CHUNK as CHUNK
-from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.security.certificates import issue
+from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.secret import new_secret
+from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.weights.store import ModelStore
 
@@ -44,26 +46,38 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="stages of the ring (default 2)")
     parser.add_argument("--engine", default="dummy", help="engine of the stages; only dummy has no compute of its own")
     parser.add_argument("--payload", type=int, default=8192, metavar="BYTES", help="activation of one token")
+    parser.add_argument("--tls", action="store_true", help="measure the ring over mutual TLS as well")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the bench and print its figures."""
-    result = asyncio.run(measure(args.peers, args.engine, args.payload))
+    result = asyncio.run(measure(args.peers, args.engine, args.payload, with_tls=args.tls))
     print(json.dumps(result, indent=2) if args.json else _text(result))
     return 0
 
 
-async def measure(peers: int, engine: str, payload_bytes: int) -> dict[str, Any]:
-    """Figures of the ring and of TCP, taken in turns: medians of ROUNDS rounds each."""
-    small = await _small(peers, engine, payload_bytes)
-    large = await _large(peers, engine)
-    return {
+async def measure(peers: int, engine: str, payload_bytes: int, *, with_tls: bool = False) -> dict[str, Any]:
+    """Figures of the ring and of TCP, taken in turns: medians of ROUNDS rounds each. `tls`: the same over mutual TLS,
+    beside TCP figures of its own rounds."""
+    result = {
         "peers": peers,
         "engine": engine,
         "payload_bytes": payload_bytes,
         "rounds": ROUNDS,
+        **await _ring_and_tcp(peers, engine, payload_bytes, None),
+    }
+    if with_tls:
+        own = issue(new_secret(), "bench", ["127.0.0.1"], datetime.datetime.now(datetime.UTC))
+        result["tls"] = await _ring_and_tcp(peers, engine, payload_bytes, own)
+    return result
+
+
+async def _ring_and_tcp(peers: int, engine: str, payload_bytes: int, tls: Credentials | None) -> dict[str, Any]:
+    small = await _small(peers, engine, payload_bytes, tls)
+    large = await _large(peers, engine, tls)
+    return {
         "ring": {**small["ring"], **large["ring"]},
         "tcp": {**small["tcp"], **large["tcp"]},
         "ratio": round(small["ring"]["hop_us_p50"] / small["tcp"]["hop_us_p50"], 2),
@@ -71,7 +85,7 @@ async def measure(peers: int, engine: str, payload_bytes: int) -> dict[str, Any]
     }
 
 
-async def _small(peers: int, engine: str, payload_bytes: int) -> dict[str, dict[str, float]]:
+async def _small(peers: int, engine: str, payload_bytes: int, tls: Credentials | None) -> dict[str, dict[str, float]]:
     """Hop times: a stream of single decode rows against ping-pong."""
     laps: list[float] = []
     p50: list[float] = []
@@ -79,7 +93,7 @@ async def _small(peers: int, engine: str, payload_bytes: int) -> dict[str, dict[
     tcp: list[tuple[float, float]] = []
 
     async def ring_round(runners: list[LocalRunner]) -> None:
-        elapsed = await _generate(runners, prompt=1, tokens=LAPS)
+        elapsed = await _generate(runners, tls, prompt=1, tokens=LAPS)
         beat = await runners[-1].fresh_beat()
         laps.append(LAPS / elapsed)
         p50.append(beat.lap_p50_s / peers)
@@ -88,7 +102,7 @@ async def _small(peers: int, engine: str, payload_bytes: int) -> dict[str, dict[
     async def tcp_round() -> None:
         tcp.append(await _on_tcp(lambda connection: ping_pong(connection, payload_bytes, LAPS)))
 
-    counted = await _interleaved(peers, engine, payload_bytes, ring_round, tcp_round)
+    counted = await _interleaved(peers, engine, payload_bytes, tls, ring_round, tcp_round)
     return {
         "ring": {
             "hop_us_p50": _us(p50),
@@ -104,19 +118,19 @@ async def _small(peers: int, engine: str, payload_bytes: int) -> dict[str, dict[
     }
 
 
-async def _large(peers: int, engine: str) -> dict[str, dict[str, float]]:
+async def _large(peers: int, engine: str, tls: Credentials | None) -> dict[str, dict[str, float]]:
     """Bandwidth: prefill chunks whose activations are BULK_BYTES each, against one-way TCP."""
     ring: list[float] = []
     tcp: list[float] = []
 
     async def ring_round(runners: list[LocalRunner]) -> None:
-        elapsed = await _generate(runners, prompt=CHUNK * BULK_FRAMES + 1, tokens=1)
+        elapsed = await _generate(runners, tls, prompt=CHUNK * BULK_FRAMES + 1, tokens=1)
         ring.append(BULK_BYTES * BULK_FRAMES / elapsed)
 
     async def tcp_round() -> None:
         tcp.append(await _on_tcp(lambda connection: bulk(connection, BULK_BYTES, BULK_FRAMES)))
 
-    await _interleaved(peers, engine, BULK_BYTES // CHUNK, ring_round, tcp_round)
+    await _interleaved(peers, engine, BULK_BYTES // CHUNK, tls, ring_round, tcp_round)
     return {"ring": {"gb_per_s": _gb(ring)}, "tcp": {"gb_per_s": _gb(tcp)}}
 
 
@@ -124,6 +138,7 @@ async def _interleaved(
     peers: int,
     engine: str,
     payload_bytes: int,
+    tls: Credentials | None,
     ring_round: Callable[[list[LocalRunner]], Awaitable[None]],
     tcp_round: Callable[[], Awaitable[None]],
 ) -> int:
@@ -131,8 +146,8 @@ async def _interleaved(
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     directory = ModelStore(()).find(MODEL)
     options = {"payload_bytes": str(payload_bytes)}
-    async with local_ring(_plan(peers, engine), directory, options, cpus) as runners:
-        await _generate(runners, prompt=CHUNK + 1, tokens=64)
+    async with local_ring(_plan(peers, engine), directory, options, cpus, tls) as runners:
+        await _generate(runners, tls, prompt=CHUNK + 1, tokens=64)
         for _ in range(ROUNDS):
             await ring_round(runners)
             await tcp_round()
@@ -150,7 +165,7 @@ def _plan(peers: int, engine: str) -> Plan:
     return Plan("bench", Ballot(1, "bench"), MODEL, "", stages, limit, PlanInputs((), "memory", peers))
 
 
-async def _generate(runners: list[LocalRunner], prompt: int, tokens: int) -> float:
+async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt: int, tokens: int) -> float:
     """Run one request on the ring; answers the seconds from the call to its last token."""
     request = driver_pb2.GenerateRequest(
         instance_id="bench",
@@ -161,7 +176,7 @@ async def _generate(runners: list[LocalRunner], prompt: int, tokens: int) -> flo
         ignore_eos=True,
         sampling=driver_pb2.Sampling(temperature=0, top_p=1, repetition_penalty=1),
     )
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{runners[-1].port}", options=CLIENT_OPTIONS) as channel:
+    async with open_channel(f"127.0.0.1:{runners[-1].port}", tls) as channel:
         stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
         start, received = time.perf_counter(), 0
         async for message in stub.Generate(request, timeout=CALL_DEADLINE_S):
@@ -189,10 +204,15 @@ def _gb(bytes_per_s: list[float]) -> float:
 
 
 def _text(result: dict[str, Any]) -> str:
+    head = f"{result['peers']} stages, {result['payload_bytes']} bytes a token, medians of {result['rounds']} rounds"
+    tls = ["over mutual TLS", _figures(result["tls"])] if "tls" in result else []
+    return "\n".join([head, _figures(result), *tls])
+
+
+def _figures(result: dict[str, Any]) -> str:
     ring, tcp = result["ring"], result["tcp"]
     return "\n".join(
         [
-            f"{result['peers']} stages, {result['payload_bytes']} bytes a token, medians of {result['rounds']} rounds",
             f"  hop   p50 {ring['hop_us_p50']:8.1f} us   TCP {tcp['hop_us_p50']:8.1f} us   ratio {result['ratio']}",
             f"  hop   p99 {ring['hop_us_p99']:8.1f} us   TCP {tcp['hop_us_p99']:8.1f} us",
             f"  laps/s    {ring['laps_per_s']:8.1f}      TCP {tcp['laps_per_s']:8.1f}",

@@ -86,7 +86,10 @@ class ApiClient:
 
     def _open(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("EXO_MESH_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             return self._opener.open(request, timeout=deadline_s)
         except urllib.error.HTTPError as exc:
@@ -112,4 +115,7 @@ def _http_error(answer: urllib.error.HTTPError, path: str) -> MeshError:
 def _server_error(event: dict[str, Any]) -> MeshError:
     """The error in an answer of OpenAI's shape, `{"error": {"message", "code", ...}}`."""
     error = event["error"]
-    return error_from_code(str(error.get("code") or ""), str(error["message"]))
+    code, message = str(error.get("code") or ""), str(error["message"])
+    if code == "invalid_api_key":
+        message += "; set EXO_MESH_API_KEY to it"
+    return error_from_code(code, message)

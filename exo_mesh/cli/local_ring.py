@@ -14,8 +14,10 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.node.supervisor import RUNNER_ENVIRONMENT
 from exo_mesh.proto import runner_pb2 as pb
+from exo_mesh.security.credentials import Credentials
 from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.runner_pipe import open_pipe, read_message, socket_pair, write_message
+from exo_mesh.transport.tls_codec import tls_to_proto
 
 READY_DEADLINE_S = 60.0
 
@@ -58,7 +60,9 @@ class LocalRunner:
             return await self.beats.get()
 
 
-async def _spawn(plan: Plan, index: int, model_dir: Path, options: dict[str, str], cpu: int | None) -> LocalRunner:
+async def _spawn(
+    plan: Plan, index: int, model_dir: Path, options: dict[str, str], cpu: int | None, tls: Credentials | None
+) -> LocalRunner:
     ours, theirs = socket_pair()
     command = [sys.executable, "-m", "exo_mesh.runner", "--control-fd", str(theirs.fileno())]
     process = await asyncio.create_subprocess_exec(
@@ -75,6 +79,7 @@ async def _spawn(plan: Plan, index: int, model_dir: Path, options: dict[str, str
         options=options,
         host="127.0.0.1",
         max_queued=64,
+        tls=tls_to_proto(tls),
     )
     await write_message(runner.writer, pb.ToRunner(start=start))
     return runner
@@ -82,18 +87,23 @@ async def _spawn(plan: Plan, index: int, model_dir: Path, options: dict[str, str
 
 @contextlib.asynccontextmanager
 async def local_ring(
-    plan: Plan, model_dir: Path, options: dict[str, str], cpus: Sequence[int] = ()
+    plan: Plan,
+    model_dir: Path,
+    options: dict[str, str],
+    cpus: Sequence[int] = (),
+    tls: Credentials | None = None,
 ) -> AsyncIterator[list[LocalRunner]]:
     """Start every stage of the plan on loopback, link the ring, wait until all are ready; stop all at the end.
 
     cpus: stage i is pinned to cpus[i % len] where the system can, so that two stages do not fight for one core.
+    tls: what all ends of the hops show; None for plain connections.
     """
     runners: list[LocalRunner] = []
     readers: list[asyncio.Task[None]] = []
     try:
         for index in range(len(plan.stages)):
             cpu = cpus[index % len(cpus)] if cpus else None
-            runners.append(await _spawn(plan, index, model_dir, options, cpu))
+            runners.append(await _spawn(plan, index, model_dir, options, cpu, tls))
         for runner in runners:
             runner.port = (await runner.expect("listening")).listening.port
             await runner.expect("ready")

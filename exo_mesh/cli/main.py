@@ -25,6 +25,8 @@ VERBS = {
     "bench": "measure the ring",
     "stop": "stop a model instance everywhere",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
+    "secret": "make a secret that closes a mesh",
+    "key": "make, list and remove keys of the HTTP API",
     "config": "show the settings and where each came from",
     "completion": "print a completion script for bash, zsh or fish",
     "version": "versions of the package, the protocol and the libraries",

@@ -92,6 +92,7 @@ def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
     return [
         ("node", f"{facts.name} ({facts.node_id[:8]}), namespace {facts.namespace}"),
         ("peers reach it at", ", ".join(facts.addresses)),
+        *([] if facts.mesh_is_open else [("mesh", "closed: only peers with the secret can join")]),
         ("engine", engine),
         ("memory", f"{human_bytes(facts.usable_bytes)} usable of {human_bytes(facts.total_bytes)}"),
         ("models", ", ".join(facts.models) or "none"),

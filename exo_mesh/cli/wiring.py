@@ -11,6 +11,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from exo_mesh import __version__
+from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
@@ -20,6 +21,8 @@ from exo_mesh.config import ConfigError, LoadedSettings
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.node.node import Node
+from exo_mesh.security.api_keys import FILE_NAME, KeyFile
+from exo_mesh.security.secret import exposure
 
 API_PORT_TRIES = 50
 API_STOP_S = 1.0
@@ -51,14 +54,17 @@ class RunningNode:
         _check_engine(self._registry, settings.engine)
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
+        if settings.secret_file and settings.secret:
+            self._notes += filter(None, [exposure(settings.secret_file)])
         if settings.api:
+            KeyFile(settings.home / FILE_NAME).read()
             self._socket = self._bind_api()
         self._node = Node(settings, registry=self._registry)
         await self._node.start()
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
         if self._socket is not None:
-            self._runner = app_runner(build_app(self._node, ApiOptions(registry=self._node.metrics.registry)))
+            self._runner = app_runner(build_app(self._node, self._api_options(self._node)))
             await self._runner.setup()
             await web.SockSite(self._runner, self._socket, backlog=1024).start()
             self._node.announce_api(_url(_reachable_host(self._node), self._socket))
@@ -83,7 +89,7 @@ class RunningNode:
             total_bytes=reading.get("total_bytes", 0),
             models=own.models,
             namespace=own.namespace,
-            mesh_is_open=True,
+            mesh_is_open=not self._settings.secret,
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
         )
 
@@ -105,6 +111,16 @@ class RunningNode:
             await self._node.stop()
         if self._runner is not None:
             await asyncio.wait_for(self._runner.cleanup(), API_STOP_S)
+
+    def _api_options(self, node: Node) -> ApiOptions:
+        settings = self._settings
+        policy = AccessPolicy(
+            keys=KeyFile(settings.home / FILE_NAME),
+            needs_key=bool(settings.secret),
+            loopback_exemption=settings.loopback_exemption,
+            cors_origins=frozenset(settings.cors_origins),
+        )
+        return ApiOptions(registry=node.metrics.registry, access=policy)
 
     def _bind_api(self) -> socket.socket:
         """A socket on the API's port; on a later one if it is taken and nobody asked for it."""

@@ -6,6 +6,7 @@ from exo_mesh.config import Settings
 from exo_mesh.discovery.port import Discovery
 from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.discovery.udp import UdpDiscovery
+from exo_mesh.security.datagrams import Seal
 
 
 def is_loopback(host: str) -> bool:
@@ -18,7 +19,19 @@ def discoveries_for(settings: Settings) -> list[Discovery]:
     chosen: list[Discovery] = []
     if "udp" in settings.discovery:
         loopback_only = is_loopback(settings.host)
-        chosen.append(UdpDiscovery(settings.listen_port, settings.broadcast_port, loopback_only=loopback_only))
+        seal = _seal(settings.secret)
+        chosen.append(
+            UdpDiscovery(settings.listen_port, settings.broadcast_port, loopback_only=loopback_only, seal=seal)
+        )
     if settings.bootstrap_peers:
         chosen.append(StaticDiscovery(settings.bootstrap_peers))
     return chosen
+
+
+def _seal(secret: str) -> Seal | None:
+    """What signs announcements; None in an open mesh."""
+    if not secret:
+        return None
+    from exo_mesh.security.keys import announcement_key  # an open mesh does without cryptography, which imports slowly
+
+    return Seal(announcement_key(secret))

@@ -12,6 +12,7 @@ import psutil
 
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.errors import TransportError
+from exo_mesh.security.datagrams import MAGIC, Refusals, Seal, Verdict
 
 ANNOUNCE_EVERY_S = 2.0
 MAX_DATAGRAM_BYTES = 1024
@@ -62,7 +63,8 @@ def broadcast_addresses() -> list[str]:
 class UdpDiscovery:
     """Announces this node on `broadcast_port` and listens on `listen_port`, which all nodes of a machine share.
 
-    With loopback_only neither a packet leaves the machine nor one from outside is heard.
+    With loopback_only neither a packet leaves the machine nor one from outside is heard. With a seal, announcements are
+    signed and only signed ones are heard.
     """
 
     name = "udp"
@@ -74,10 +76,13 @@ class UdpDiscovery:
         *,
         loopback_only: bool = False,
         addresses: Callable[[], Iterable[str]] = broadcast_addresses,
+        seal: Seal | None = None,
     ) -> None:
         self._listen_port = listen_port
         self._broadcast_port = broadcast_port
         self._loopback_only = loopback_only
+        self._seal = seal
+        self.refusals = Refusals()
         self._addresses: Callable[[], Iterable[str]] = (lambda: (LOOPBACK_BROADCAST,)) if loopback_only else addresses
         self._transport: asyncio.DatagramTransport | None = None
         self._task: asyncio.Task[None] | None = None
@@ -90,7 +95,7 @@ class UdpDiscovery:
         except OSError as exc:
             raise TransportError(f"cannot listen for announcements on UDP port {self._listen_port}: {exc}") from exc
         self._transport, _ = await loop.create_datagram_endpoint(
-            lambda: _Listener(own, suggest, self._loopback_only), sock=sock
+            lambda: _Listener(own, suggest, self._loopback_only, self._seal, self.refusals), sock=sock
         )
         self._task = asyncio.create_task(self._keep_announcing(encode(own)), name="udp discovery")
 
@@ -114,7 +119,8 @@ class UdpDiscovery:
 
     def _announce(self, sock: socket.socket, datagram: bytes, address: str) -> None:
         try:
-            sock.sendto(datagram, (address, self._broadcast_port))
+            sealed = datagram if self._seal is None else self._seal.close(datagram)
+            sock.sendto(sealed, (address, self._broadcast_port))
             self._silenced.discard(address)
         except OSError as exc:  # an interface may be down or forbid broadcast; the others still work
             if address not in self._silenced:
@@ -123,17 +129,34 @@ class UdpDiscovery:
 
 
 class _Listener(asyncio.DatagramProtocol):
-    def __init__(self, own: Announcement, suggest: Suggest, loopback_only: bool) -> None:
+    def __init__(
+        self, own: Announcement, suggest: Suggest, loopback_only: bool, seal: Seal | None, refusals: Refusals
+    ) -> None:
         self._own = own
         self._suggest = suggest
         self._loopback_only = loopback_only
+        self._seal = seal
+        self._refusals = refusals
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        heard = decode(data)
+        payload = self._opened(data, addr[0])
+        heard = None if payload is None else decode(payload)
         if heard is None or heard.namespace != self._own.namespace or heard.node_id == self._own.node_id:
             return
         if not self._loopback_only or addr[0].startswith("127."):
             self._suggest(f"{addr[0]}:{heard.control_port}")
+
+    def _opened(self, data: bytes, host: str) -> bytes | None:
+        """What a datagram says; None if this mesh did not sign it, or it was heard before."""
+        if self._seal is None:
+            opened: bytes | Verdict = Verdict.SEALED if data.startswith(MAGIC) else data
+        else:
+            opened = self._seal.open(data) if len(data) <= MAX_DATAGRAM_BYTES else Verdict.UNSIGNED
+        if not isinstance(opened, Verdict):
+            return opened
+        if line := self._refusals.note(host, opened):
+            _log.warning("%s", line)
+        return None
 
 
 def _listening_socket(port: int, loopback_only: bool) -> socket.socket:

@@ -42,7 +42,7 @@ class Peer:
         """After a failed call: dial the next address, if there is more than one."""
         if len(self.addresses) > 1:
             self.addresses.append(self.addresses.pop(0))
-            old, self.client = self.client, ControlClient(self.addresses[0])
+            old, self.client = self.client, self.client.at(self.addresses[0])
             await old.close()
 
 

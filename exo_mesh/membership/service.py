@@ -16,7 +16,7 @@ from dataclasses import replace
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.view import InstanceInfo, Record, View
-from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.errors import MeshError, StrangerError, TransportError
 from exo_mesh.membership.detector import LAN, Liveness, Timing
 from exo_mesh.membership.dialer import Dialer
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer, addresses_of, refusal
@@ -47,6 +47,7 @@ class Membership:
         on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
         timing: Timing = LAN,
         clock: Clock = monotonic,
+        dial: Callable[[str], ControlClient] = ControlClient,
     ) -> None:
         self.own = own
         self.changed = Pulse()
@@ -55,6 +56,7 @@ class Membership:
         self._on_leave = on_leave
         self._timing = timing
         self._clock = clock
+        self._dial = dial
         self._peers: dict[str, Peer] = {}
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskOwner()
@@ -153,11 +155,14 @@ class Membership:
 
     async def _say_hello(self, address: str) -> bool:
         """Introduce ourselves at an address; True if a peer answers and both sides accept each other."""
-        client = ControlClient(address)
+        client = self._dial(address)
         try:
             request = pb.HelloRequest(peer=codec.peer_to_proto(self.own))
             reply = await client.hello(request, self._timing.call_s)
             answered = codec.peer_from_proto(reply.peer)
+        except StrangerError as exc:
+            self._note_refusal(address, str(exc))
+            return False
         except MeshError as exc:
             _log.debug("no hello from %s: %s", address, exc)
             return False
@@ -202,7 +207,7 @@ class Membership:
             self._note_refusal(info.name, f"{len(self._peers)} peers are known already, or it has no address")
             return
         liveness = Liveness(self._clock(), self._timing.dead_after_s)
-        peer = Peer(info, addresses, ControlClient(addresses[0]), liveness)
+        peer = Peer(info, addresses, self._dial(addresses[0]), liveness)
         self._peers[info.id] = peer
         _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
         self._loops[info.id] = self._tasks.start(self._keep_exchanging(peer), f"exchange with {info.id[:8]}")

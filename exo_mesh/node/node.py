@@ -27,6 +27,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
 from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.closed_mesh import own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.housekeeping import keep_house
@@ -39,6 +40,7 @@ from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.tasks import TaskOwner
+from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_driver import DriverChannels
 from exo_mesh.transport.control_server import ControlServer
 from exo_mesh.weights.store import ModelStore
@@ -76,6 +78,7 @@ class Node:
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
         self._read_memory = memory_reader
         self._clock = clock
+        credentials = own_credentials(settings)
         self._phase = "starting"
         self._sequence = 0
         self._problems: list[dict[str, str]] = []
@@ -90,7 +93,12 @@ class Node:
             addresses=(),
         )
         self.membership = Membership(
-            own, self._read_telemetry, on_leave=self._peer_left, timing=tuning.timing, clock=clock
+            own,
+            self._read_telemetry,
+            on_leave=self._peer_left,
+            timing=tuning.timing,
+            clock=clock,
+            dial=lambda address: ControlClient(address, credentials),
         )
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
         self._host = StageHost(
@@ -102,6 +110,7 @@ class Node:
             self.metrics,
             limits=tuning.host,
             clock=clock,
+            credentials=credentials,
         )
         members = Members(self._host, self.membership)
         self._placer = Placer(
@@ -116,7 +125,7 @@ class Node:
             tuning.host.runner,
             rng or random.Random(),
         )
-        self._drivers = DriverChannels()
+        self._drivers = DriverChannels(credentials)
         self._router = Router(
             self._instances,
             self._drivers,
@@ -128,7 +137,7 @@ class Node:
         )
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
         service = ControlService(self.membership, self._host, self._catalogue, self._instances, self.journal)
-        self._server = ControlServer(service)
+        self._server = ControlServer(service, credentials)
         self._tasks = TaskOwner()
 
     @property
@@ -252,7 +261,9 @@ class Node:
         return state.topology(self.membership, self._instances)
 
     def health(self) -> dict[str, Any]:
-        return state.describe_health(self._phase, self._problems, self.membership, self.settings.wait_for_peers)
+        mesh = "closed" if self.settings.secret else "open"
+        wait_for = self.settings.wait_for_peers
+        return {**state.describe_health(self._phase, self._problems, self.membership, wait_for), "mesh": mesh}
 
     # the inside
 

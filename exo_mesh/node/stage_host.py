@@ -18,8 +18,10 @@ from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
+from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.plan_codec import plan_to_proto
+from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
 
@@ -59,6 +61,7 @@ class StageHost:
         *,
         limits: HostLimits = HostLimits(),
         clock: Clock = monotonic,
+        credentials: Credentials | None = None,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -68,6 +71,7 @@ class StageHost:
         self._metrics = metrics
         self._limits = limits
         self._clock = clock
+        self._credentials = credentials
         self._reservations = Reservations()
         self._runners: dict[str, Runner] = {}
         self._turn = asyncio.Lock()
@@ -182,6 +186,7 @@ class StageHost:
             port_first=first,
             port_last=last,
             max_queued=settings.max_queued,
+            tls=tls_to_proto(self._credentials),
         )
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         runner = Runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)

@@ -100,7 +100,11 @@ def describe_health(
         }
     ]
     refused = [
-        {"code": "peer_refused", "message": text, "remedy": "give both nodes one --namespace, version and own --home"}
+        {
+            "code": "peer_refused",
+            "message": text,
+            "remedy": "give both one --namespace, secret and version; each its --home",
+        }
         for text in membership.refusals
     ]
     status = "degraded" if phase == "ok" and problems else phase

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exo_mesh.config import SECRET_VARIABLE
 from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError
 from exo_mesh.node.stage_status import StatusBoard
 from exo_mesh.proto import control_pb2, runner_pb2
@@ -120,7 +121,7 @@ class Runner:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**self._environment, **RUNNER_ENVIRONMENT},
+                env={**_without_secret(self._environment), **RUNNER_ENVIRONMENT},
                 start_new_session=True,
             )
         except OSError:
@@ -234,6 +235,11 @@ class Runner:
         if text:
             self._last_lines.append(text)
             _log.info("runner %s: %s", self.label, text)
+
+
+def _without_secret(environment: Mapping[str, str]) -> dict[str, str]:
+    """A runner gets a certificate over its pipe, and has no use for what made it."""
+    return {name: value for name, value in environment.items() if name != SECRET_VARIABLE}
 
 
 async def _ended(process: asyncio.subprocess.Process, patience_s: float) -> None:

@@ -7,8 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class TlsCredentials(_message.Message):
+    __slots__ = ("authority", "certificate", "private_key")
+    AUTHORITY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_KEY_FIELD_NUMBER: _ClassVar[int]
+    authority: bytes
+    certificate: bytes
+    private_key: bytes
+    def __init__(self, authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., private_key: _Optional[bytes] = ...) -> None: ...
+
 class StartStage(_message.Message):
-    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued")
+    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -24,6 +34,7 @@ class StartStage(_message.Message):
     PORT_FIRST_FIELD_NUMBER: _ClassVar[int]
     PORT_LAST_FIELD_NUMBER: _ClassVar[int]
     MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     stage: int
     model_dir: str
@@ -32,7 +43,8 @@ class StartStage(_message.Message):
     port_first: int
     port_last: int
     max_queued: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ...) -> None: ...
+    tls: TlsCredentials
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ...) -> None: ...
 
 class LinkNext(_message.Message):
     __slots__ = ("endpoint",)

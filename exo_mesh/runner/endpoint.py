@@ -14,7 +14,9 @@ from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.worker import StageSetup, Worker
-from exo_mesh.transport.channel_options import SERVER_OPTIONS, bracketed
+from exo_mesh.security.credentials import Credentials
+from exo_mesh.transport.channel_options import bracketed
+from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import RingLink
 from exo_mesh.transport.ring_receiver import RingReceiver
@@ -32,10 +34,11 @@ class Binding:
 class Endpoint:
     """Made and used on the event loop; `heartbeat` may be called from any thread."""
 
-    def __init__(self, setup: StageSetup, worker: Worker) -> None:
+    def __init__(self, setup: StageSetup, worker: Worker, credentials: Credentials | None = None) -> None:
         plan, stages = setup.plan, setup.num_stages
         self._setup = setup
         self._worker = worker
+        self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         hello = ring_pb.RingHello(
             protocol=PROTOCOL_VERSION,
@@ -43,18 +46,18 @@ class Endpoint:
             ballot=ballot_to_proto(plan.ballot),
             from_stage=setup.index,
         )
-        self._link = RingLink(hello)
+        self._link = RingLink(hello, credentials)
         before = (setup.index - 1) % stages
         self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, before, worker.accept)
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; answers the port. Raises TransportError if no port of the range is free."""
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = new_server()
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last:
             service = DriverService(self._setup.plan, self._worker)
             driver_pb2_grpc.add_DriverServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-        port = _bind(server, binding)
+        port = _bind(server, binding, self._credentials)
         await server.start()
         self._server = server
         return port
@@ -97,10 +100,10 @@ class Endpoint:
         return beat
 
 
-def _bind(server: grpc.aio.Server, binding: Binding) -> int:
+def _bind(server: grpc.aio.Server, binding: Binding, credentials: Credentials | None) -> int:
     for port in range(binding.port_first, binding.port_last + 1):
         try:
-            bound = server.add_insecure_port(f"{bracketed(binding.host)}:{port}")
+            bound = bind(server, f"{bracketed(binding.host)}:{port}", credentials)
         except RuntimeError:
             continue
         if bound:

@@ -20,6 +20,7 @@ from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
 from exo_mesh.runner.worker import StageSetup, Worker
 from exo_mesh.transport.plan_codec import plan_from_proto
 from exo_mesh.transport.runner_pipe import receive_message
+from exo_mesh.transport.tls_codec import tls_from_proto
 
 START_DEADLINE_S = 20.0
 """From the start of the process to its StartStage: the node sends it at once."""
@@ -57,7 +58,7 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
         max_queued=start.max_queued,
     )
     worker = Worker(setup)
-    endpoint = Endpoint(setup, worker)
+    endpoint = Endpoint(setup, worker, tls_from_proto(start))
 
     def obey(command: pb.ToRunner) -> None:
         if command.HasField("link"):

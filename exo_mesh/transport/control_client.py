@@ -9,11 +9,12 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo_mesh.errors import DeadlineError, TransportError, error_from_code
+from exo_mesh.errors import DeadlineError, StrangerError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.control_server import CODE_KEY
 
 CALL_S = 5.0
@@ -27,9 +28,10 @@ TEXT_FILES_S = 60.0
 _FAILURES = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
 
 # Redial at once: whether a peer is alive is decided by the membership, not by grpc's back-off of up to 120 s.
+# The "minimum" is also how long one attempt may take, and a TLS handshake with a slow board takes its time.
 _DIAL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 
@@ -38,16 +40,30 @@ class ControlClient:
     """Calls to "host:port". Raises TransportError when it cannot be reached, DeadlineError when it does not answer,
     and the peer's own MeshError when it refuses."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=[*CLIENT_OPTIONS, *_DIAL_OPTIONS])
+        self._credentials = credentials
+        self._channel = open_channel(address, credentials, _DIAL_OPTIONS)
         self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def at(self, address: str) -> ControlClient:
+        """The same caller with another address."""
+        return ControlClient(address, self._credentials)
 
     async def close(self) -> None:
         await self._channel.close()
 
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
-        reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
+        try:
+            reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
+        except StrangerError:
+            raise
+        except TransportError as exc:
+            if self._credentials is None and "Socket closed" in str(exc):  # how TLS answers to plain HTTP/2
+                raise StrangerError(
+                    f"the node at {self.address} hangs up: its mesh has a secret, this node none"
+                ) from exc
+            raise
         return reply
 
     async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
@@ -120,4 +136,6 @@ class ControlClient:
             return error_from_code(str(code), exc.details() or "")
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"the peer at {self.address} did not answer in time")
+        if self._credentials is not None and "handshake failed" in (exc.details() or "").lower():
+            return StrangerError(f"the node at {self.address} has another secret than this one, or none")
         return TransportError(f"the peer at {self.address} cannot be reached: {exc.details()}")

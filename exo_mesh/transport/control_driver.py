@@ -14,14 +14,16 @@ from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.errors import DeadlineError, StageLostError, error_from_code
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
-from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.security.credentials import Credentials
+from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto
 
 
 class DriverChannels:
     """One channel per driver endpoint, kept while it is in use."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self._channels: dict[str, tuple[grpc.aio.Channel, int]] = {}
 
     async def generate(
@@ -75,7 +77,7 @@ class DriverChannels:
     def _take(self, endpoint: str) -> grpc.aio.Channel:
         channel, users = self._channels.get(endpoint, (None, 0))
         if channel is None:
-            channel = grpc.aio.insecure_channel(endpoint, options=CLIENT_OPTIONS)
+            channel = open_channel(endpoint, self._credentials)
         self._channels[endpoint] = (channel, users + 1)
         return channel
 

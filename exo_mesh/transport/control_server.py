@@ -12,7 +12,11 @@ import grpc.aio
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
-from exo_mesh.transport.channel_options import SERVER_OPTIONS, bracketed
+from exo_mesh.security.credentials import Credentials
+from exo_mesh.tasks import TaskOwner
+from exo_mesh.transport.channel_options import bracketed
+from exo_mesh.transport.channels import bind, new_server
+from exo_mesh.transport.doorkeeper import Doorkeeper
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
@@ -42,28 +46,34 @@ class ControlHandler(Protocol):
 class ControlServer:
     """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one."""
 
-    def __init__(self, handler: ControlHandler) -> None:
+    def __init__(self, handler: ControlHandler, credentials: Credentials | None = None) -> None:
         self._handler = handler
+        self._credentials = credentials
         self._server: grpc.aio.Server | None = None
+        self._doorkeeper = Doorkeeper()
+        self._tasks = TaskOwner()
         self.port = 0
 
     async def start(self, host: str, port: int, tries: int = 50) -> int:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
         last = min(port + (tries if port else 1), NUM_PORTS) - 1
         for candidate in range(port, last + 1):
-            server = grpc.aio.server(options=SERVER_OPTIONS)
+            server = new_server([self._doorkeeper] if self._credentials else ())
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             try:
-                self.port = server.add_insecure_port(f"{bracketed(host)}:{candidate}")
+                self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials, self._doorkeeper.knock)
             except RuntimeError:  # grpc's word for "address in use"
                 continue
             await server.start()
             self._server = server
+            if self._credentials is not None:
+                self._tasks.start(self._doorkeeper.watch(), "doorkeeper")
             return self.port
         raise TransportError(f"no free port for the control endpoint on {host} from {port} to {last}")
 
     async def stop(self, grace_s: float = 0.2) -> None:
         """Refuse new calls, end running ones after the grace period."""
+        await self._tasks.close()
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None

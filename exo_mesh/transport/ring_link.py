@@ -15,8 +15,9 @@ import grpc
 from exo_mesh.domain.frame import Frame
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.codec import decode_ack, encode_frame, encode_hello
 
 FRAMES_METHOD = "/exo_mesh.Ring/Frames"
@@ -36,7 +37,7 @@ _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 _BREAKS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TransportError, TimeoutError)
 
 # A machine that is off answers nothing; where the system has no TCP_USER_TIMEOUT, grpc would wait 20 s for it.
-_DIAL_OPTIONS = [*CLIENT_OPTIONS, ("grpc.min_reconnect_backoff_ms", 2000)]
+_DIAL_OPTIONS = [("grpc.min_reconnect_backoff_ms", 2000)]
 
 
 class RingLink:
@@ -46,7 +47,8 @@ class RingLink:
     repeats by step. What is kept is bounded by the frames that the driver has in flight.
     """
 
-    def __init__(self, hello: pb.RingHello) -> None:
+    def __init__(self, hello: pb.RingHello, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self._hello = encode_hello(hello)
         self._endpoint = ""
         self._moved = asyncio.Event()
@@ -118,7 +120,7 @@ class RingLink:
 
     async def _stream(self, endpoint: str) -> None:
         """One connection's life: hello, what was not acknowledged, then what `send` is given."""
-        async with grpc.aio.insecure_channel(endpoint, options=_DIAL_OPTIONS) as channel:
+        async with open_channel(endpoint, self._credentials, _DIAL_OPTIONS) as channel:
             call: _Call = channel.stream_stream(FRAMES_METHOD)()
             await call.write(self._hello)
             self._acknowledge(_ack_of(await asyncio.wait_for(call.read(), HELLO_DEADLINE_S)))

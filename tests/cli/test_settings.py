@@ -44,6 +44,7 @@ def test_the_nearest_source_wins_and_is_remembered(
 
 
 def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> None:
+    (secret := tmp_path / "secret").write_text("0f5c8bb0a1f3fd0c0a6b8a1d3f0e4a77")
     texts = {
         "name": "alpha",
         "host": "127.0.0.1",
@@ -56,6 +57,9 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "broadcast_port": "4",
         "bootstrap_peers": "a:1,[::1]:2",
         "namespace": "home",
+        "secret_file": str(secret),
+        "no_loopback_exemption": "true",
+        "cors_origin": "https://a.example,http://localhost:3000",
         "engine": "dummy",
         "engine_option": "a=1,b=x=y",
         "max_memory": "12GB",
@@ -83,6 +87,10 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         broadcast_port=4,
         bootstrap_peers=("a:1", "[::1]:2"),
         namespace="home",
+        secret_file=secret,
+        secret="0f5c8bb0a1f3fd0c0a6b8a1d3f0e4a77",
+        loopback_exemption=False,
+        cors_origins=("https://a.example", "http://localhost:3000"),
         engine="dummy",
         engine_options={"a": "1", "b": "x=y"},
         max_memory_bytes=12 * 10**9,

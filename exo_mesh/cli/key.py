@@ -1,0 +1,63 @@
+"""Keys of this node's HTTP API: `key new --role use|admin` prints one, once; `key list`; `key remove ID`.
+
+`use` may chat and read, `admin` may also load and stop models. A running node notices the change by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.config import ConfigError, load_settings
+from exo_mesh.security.api_keys import FILE_NAME, MAX_KEYS, KeyFile, Role, new_key
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to do, with which role or id, and whose keys."""
+    parser.add_argument("what", choices=("new", "list", "remove"), help="what to do")
+    parser.add_argument("id", nargs="?", metavar="ID", help="the key to remove, by its id in `key list`")
+    parser.add_argument("--role", choices=[str(role) for role in Role], help="what a new key is good for (use)")
+    parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Change or list the keys in the node's home."""
+    settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
+    file = KeyFile(settings.home / FILE_NAME)
+    if (args.what == "remove") != bool(args.id):
+        raise ConfigError("key remove needs the ID of a key; the others take none")
+    return {"new": _new, "list": _list, "remove": _remove}[args.what](file, args)
+
+
+def _new(file: KeyFile, args: argparse.Namespace) -> int:
+    keys = file.read()
+    if len(keys) >= MAX_KEYS:
+        raise ConfigError(f"there are {MAX_KEYS} keys already; remove some")
+    text, key = new_key(Role(args.role or Role.USE), datetime.datetime.now(datetime.UTC))
+    file.write([*keys, key])
+    print_json({"id": key.id, "role": key.role, "key": text}) if args.json else print(text)
+    print(f"a key with the role {key.role}; it is shown only now, {file.path} has a hash of it", file=sys.stderr)
+    return exit_codes.OK
+
+
+def _list(file: KeyFile, args: argparse.Namespace) -> int:
+    rows = [{"id": key.id, "role": str(key.role), "created": key.created} for key in file.read()]
+    if args.json:
+        print_json(rows)
+    else:
+        print(columns(["ID", "ROLE", "CREATED"], [list(row.values()) for row in rows]))
+    return exit_codes.OK
+
+
+def _remove(file: KeyFile, args: argparse.Namespace) -> int:
+    keys = file.read()
+    kept = [key for key in keys if key.id != args.id]
+    if len(kept) == len(keys):
+        raise ConfigError(f"no key {args.id}; see exo-mesh key list")
+    file.write(kept)
+    return exit_codes.OK

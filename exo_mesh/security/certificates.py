@@ -1,0 +1,104 @@
+"""X.509 certificates: the mesh's authority, which every peer derives for itself, and a peer's own."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from collections.abc import Iterable
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials
+from exo_mesh.security.keys import ca_key
+
+AUTHORITY_NAME = "exo-mesh authority"
+_AUTHORITY_SERIAL = 1
+_AUTHORITY_FROM = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_AUTHORITY_UNTIL = datetime.datetime(2199, 1, 1, tzinfo=datetime.UTC)
+"""A board without a battery starts in 1970; a secret is replaced by making another one, not by waiting."""
+
+VALID_DAYS = 398
+"""A certificate is made at each start of a node, so this is the longest that one may run."""
+SKEW_DAYS = 30
+"""How far the clock of a peer may be behind ours."""
+
+
+def authority(secret: str) -> x509.Certificate:
+    """The certificate that every certificate of this mesh is signed by: same name, key and validity on all peers."""
+    key, name = ca_key(secret), _name(AUTHORITY_NAME)
+    return (
+        _builder(name, name, key.public_key(), _AUTHORITY_SERIAL, _AUTHORITY_FROM, _AUTHORITY_UNTIL)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
+def issue(secret: str, peer_name: str, hosts: Iterable[str], now: datetime.datetime) -> Credentials:
+    """A new key and certificate for a peer of the mesh with this secret. hosts: its addresses and names."""
+    key, root = ec.generate_private_key(ec.SECP256R1()), authority(secret)
+    start, end = now - datetime.timedelta(days=SKEW_DAYS), now + datetime.timedelta(days=VALID_DAYS)
+    subject = _name(peer_name)
+    certificate = (
+        _builder(subject, root.subject, key.public_key(), x509.random_serial_number(), start, end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign_certificates=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
+        .add_extension(x509.SubjectAlternativeName(_alternative_names(hosts)), critical=False)
+        .sign(ca_key(secret), hashes.SHA256())
+    )
+    pem, secret_form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return Credentials(
+        root.public_bytes(pem),
+        certificate.public_bytes(pem),
+        key.private_bytes(pem, secret_form, serialization.NoEncryption()),
+    )
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    serial: int,
+    start: datetime.datetime,
+    end: datetime.datetime,
+) -> x509.CertificateBuilder:
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    return x509.CertificateBuilder(
+        issuer, subject, key, serial, max(start, epoch), end  # X.509 times before 1970 trip some libraries
+    )  # fmt: skip
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative_names(hosts: Iterable[str]) -> list[x509.GeneralName]:
+    names: list[x509.GeneralName] = [x509.DNSName(MESH_DNS_NAME)]
+    for host in dict.fromkeys(hosts):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host.strip("[]").partition("%")[0])))
+        except ValueError:
+            if host.isascii():
+                names.append(x509.DNSName(host))
+    return names

@@ -1,0 +1,95 @@
+"""Announcements that only a peer of the mesh can make: signed, and good for one hearing within half a minute.
+
+A sealed datagram is MAGIC, time (u64 little-endian, Unix milliseconds), nonce, HMAC-SHA256, payload; the HMAC is over
+all of it but itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from enum import StrEnum
+
+MAGIC = b"exo-mesh sealed 1\n"
+NONCE_BYTES = 12
+MAC_BYTES = 32
+MAX_AGE_S = 30.0
+"""Clocks of peers may differ by this much. A datagram heard twice within the time is a replay."""
+MAX_NONCES = 32_768
+"""Twice what 256 peers say within 2 * MAX_AGE_S over two interfaces. Only those who know the secret can fill it."""
+REPORT_EVERY_S = 60.0
+
+_HEAD = struct.Struct("<Q")
+_SIGNED_HEAD_BYTES = len(MAGIC) + _HEAD.size + NONCE_BYTES
+
+
+class Verdict(StrEnum):
+    """Why a datagram was refused."""
+
+    UNSIGNED = "not signed with this mesh's secret"
+    STALE = "signed, but the clocks differ by more than 30 s"
+    REPLAYED = "heard before"
+    SEALED = "signed with a secret, and this node has none"
+
+
+class Seal:
+    """Closes and opens datagrams with one key. now: Unix time in seconds."""
+
+    def __init__(self, key: bytes, now: Callable[[], float] = time.time) -> None:
+        self._key = key
+        self._now = now
+        self._heard: OrderedDict[bytes, float] = OrderedDict()
+
+    def close(self, payload: bytes) -> bytes:
+        """The datagram to send. Close a payload anew for each send: a copy counts as a replay."""
+        head = MAGIC + _HEAD.pack(int(self._now() * 1000)) + secrets.token_bytes(NONCE_BYTES)
+        return head + self._mac(head, payload) + payload
+
+    def open(self, datagram: bytes) -> bytes | Verdict:
+        """The payload, or why it is refused."""
+        head, rest = datagram[:_SIGNED_HEAD_BYTES], datagram[_SIGNED_HEAD_BYTES:]
+        mac, payload = rest[:MAC_BYTES], rest[MAC_BYTES:]
+        if not head.startswith(MAGIC) or not hmac.compare_digest(mac, self._mac(head, payload)):
+            return Verdict.UNSIGNED
+        now, sent = self._now(), _HEAD.unpack_from(head, len(MAGIC))[0] / 1000
+        if abs(now - sent) > MAX_AGE_S:
+            return Verdict.STALE
+        nonce = head[-NONCE_BYTES:]
+        if nonce in self._heard:
+            return Verdict.REPLAYED
+        self._remember(nonce, now)
+        return payload
+
+    def _remember(self, nonce: bytes, now: float) -> None:
+        self._heard[nonce] = now
+        # a nonce may come again as long as its time is accepted: MAX_AGE_S into the future, and MAX_AGE_S from then
+        while self._heard and (len(self._heard) > MAX_NONCES or next(iter(self._heard.values())) < now - 2 * MAX_AGE_S):
+            self._heard.popitem(last=False)
+
+    def _mac(self, head: bytes, payload: bytes) -> bytes:
+        return hmac.digest(self._key, head + payload, hashlib.sha256)
+
+
+class Refusals:
+    """Counts what was refused, and now and then has one line to say about it. now: a monotonic clock."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._due = float("-inf")
+        self._unsaid = 0
+        self.total = 0
+
+    def note(self, source: str, why: str) -> str:
+        """Count one; the line to log, or "" if the last one was less than REPORT_EVERY_S ago."""
+        self.total += 1
+        self._unsaid += 1
+        if self._now() < self._due:
+            return ""
+        line = f"refused {self._unsaid} announcement{'s' * (self._unsaid > 1)}, the last one from {source}: {why}"
+        self._due, self._unsaid = self._now() + REPORT_EVERY_S, 0
+        return line

@@ -1,0 +1,33 @@
+"""Keys derived from the mesh's secret. Each purpose has a key of its own, and none of them tells the secret."""
+
+from __future__ import annotations
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+SALT = b"exo-mesh"
+CA_INFO = b"exo-mesh v1: certificate authority, P-256 private key"
+ANNOUNCEMENT_INFO = b"exo-mesh v1: announcements, HMAC-SHA256"
+
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""SEC 2, 2.4.2 (secp256r1)."""
+
+_EXTRA_BYTES = 16
+"""128 bits more than the order, so that the remainder is not biased: FIPS 186-5, A.2.1."""
+
+
+def derive(secret: str, info: bytes, num_bytes: int) -> bytes:
+    """HKDF-SHA256 (RFC 5869) of the secret for one purpose."""
+    return HKDF(hashes.SHA256(), num_bytes, SALT, info).derive(secret.encode("ascii"))
+
+
+def ca_key(secret: str) -> ec.EllipticCurvePrivateKey:
+    """The private key of the mesh's certificate authority, the same on every peer."""
+    number = int.from_bytes(derive(secret, CA_INFO, 32 + _EXTRA_BYTES), "big")
+    return ec.derive_private_key(number % (P256_ORDER - 1) + 1, ec.SECP256R1())
+
+
+def announcement_key(secret: str) -> bytes:
+    """The key with which announcements are signed."""
+    return derive(secret, ANNOUNCEMENT_INFO, 32)

@@ -1,0 +1,62 @@
+"""Where every gRPC channel is opened and every server bound: mutual TLS with credentials, plain without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials
+from exo_mesh.transport.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
+
+Option = tuple[str, int | str]
+
+
+def open_channel(
+    target: str, credentials: Credentials | None = None, options: Sequence[Option] = ()
+) -> grpc.aio.Channel:
+    """A channel to "host:port". With credentials only a server of the same mesh is talked to."""
+    every: list[Option] = [*CLIENT_OPTIONS, *options]
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=every)
+    every.append(("grpc.ssl_target_name_override", MESH_DNS_NAME))
+    return grpc.aio.secure_channel(target, _client_credentials(credentials), options=every)
+
+
+def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
+    """A server that is not bound yet."""
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=tuple(interceptors))
+
+
+def bind(
+    server: grpc.aio.Server,
+    address: str,
+    credentials: Credentials | None = None,
+    on_connection: Callable[[], None] = lambda: None,
+) -> int:
+    """Listen on "host:port" (0: any free port); answers the port, 0 or RuntimeError if it is taken.
+
+    With credentials a client must show a certificate of the same mesh before it may say anything; `on_connection` is
+    then called whenever somebody connects, in a thread of gRPC, before it is known who it is.
+    """
+    if credentials is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, _server_credentials(credentials, on_connection))
+
+
+@lru_cache(maxsize=8)
+def _client_credentials(own: Credentials) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(own.authority, own.private_key, own.certificate)
+
+
+def _server_credentials(own: Credentials, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
+    configuration = grpc.ssl_server_certificate_configuration([(own.private_key, own.certificate)], own.authority)
+
+    def fetch() -> Any:
+        on_connection()
+        return None  # the same certificate as before
+
+    return grpc.dynamic_ssl_server_credentials(configuration, fetch, require_client_authentication=True)

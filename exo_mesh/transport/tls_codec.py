@@ -1,0 +1,19 @@
+"""Credentials in the messages of the runner pipe."""
+
+from __future__ import annotations
+
+from exo_mesh.proto import runner_pb2 as pb
+from exo_mesh.security.credentials import Credentials
+
+
+def tls_to_proto(own: Credentials | None) -> pb.TlsCredentials | None:
+    """None, an absent field, in an open mesh."""
+    if own is None:
+        return None
+    return pb.TlsCredentials(authority=own.authority, certificate=own.certificate, private_key=own.private_key)
+
+
+def tls_from_proto(start: pb.StartStage) -> Credentials | None:
+    """None in an open mesh."""
+    tls = start.tls
+    return Credentials(tls.authority, tls.certificate, tls.private_key) if start.HasField("tls") else None

@@ -1,0 +1,174 @@
+"""The control port of a closed mesh: recorded sessions, floods, and what the doorkeeper says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from exo_mesh.errors import StrangerError, TransportError
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.security.certificates import issue
+from exo_mesh.security.secret import new_secret
+from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.transport.control_server import ControlServer
+from exo_mesh.transport.doorkeeper import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, Doorkeeper
+from tests.node.meshes import until
+from tests.security.strangers import NOW
+
+OWN = issue(new_secret(), "alpha", ["127.0.0.1"], NOW)
+
+
+class Handler:
+    """Counts calls; only these two are made here."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
+        self.calls += 1
+        return pb.HelloReply(accepted=True)
+
+    async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
+        self.calls += 1
+        return pb.CancelReply(found=True)
+
+
+@asynccontextmanager
+async def closed_port() -> AsyncIterator[tuple[Handler, ControlServer]]:
+    handler: Any = Handler()
+    server = ControlServer(handler, OWN)
+    await server.start("127.0.0.1", 0)
+    yield handler, server
+    await server.stop(0)
+
+
+class Recorder:
+    """A machine in the middle that passes everything on and keeps what clients said, by connection."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.sessions: list[bytearray] = []
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        session = bytearray()
+        self.sessions.append(session)
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        await asyncio.gather(self._copy(reader, up_writer, session), self._copy(up_reader, writer, bytearray()))
+
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: bytearray) -> None:
+        while piece := await source.read(65536):
+            kept += piece
+            sink.write(piece)
+        sink.close()
+
+
+async def test_a_recorded_session_cannot_be_played_again() -> None:
+    async with closed_port() as (handler, server):
+        recorder = Recorder(server.port)
+        middle = await asyncio.start_server(recorder.accept, "127.0.0.1", 0)
+        client = ControlClient(f"127.0.0.1:{middle.sockets[0].getsockname()[1]}", OWN)
+        assert await client.cancel("chatcmpl-5ecret1d")
+        await client.close()
+        middle.close()
+        await middle.wait_closed()
+        (session,) = recorder.sessions
+        assert handler.calls == 1
+        assert len(session) > 1000 and b"chatcmpl-5ecret1d" not in session and b"exo_mesh.Control" not in session
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(session)
+            try:
+                while await asyncio.wait_for(reader.read(65536), 5):
+                    pass
+            except ConnectionError:
+                pass
+            writer.close()
+        assert handler.calls == 1
+
+
+async def test_one_channel_in_and_another_mesh_out() -> None:
+    async with closed_port() as (handler, server):
+        address = f"127.0.0.1:{server.port}"
+        for credentials, error in [(issue(new_secret(), "x", [], NOW), StrangerError), (None, TransportError)]:
+            client = ControlClient(address, credentials)
+            with pytest.raises(error):
+                await client.hello(pb.HelloRequest(), 5.0)
+            await client.close()
+        own = ControlClient(address, OWN)
+        moved = own.at(address)
+        assert (await own.hello(pb.HelloRequest(), 5.0)).accepted and await moved.cancel("x")
+        await own.close()
+        await moved.close()
+        assert handler.calls == 2
+
+
+async def test_a_flood_of_connections_is_one_line_and_leaves_no_memory(caplog: pytest.LogCaptureFixture) -> None:
+    rng, process = random.Random(1), psutil.Process(os.getpid())
+
+    async def knock(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(rng.randbytes(rng.randrange(1, 600)))
+        with suppress(ConnectionError, TimeoutError):
+            await asyncio.wait_for(reader.read(100), 0.01)
+        writer.close()
+
+    async def flood(port: int, num_batches: int) -> None:
+        for _ in range(num_batches):
+            await asyncio.gather(*(knock(port) for _ in range(50)))
+
+    async with closed_port() as (handler, server):
+        await flood(server.port, 20)  # pools and caches of the libraries fill up
+        before = process.memory_info().rss
+        await flood(server.port, 60)
+        await until(lambda: process.memory_info().rss - before < 32 * 2**20)
+        await until(lambda: server._doorkeeper.refused >= 2000)
+        assert handler.calls == 0
+        client = ControlClient(f"127.0.0.1:{server.port}", OWN)
+        assert (await client.hello(pb.HelloRequest(), 5.0)).accepted
+        await client.close()
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_doorkeeper_counts_knocks_that_nobody_follows() -> None:
+    clock = Clock()
+    keeper = Doorkeeper(clock)
+    keeper.knock()
+    keeper.entered("ipv4:10.0.0.2:4000")
+    keeper.entered("ipv4:10.0.0.2:4000")
+    clock.now += PATIENCE_S + 1
+    assert keeper.report() == "" and keeper.refused == 0
+    for _ in range(2):
+        keeper.knock()
+    assert keeper.report() == "", "they may still be shaking hands"
+    clock.now += PATIENCE_S + 1
+    assert keeper.report().startswith("refused 2 connections to the control port")
+    keeper.knock()
+    clock.now += PATIENCE_S + 1
+    assert keeper.report() == "", "said a moment ago"
+    clock.now += REPORT_EVERY_S
+    assert keeper.report().startswith("refused 1 connection ")
+    assert keeper.refused == 3
+
+
+def test_the_doorkeepers_memory_is_bounded() -> None:
+    keeper = Doorkeeper(Clock())
+    for index in range(100_000):
+        keeper.knock()
+        if index % 10 == 0:
+            keeper.entered(f"ipv4:10.0.0.2:{index}")
+    assert len(keeper._knocks) <= MAX_KNOCKS and len(keeper._inside) <= MAX_INSIDE
