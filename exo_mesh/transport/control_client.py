@@ -11,6 +11,7 @@ import grpc.aio
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.transport.channel_options import CLIENT_OPTIONS
 from exo_mesh.transport.control_server import CODE_KEY
 
@@ -36,9 +37,25 @@ class ControlClient:
         self.address = address
         self._channel = grpc.aio.insecure_channel(address, options=[*CLIENT_OPTIONS, *_DIAL_OPTIONS])
         self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._paths = paths_pb2_grpc.PathsStub(self._channel)  # type: ignore[no-untyped-call]
+        self._calls = 0
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def to(self, address: str) -> ControlClient:
+        """A client like this one, to another address."""
+        return ControlClient(address)
+
+    @property
+    def is_idle(self) -> bool:
+        """No call or stream is under way."""
+        return self._calls == 0
+
+    async def probe(self, reply_bytes: int, timeout_s: float) -> paths_pb2.ProbeReply:
+        request = paths_pb2.ProbeRequest(reply_bytes=reply_bytes)
+        reply: paths_pb2.ProbeReply = await self._call(self._paths.Probe, request, timeout_s)
+        return reply
 
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
         reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
@@ -91,17 +108,23 @@ class ControlClient:
             call.cancel()
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        self._calls += 1
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as exc:
             raise self._translated(exc) from exc
+        finally:
+            self._calls -= 1
 
     async def _items(self, call: Any) -> AsyncIterator[Any]:
+        self._calls += 1
         try:
             async for item in call:
                 yield item
         except grpc.aio.AioRpcError as exc:
             raise self._translated(exc) from exc
+        finally:
+            self._calls -= 1
 
     def _translated(self, exc: grpc.aio.AioRpcError) -> MeshError:
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)

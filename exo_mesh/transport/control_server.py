@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -12,7 +13,9 @@ import grpc.aio
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.proto import paths_pb2_grpc as paths_rpc
 from exo_mesh.transport.channel_options import SERVER_OPTIONS
+from exo_mesh.transport.probe import ProbeServicer
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
@@ -37,10 +40,14 @@ class ControlHandler(Protocol):
 
 
 class ControlServer:
-    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one."""
+    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one.
 
-    def __init__(self, handler: ControlHandler) -> None:
+    It also answers probes, in the name of peer_id.
+    """
+
+    def __init__(self, handler: ControlHandler, *, peer_id: str = "") -> None:
         self._handler = handler
+        self._peer_id = peer_id
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
@@ -49,6 +56,7 @@ class ControlServer:
         for candidate in range(port, port + (tries if port else 1)):
             server = grpc.aio.server(options=SERVER_OPTIONS)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
+            paths_rpc.add_PathsServicer_to_server(ProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
                 self.port = server.add_insecure_port(f"{bracketed(host)}:{candidate}")
             except RuntimeError:  # grpc's word for "address in use"
@@ -71,9 +79,10 @@ def bracketed(host: str) -> str:
 
 
 def host_of_peer(peer: str) -> str:
-    """The address in what grpc calls the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`."""
+    """The address in what grpc calls the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
+    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local one with its interface."""
     kind, _, rest = peer.partition(":")
-    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    host = unquote(rest.rpartition(":")[0]).strip("[]")
     return host if kind in ("ipv4", "ipv6") else ""
 
 

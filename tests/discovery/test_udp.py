@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from exo_mesh.discovery.port import Announcement
 from exo_mesh.discovery.static import StaticDiscovery
-from exo_mesh.discovery.udp import LOOPBACK_BROADCAST, MAX_DATAGRAM_BYTES, UdpDiscovery, decode, encode
+from exo_mesh.discovery.udp import MAX_DATAGRAM_BYTES, UdpDiscovery, decode, encode
+from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 
 
 def free_udp_port() -> int:
