@@ -127,7 +127,7 @@ def dialable(address: str, interfaces: Sequence[Interface]) -> tuple[str, ...]:
     """An address that a peer advertises, as this machine can dial it; nothing if it cannot.
 
     A link-local address means something only on an interface that has link-local addresses itself: for IPv6 one
-    dialable address per such interface, for IPv4 (169.254/16) the address itself.
+    dialable address per such interface (one only if it names an interface), for IPv4 (169.254/16) the address itself.
     """
     host, port = split(address)
     ip = _ip(host)
@@ -138,8 +138,8 @@ def dialable(address: str, interfaces: Sequence[Interface]) -> tuple[str, ...]:
         return (address,) if matching else ()
     scope = ip.scope_id
     if scope is not None:
-        known = any(scope in (item.name, str(item.index)) for item in matching)
-        return (address,) if known else ()
+        name = next((item.name for item in matching if scope in (item.name, str(item.index))), None)
+        return () if name is None else (f"[{host.partition('%')[0]}%{name}]:{port}",)
     names = dict.fromkeys(item.name for item in matching if not item.kind.comes_last)
     return tuple(f"[{host}%{name}]:{port}" for name in list(names)[:MAX_SCOPES])
 

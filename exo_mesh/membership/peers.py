@@ -128,8 +128,8 @@ def addresses_of(info: PeerInfo, seen_host: str) -> list[str]:
 
 def reached_at(info: PeerInfo, *known: str) -> list[str]:
     """ "host:port" to try, best first: those that are known to work, then what the peer advertises."""
-    advertised = [way for address in info.addresses for way in dialable(address, recent_interfaces())]
-    return list(dict.fromkeys([*known, *advertised]))[:MAX_ADDRESSES]
+    ways = [way for address in (*known, *info.addresses) for way in dialable(address, recent_interfaces())]
+    return list(dict.fromkeys(ways))[:MAX_ADDRESSES]
 
 
 def refusal(own: PeerInfo, other: PeerInfo) -> str:
