@@ -67,7 +67,7 @@ class Peer:
 
     def use(self, client: ControlClient) -> None:
         """From now on call this client; what runs over the old one goes on."""
-        self.retired.append(self.client)
+        self.retired = [old for old in (*self.retired, self.client) if old is not client]
         self.client = client
         self.rtt_ms = None
 

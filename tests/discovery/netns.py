@@ -24,8 +24,9 @@ _GETTER = """
 import http.client, sys
 for line in sys.stdin:
     try:
-        c = http.client.HTTPConnection("127.0.0.1", 52415, timeout=3)
-        c.request("GET", line.strip())
+        path, _, body = line.strip().partition(" ")
+        c = http.client.HTTPConnection("127.0.0.1", 52415, timeout=60 if body else 3)
+        c.request("POST" if body else "GET", path, body or None, {"Content-Type": "application/json"})
         print(c.getresponse().read().decode().replace("\\n", " "), flush=True)
         c.close()
     except (OSError, http.client.HTTPException):
@@ -40,8 +41,8 @@ def why_not() -> str:
     if shutil.which("ip") is None:
         return "the command ip (iproute2) is missing"
     probe = f"exom-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True)
-    subprocess.run(["ip", "netns", "del", probe], capture_output=True)
+    made = subprocess.run(["ip", "netns", "add", probe], check=False, capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", probe], check=False, capture_output=True)
     return f"no namespaces here: {made.stderr.strip()}" if made.returncode else ""
 
 
@@ -106,11 +107,18 @@ class Host:
 
     def get(self, path: str) -> Any:
         """What the API of this host's node says; None if it does not answer."""
+        return self._ask(path)
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """As get."""
+        return self._ask(f"{path} {json.dumps(body)}")
+
+    def _ask(self, line: str) -> Any:
         if self._getter is None:
             command = (sys.executable, "-S", "-c", _GETTER)
             self._getter = self.popen(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._getter.stdin and self._getter.stdout
-        self._getter.stdin.write(path + "\n")
+        self._getter.stdin.write(line + "\n")
         self._getter.stdin.flush()
         return json.loads(self._getter.stdout.readline() or "null")
 
@@ -165,10 +173,10 @@ class Network:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
-        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        listed = subprocess.run(["ip", "netns", "list"], check=False, capture_output=True, text=True).stdout
         for line in listed.splitlines():
             if line.startswith(f"{self.prefix}-"):
-                subprocess.run(["ip", "netns", "del", line.split()[0]], capture_output=True)
+                subprocess.run(["ip", "netns", "del", line.split()[0]], check=False, capture_output=True)
 
 
 @contextmanager

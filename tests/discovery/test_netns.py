@@ -44,6 +44,7 @@ def test_three_hosts_on_a_bridge_form_a_mesh_lose_one_and_let_one_go(tmp_path: P
         measured(lambda: all_see([one, two, three], "h1 h2 h3"), 10, f"{way}: three see each other")
         addresses = {link["address"].rpartition(":")[0] for link in one.get("/v1/topology")["links"]}
         assert not any(address.startswith("127.") for address in addresses), addresses
+        assert answers(one, two)
         two.kill()
         measured(lambda: all_see([one, three], "h1 h3"), 5.5, f"{way}: killed peer gone everywhere")
         two.start("--discovery", way)
@@ -98,13 +99,15 @@ def _avahi(host: Host, folder: Path):  # type: ignore[no-untyped-def]
     host.popen("dbus-daemon", f"--config-file={dbus_conf}", "--nofork", env=environ, **quiet)
     measured(bus.exists, 10, "bus")
     # a mount namespace of its own: the daemon insists on its runtime directory, which another one may be using
-    daemon = f"mount -t tmpfs none /run/avahi-daemon 2>/dev/null || mount -t tmpfs none /run; mkdir -p /run/avahi-daemon;\
+    daemon = (
+        f"mount -t tmpfs none /run/avahi-daemon 2>/dev/null || mount -t tmpfs none /run; mkdir -p /run/avahi-daemon;\
  exec avahi-daemon -f {avahi_conf} --no-drop-root --no-chroot --no-rlimits"
+    )
     host.popen("unshare", "-m", "sh", "-c", daemon, env=environ, **quiet)
 
     def browse() -> str:
         command = ["ip", "netns", "exec", host.ns, "timeout", "5", "avahi-browse", "-rpt", "_exo-mesh._tcp"]
-        return subprocess.run(command, env=environ, capture_output=True, text=True).stdout
+        return subprocess.run(command, env=environ, check=False, capture_output=True, text=True).stdout
 
     return browse
 
@@ -155,6 +158,17 @@ def test_peers_with_nothing_but_link_local_ipv6_find_each_other(tmp_path: Path) 
         start_all([one, two], "--discovery", "udp")
         measured(lambda: all_see([one, two], "h1 h2"), 15, "over fe80:: alone")
         assert one.link()["address"].startswith("[fe80:") and "%eth0]" in one.link()["address"]
+        assert answers(one, two)
+
+
+def answers(one: Host, two: Host) -> str:
+    """What a model that is spread over both hosts says to a request at the second."""
+    placed = one.post("/instance", {"model": "exo-mesh-demo", "min_peers": 2})
+    assert "error" not in placed, placed
+    message = {"role": "user", "content": "Count from 7 to 20."}
+    reply = two.post("/v1/chat/completions", {"model": "exo-mesh-demo", "messages": [message], "max_tokens": 8})
+    assert reply["usage"]["completion_tokens"] == 8, reply
+    return str(reply["choices"][0]["message"])
 
 
 def test_five_that_start_together_agree(tmp_path: Path) -> None:

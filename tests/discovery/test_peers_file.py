@@ -32,7 +32,8 @@ HOSTFILE = [
     ("text", "peers"),
     [
         (json.dumps(MANUAL), ("10.0.0.1:5001", "[fd00::2]:5000")),
-        (json.dumps(["10.0.0.1:5001", "studio", {"address": "box", "port": 7}]), ("10.0.0.1:5001", "studio:5000", "box:7")),
+        (json.dumps(["10.0.0.1:5001", "studio"]), ("10.0.0.1:5001", "studio:5000")),
+        (json.dumps([{"address": "box", "port": 7}, {"address": "den"}]), ("box:7", "den:5000")),
         (json.dumps({"peers": ["a:1"]}), ("a:1",)),
         (json.dumps(HOSTFILE), ("10.0.0.1:5000", "studio2.local:5000")),
         (json.dumps({"backend": "ring", "hosts": HOSTFILE}), ("10.0.0.1:5000", "studio2.local:5000")),
