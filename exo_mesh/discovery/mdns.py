@@ -21,7 +21,7 @@ from exo_mesh.tasks import TaskOwner
 SERVICE_TYPE = "_exo-mesh._tcp.local."
 MAX_SERVICES = 1024
 """Services that are remembered; the LAN may be hostile."""
-REFRESH_EVERY_S = 3.0
+REFRESH_EVERY_S = 2.0
 """How often interfaces are read again, and what was found is suggested again: a peer may have come back."""
 RESOLVE_MS = 3000
 STOP_S = 1.0

@@ -121,7 +121,7 @@ class UdpDiscovery:
 
     def _announces_from(self, item: Interface) -> bool:
         if self._loopback_only:
-            return item.kind is LinkKind.LOOPBACK
+            return item.kind is LinkKind.LOOPBACK and item.ip.version == (6 if "::1" in self._host else 4)
         return self._host in WILDCARDS or item.address == self._host.strip("[]")
 
 

@@ -141,13 +141,14 @@ def _is_on(address: str, number: int) -> bool:
     return address.startswith(f"10.77.{number}.") or f"%eth{number}]" in address
 
 
-def test_an_interface_that_comes_later_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["udp", "mdns"])
+def test_an_interface_that_comes_later_is_used(tmp_path: Path, way: str) -> None:
     with network(tmp_path, 2) as (one, two):
         ip("-n", two.ns, "link", "set", "eth0", "down")
-        start_all([one, two], "--discovery", "udp,mdns")
+        start_all([one, two], "--discovery", way)
         assert one.sees() == ["h1"] and two.sees() == ["h2"]
         ip("-n", two.ns, "link", "set", "eth0", "up")
-        measured(lambda: all_see([one, two], "h1 h2"), 15, "from the cable to both seen")
+        measured(lambda: all_see([one, two], "h1 h2"), 15, f"{way}: from the cable to both seen")
         measured(lambda: "10.77.0.2:5000" in str(one.get("/state")["view"]), 15, "the new address is known")
 
 
