@@ -116,7 +116,7 @@ class UdpDiscovery:
             interfaces = [item for item in self._read() if self._announces_from(item)]
             if self._group is not None:
                 self._group.join(interfaces)
-            self._senders.announce(datagram, interfaces)
+            self._senders.announce(lambda: datagram, interfaces)
             await asyncio.sleep(next(pauses, ANNOUNCE_EVERY_S))
 
     def _announces_from(self, item: Interface) -> bool:

@@ -8,7 +8,7 @@ import logging
 import platform
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from exo_mesh.domain.addresses import Interface, LinkKind
@@ -69,13 +69,16 @@ class Senders:
         self._silenced: set[Target] = set()
         self._hinted = False
 
-    def announce(self, datagram: bytes, interfaces: list[Interface]) -> None:
-        """Send to every target of these interfaces; what cannot be sent is logged once and tried again next time."""
+    def announce(self, make: Callable[[], bytes], interfaces: list[Interface]) -> None:
+        """Send a datagram of its own, which `make` makes, to every target of these interfaces.
+
+        What cannot be sent is logged once and tried again next time.
+        """
         for gone in self._sockets.keys() - set(interfaces):
             self._sockets.pop(gone).close()
         todo = list(targets(interfaces, self._loopback))
         self._silenced.intersection_update(todo)
-        outcomes = {target: self._send(datagram, target) for target in todo}
+        outcomes = {target: self._send(make(), target) for target in todo}
         lan = [code for target, code in outcomes.items() if target.interface.kind is not LinkKind.LOOPBACK]
         if lan and not self._hinted and all(code == errno.EHOSTUNREACH for code in lan):
             self._hinted = True

@@ -18,18 +18,20 @@ from exo_mesh.errors import MeshError
 from exo_mesh.membership.peers import Peer, is_answered_by
 from exo_mesh.membership.service import Membership
 from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.probe import MAX_PROBE_BYTES
+from exo_mesh.transport.path_probe import MAX_PROBE_BYTES
 
 TICK_S = 0.5
 SETTLE_S = 1.0
 """A peer that has just joined has other things to do: exchange, load."""
 AGAIN_S = 60.0
-"""Between two measurements of a peer whose addresses have not changed; a second more for each peer beyond 60."""
+"""Between two measurements of a peer whose addresses have not changed."""
 SOON_S = 5.0
 """Between two measurements however often its addresses change."""
 GOODPUT_AGAIN_S = 600.0
-MAX_GOODPUT_PEERS = 16
-"""In a larger mesh the transfers would add up: goodput is then not measured at all."""
+SMALL_MESH_PEERS = 16
+"""In a larger mesh the transfers would add up: goodput is then not measured at all, and round trips rarely."""
+PEERS_PER_S = 8
+"""In a larger mesh: seconds between two measurements = peers / this. At 200 peers that is one in 25 s, or 0.5 KB/s."""
 NUM_PROBES = 4
 PROBE_S = 1.0
 TRANSFER_S = 3.0
@@ -58,24 +60,27 @@ class PathKeeper:
         self._transferred_at: dict[str, float] = {}
 
     async def run(self) -> None:
+        pause_s = TICK_S
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(pause_s)
+            pause_s = TICK_S
             peers = self._membership.peers
             for known in (self._measured_at, self._transferred_at):
                 for gone in known.keys() - {peer.id for peer in peers}:
                     del known[gone]
             for peer in peers:
                 await peer.close_retired()
-            due = next((peer for peer in peers if self._is_due(peer, len(peers))), None)
-            if due is not None:
-                await self.measure(due)
+            due = [peer for peer in peers if self._is_due(peer)]
+            if due:
+                await self.measure(min(due, key=lambda peer: self._measured_at[peer.id]))
+                pause_s = TICK_S if len(peers) <= SMALL_MESH_PEERS else len(peers) / PEERS_PER_S
 
-    def _is_due(self, peer: Peer, num_peers: int) -> bool:
+    def _is_due(self, peer: Peer) -> bool:
         now = self._clock()
         # a peer that is seen for the first time counts as measured such that its turn comes after settle_s
         since_s = now - self._measured_at.setdefault(peer.id, now + self._settle_s - self._soon_s)
         changed = peer.paths.keys() != set(peer.addresses)
-        return since_s >= self._soon_s if changed else since_s >= max(AGAIN_S, float(num_peers))
+        return since_s >= (self._soon_s if changed else AGAIN_S)
 
     async def measure(self, peer: Peer) -> None:
         """Measure every address of a peer, and use the best one from now on."""
@@ -97,7 +102,7 @@ class PathKeeper:
             await asyncio.gather(*(client.close() for client in clients.values() if client not in mine))
 
     def _client(self, peer: Peer, address: str) -> ControlClient:
-        return peer.client if address == peer.client.address else peer.client.to(address)
+        return peer.client if address == peer.client.address else peer.client.at(address)
 
     async def _paths(self, peer: Peer, clients: dict[str, ControlClient]) -> list[Path]:
         interfaces = self._read()
@@ -119,7 +124,7 @@ class PathKeeper:
 
     def _transfer_is_due(self, peer: Peer) -> bool:
         last = self._transferred_at.get(peer.id)
-        few = len(self._membership.peers) <= MAX_GOODPUT_PEERS
+        few = len(self._membership.peers) <= SMALL_MESH_PEERS
         new = any(address not in peer.paths for address in peer.addresses)
         return few and (last is None or new or self._clock() - last >= GOODPUT_AGAIN_S)
 
@@ -141,7 +146,7 @@ class PathKeeper:
 
     async def _probe_ms(self, client: ControlClient, reply_bytes: int, timeout_s: float) -> float:
         sent = self._clock()
-        await client.probe(reply_bytes, timeout_s)
+        await client.probe_path(reply_bytes, timeout_s)
         return 1000 * (self._clock() - sent)
 
     def _forget_failed(self, peer: Peer) -> None:

@@ -74,7 +74,7 @@ class Peer:
     async def try_next_address(self) -> None:
         """After a failed call: ask at all other addresses at once, and go on where the peer itself answers first."""
         others = [address for address in self.addresses if address != self.client.address]
-        found = await first_answer(self.id, [self.client.to(address) for address in others])
+        found = await first_answer(self.id, [self.client.at(address) for address in others])
         if found is not None:
             _log.info("peer %s (%s): %s fails, going on at %s", self.info.name, self.id[:8], self.client.address,
                       found.address)  # fmt: skip
@@ -113,7 +113,7 @@ async def first_answer(peer_id: str, clients: Sequence[ControlClient]) -> Contro
 async def is_answered_by(peer_id: str, client: ControlClient) -> bool:
     """Is it this peer that answers, and soon?"""
     try:
-        return (await client.probe(0, ANSWER_S)).peer_id == peer_id
+        return (await client.probe_path(0, ANSWER_S)).peer_id == peer_id
     except MeshError:
         return False
 

@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65xo_mesh/proto/paths.proto\x12\x08\x65xo_mesh\"#\n\x0cProbeRequest\x12\x13\n\x0breply_bytes\x18\x01 \x01(\r\".\n\nProbeReply\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x32>\n\x05Paths\x12\x35\n\x05Probe\x12\x16.exo_mesh.ProbeRequest\x1a\x14.exo_mesh.ProbeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x65xo_mesh/proto/paths.proto\x12\x08\x65xo_mesh\"\'\n\x10PathProbeRequest\x12\x13\n\x0breply_bytes\x18\x01 \x01(\r\"2\n\x0ePathProbeReply\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x32J\n\x05Paths\x12\x41\n\tProbePath\x12\x1a.exo_mesh.PathProbeRequest\x1a\x18.exo_mesh.PathProbeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'exo_mesh.proto.paths_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROBEREQUEST']._serialized_start=40
-  _globals['_PROBEREQUEST']._serialized_end=75
-  _globals['_PROBEREPLY']._serialized_start=77
-  _globals['_PROBEREPLY']._serialized_end=123
-  _globals['_PATHS']._serialized_start=125
-  _globals['_PATHS']._serialized_end=187
+  _globals['_PATHPROBEREQUEST']._serialized_start=40
+  _globals['_PATHPROBEREQUEST']._serialized_end=79
+  _globals['_PATHPROBEREPLY']._serialized_start=81
+  _globals['_PATHPROBEREPLY']._serialized_end=131
+  _globals['_PATHS']._serialized_start=133
+  _globals['_PATHS']._serialized_end=207
 # @@protoc_insertion_point(module_scope)

@@ -4,13 +4,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ProbeRequest(_message.Message):
+class PathProbeRequest(_message.Message):
     __slots__ = ("reply_bytes",)
     REPLY_BYTES_FIELD_NUMBER: _ClassVar[int]
     reply_bytes: int
     def __init__(self, reply_bytes: _Optional[int] = ...) -> None: ...
 
-class ProbeReply(_message.Message):
+class PathProbeReply(_message.Message):
     __slots__ = ("peer_id", "payload")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]

@@ -34,17 +34,17 @@ class PathsStub(object):
         Args:
             channel: A grpc.Channel.
         """
-        self.Probe = channel.unary_unary(
-                '/exo_mesh.Paths/Probe',
-                request_serializer=exo__mesh_dot_proto_dot_paths__pb2.ProbeRequest.SerializeToString,
-                response_deserializer=exo__mesh_dot_proto_dot_paths__pb2.ProbeReply.FromString,
+        self.ProbePath = channel.unary_unary(
+                '/exo_mesh.Paths/ProbePath',
+                request_serializer=exo__mesh_dot_proto_dot_paths__pb2.PathProbeRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_paths__pb2.PathProbeReply.FromString,
                 _registered_method=True)
 
 
 class PathsServicer(object):
     """Missing associated documentation comment in .proto file."""
 
-    def Probe(self, request, context):
+    def ProbePath(self, request, context):
         """Answers at once, with as many bytes as were asked for (at most 256 KiB). Also proves who is at an address.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -54,10 +54,10 @@ class PathsServicer(object):
 
 def add_PathsServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Probe': grpc.unary_unary_rpc_method_handler(
-                    servicer.Probe,
-                    request_deserializer=exo__mesh_dot_proto_dot_paths__pb2.ProbeRequest.FromString,
-                    response_serializer=exo__mesh_dot_proto_dot_paths__pb2.ProbeReply.SerializeToString,
+            'ProbePath': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProbePath,
+                    request_deserializer=exo__mesh_dot_proto_dot_paths__pb2.PathProbeRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_paths__pb2.PathProbeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -71,7 +71,7 @@ class Paths(object):
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def Probe(request,
+    def ProbePath(request,
             target,
             options=(),
             channel_credentials=None,
@@ -84,9 +84,9 @@ class Paths(object):
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/exo_mesh.Paths/Probe',
-            exo__mesh_dot_proto_dot_paths__pb2.ProbeRequest.SerializeToString,
-            exo__mesh_dot_proto_dot_paths__pb2.ProbeReply.FromString,
+            '/exo_mesh.Paths/ProbePath',
+            exo__mesh_dot_proto_dot_paths__pb2.PathProbeRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_paths__pb2.PathProbeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,8 +43,8 @@ class ControlClient:
     async def close(self) -> None:
         await self._channel.close()
 
-    def to(self, address: str) -> ControlClient:
-        """A client like this one, to another address."""
+    def at(self, address: str) -> ControlClient:
+        """The same caller with another address."""
         return ControlClient(address)
 
     @property
@@ -52,9 +52,9 @@ class ControlClient:
         """No call or stream is under way."""
         return self._calls == 0
 
-    async def probe(self, reply_bytes: int, timeout_s: float) -> paths_pb2.ProbeReply:
-        request = paths_pb2.ProbeRequest(reply_bytes=reply_bytes)
-        reply: paths_pb2.ProbeReply = await self._call(self._paths.Probe, request, timeout_s)
+    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
+        request = paths_pb2.PathProbeRequest(reply_bytes=reply_bytes)
+        reply: paths_pb2.PathProbeReply = await self._call(self._paths.ProbePath, request, timeout_s)
         return reply
 
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:

@@ -15,7 +15,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2_grpc as paths_rpc
 from exo_mesh.transport.channel_options import SERVER_OPTIONS
-from exo_mesh.transport.probe import ProbeServicer
+from exo_mesh.transport.path_probe import PathProbeServicer
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
@@ -56,7 +56,7 @@ class ControlServer:
         for candidate in range(port, port + (tries if port else 1)):
             server = grpc.aio.server(options=SERVER_OPTIONS)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
-            paths_rpc.add_PathsServicer_to_server(ProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
+            paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
                 self.port = server.add_insecure_port(f"{bracketed(host)}:{candidate}")
             except RuntimeError:  # grpc's word for "address in use"

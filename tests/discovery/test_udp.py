@@ -119,7 +119,7 @@ def test_when_no_route_leads_to_the_lan_one_line_says_what_to_look_at(
     senders = Senders(9, LOOPBACK_BROADCAST)
     monkeypatch.setattr(Senders, "_send", lambda self, datagram, target: errno.EHOSTUNREACH)
     for _ in range(3):
-        senders.announce(b"", [interface("en0", "192.168.1.2", 24)])
+        senders.announce(bytes, [interface("en0", "192.168.1.2", 24)])
     assert len(caplog.records) == 1 and "Local Network" in caplog.text
 
 

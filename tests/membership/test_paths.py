@@ -126,10 +126,10 @@ async def test_what_runs_over_the_old_way_goes_on_after_a_move() -> None:
         relay = await Relay(port, delay_s=0.05).start()
         async with known_at(relay.address, f"127.0.0.1:{port}") as peer:
             old = peer.client
-            await old.probe(0, 5.0)
-            call = asyncio.create_task(old.probe(200_000, 5.0))
+            await old.probe_path(0, 5.0)
+            call = asyncio.create_task(old.probe_path(200_000, 5.0))
             await asyncio.sleep(0.01)
-            peer.use(old.to(f"127.0.0.1:{port}"))
+            peer.use(old.at(f"127.0.0.1:{port}"))
             await peer.close_retired()
             assert peer.retired == [old], "it is in use"
             assert len((await call).payload) == 200_000
@@ -189,7 +189,7 @@ async def test_the_keeper_measures_a_new_peer_and_again_when_its_addresses_chang
 async def test_an_answer_to_a_probe_is_bounded() -> None:
     async with server("b") as port:
         client = ControlClient(f"127.0.0.1:{port}")
-        assert len((await client.probe(2**32 - 1, 5.0)).payload) == 256 * 1024
+        assert len((await client.probe_path(2**32 - 1, 5.0)).payload) == 256 * 1024
         await client.close()
 
 

@@ -13,11 +13,11 @@ MAX_PROBE_BYTES = 256 * 1024
 _PAYLOAD = bytes(MAX_PROBE_BYTES)
 
 
-class ProbeServicer(rpc.PathsServicer):
+class PathProbeServicer(rpc.PathsServicer):
     """Answers from memory. Nothing compresses the zeros: gRPC does not unless told to."""
 
     def __init__(self, peer_id: str) -> None:
         self._peer_id = peer_id
 
-    async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeReply:
-        return pb.ProbeReply(peer_id=self._peer_id, payload=_PAYLOAD[: request.reply_bytes])
+    async def ProbePath(self, request: pb.PathProbeRequest, context: Any) -> pb.PathProbeReply:
+        return pb.PathProbeReply(peer_id=self._peer_id, payload=_PAYLOAD[: request.reply_bytes])
