@@ -103,10 +103,10 @@ async def test_the_way_with_the_short_round_trip_is_used_and_shown() -> None:
 
 async def test_a_wide_pipe_is_worth_a_longer_round_trip() -> None:
     async with server("b") as port:
-        thin, wide = await Relay(port, 0.001, 2e6).start(), await Relay(port, 0.004).start()
+        thin, wide = await Relay(port, 0.001, 5e5).start(), await Relay(port, 0.004).start()
         async with known_at(thin.address, wide.address) as peer:
             await keeper(peer).measure(peer)
-            assert peer.paths[thin.address].mb_per_s < 3  # type: ignore[operator]
+            assert peer.paths[thin.address].mb_per_s < 0.8  # type: ignore[operator]
             assert peer.client.address == wide.address
         await asyncio.gather(thin.stop(), wide.stop())
 
@@ -139,12 +139,10 @@ async def test_what_runs_over_the_old_way_goes_on_after_a_move() -> None:
 
 
 async def test_when_an_address_fails_the_one_where_the_peer_itself_answers_is_next() -> None:
-    async with server("b") as gone:
-        pass
     async with (
         server("somebody-else") as wrong,
         server("b") as port,
-        known_at(f"127.0.0.1:{gone}", f"127.0.0.1:{wrong}", f"127.0.0.1:{port}") as peer,
+        known_at("127.0.0.1:1", f"127.0.0.1:{wrong}", f"127.0.0.1:{port}") as peer,
     ):
         await peer.try_next_address()
         assert peer.client.address == f"127.0.0.1:{port}"
