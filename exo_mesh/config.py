@@ -49,10 +49,14 @@ class Settings:
     api: bool = True
     grpc_port: int = 5000
     data_ports: tuple[int, int] | None = None
-    discovery: tuple[str, ...] = ("udp",)
+    discovery: tuple[str, ...] = ("udp", "mdns")
     listen_port: int = 5678
     broadcast_port: int = 5678
     bootstrap_peers: tuple[str, ...] = ()
+    peers_file: Path | None = None
+    tailscale_api_key_file: Path | None = None
+    tailnet: str = "-"
+    tailscale_api_url: str = "https://api.tailscale.com"
     namespace: str = "default"
     secret_file: Path | None = None
     secret: str = field(default="", repr=False)
@@ -91,7 +95,8 @@ class Setting:
 
     parse turns the text of one item into its value; its ValueError says what is wrong. field: name in Settings, where
     it differs. toml: types that config.toml may use for an item. separator: set if there may be several items; it
-    parts them in a variable, and the flag may be repeated. show: the text of a value.
+    parts them in a variable, and the flag may be repeated. show: the text of a value. alias: a second flag, without the
+    row of its own that a setting has.
     """
 
     name: str
@@ -102,6 +107,7 @@ class Setting:
     toml: tuple[type, ...] = (str,)
     separator: str = ""
     show: Callable[[Any], str] = str
+    alias: str = ""
 
     @property
     def flag(self) -> str:
@@ -177,11 +183,20 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,)),
         Setting("data_ports", "A-B", "ports for the runners' data streams; any free ones by default",
                 values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
-        Setting("discovery", "WAY", "how peers are found: udp, none", values.some_of("udp", "none"), separator=","),
+        Setting("discovery", "WAY", "how peers are found: udp, mdns, manual, tailscale, none",
+                values.some_of("udp", "mdns", "manual", "tailscale", "none"), separator=","),
         Setting("listen_port", "PORT", "UDP port on which announcements are heard", _PORT, toml=(int,)),
         Setting("broadcast_port", "PORT", "UDP port to which announcements are sent", _PORT, toml=(int,)),
         Setting("bootstrap_peers", "HOST:PORT", "peers to dial, besides those discovered",
                 values.endpoint, separator=","),
+        Setting("peers_file", "FILE", "JSON, hostfile or lines of host:port with peers to dial; re-read on change",
+                values.path, alias="--discovery-config-path"),
+        Setting("tailscale_api_key_file", "FILE", "file with a Tailscale API key, for --discovery tailscale",
+                values.path),
+        Setting("tailnet", "NAME", "the tailnet whose devices are asked for; - = that of the key",
+                values.matching(r"[A-Za-z0-9@._-]{1,253}", "the name of a tailnet")),
+        Setting("tailscale_api_url", "URL", "where the Tailscale API is",
+                values.matching(r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com")),
         Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
         Setting("secret_file", "FILE", "closes the mesh: only peers with this secret can join", values.path),
         Setting("no_loopback_exemption", "", "the HTTP API asks callers on this machine for a key too",

@@ -52,11 +52,12 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings of the node (also EXO_MESH_… variables and config.toml)")
     for setting in SETTINGS.values():
         text = setting.help.replace("%", "%%")
+        flags = [setting.flag, setting.alias] if setting.alias else [setting.flag]
         dest = f"setting_{setting.name}"
         if setting.is_switch:
             group.add_argument(setting.flag, dest=dest, action="append_const", const="true", help=text)
         else:
-            group.add_argument(setting.flag, dest=dest, action="append", metavar=setting.metavar, help=text)
+            group.add_argument(*flags, dest=dest, action="append", metavar=setting.metavar, help=text)
     for flag, level in (("-v", "debug"), ("-q", "warning")):
         text = f"the same as --log-level {level}"
         group.add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)

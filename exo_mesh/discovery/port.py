@@ -12,11 +12,16 @@ Suggest = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """What a node tells others of itself so that they can dial it; the address is where the announcement came from."""
+    """What a node tells others of itself so that they can dial it; the address is where the announcement came from.
+
+    name and protocol are for people who look; whether two nodes fit together is decided by their hello.
+    """
 
     namespace: str
     node_id: str
     control_port: int
+    name: str = ""
+    protocol: int = 0
 
 
 class Discovery(Protocol):

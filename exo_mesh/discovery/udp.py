@@ -1,16 +1,18 @@
-"""Finding peers on the LAN, and on this machine, by UDP broadcast."""
+"""Finding peers on the LAN, and on this machine, by UDP broadcast and IPv6 link-local multicast."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-import psutil
-
+from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.discovery.port import Announcement, Suggest
+from exo_mesh.discovery.udp_sockets import GroupListener, Senders, listening_socket, loopback_target
+from exo_mesh.domain.addresses import WILDCARDS, Interface, LinkKind, joined
 from exo_mesh.errors import TransportError
 from exo_mesh.security.datagrams import MAGIC, Refusals, Seal, Verdict
 
@@ -18,8 +20,8 @@ ANNOUNCE_EVERY_S = 2.0
 MAX_DATAGRAM_BYTES = 1024
 """An announcement has about 150 bytes; anything longer is not ours."""
 
-LOOPBACK_BROADCAST = "127.255.255.255"
-"""Reaches every node on this machine. Linux has it; elsewhere sending fails and is skipped."""
+FIRST_PAUSES_S = (0.25, 0.75)
+"""A node that has just started repeats itself sooner: a datagram may be lost, and everybody waits for it."""
 
 _MAGIC = "exo-mesh"
 _VERSION = 1
@@ -48,23 +50,12 @@ def decode(datagram: bytes) -> Announcement | None:
     return Announcement(namespace, node_id, port) if node_id and 0 < port < 65536 else None
 
 
-def broadcast_addresses() -> list[str]:
-    """Where to announce: the broadcast address of every IPv4 interface that is up, and that of the loopback."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = [
-        address.broadcast
-        for name, addresses in psutil.net_if_addrs().items()
-        for address in addresses
-        if name in up and address.family == socket.AF_INET and address.broadcast
-    ]
-    return list(dict.fromkeys([LOOPBACK_BROADCAST, *found]))
-
-
 class UdpDiscovery:
     """Announces this node on `broadcast_port` and listens on `listen_port`, which all nodes of a machine share.
 
-    With loopback_only neither a packet leaves the machine nor one from outside is heard. With a seal, announcements are
-    signed and only signed ones are heard.
+    host: what the control endpoint is bound to: an announcement says "dial where this came from", so it leaves only
+    from there. With loopback_only neither a packet leaves the machine nor one from outside is heard. With a seal,
+    announcements are signed and only signed ones are heard. The interfaces are read again before each announcement.
     """
 
     name = "udp"
@@ -75,28 +66,36 @@ class UdpDiscovery:
         broadcast_port: int,
         *,
         loopback_only: bool = False,
-        addresses: Callable[[], Iterable[str]] = broadcast_addresses,
+        host: str = "0.0.0.0",
+        read: Callable[[], list[Interface]] = read_interfaces,
+        loopback: str | None = None,
         seal: Seal | None = None,
     ) -> None:
         self._listen_port = listen_port
-        self._broadcast_port = broadcast_port
         self._loopback_only = loopback_only
         self._seal = seal
         self.refusals = Refusals()
-        self._addresses: Callable[[], Iterable[str]] = (lambda: (LOOPBACK_BROADCAST,)) if loopback_only else addresses
-        self._transport: asyncio.DatagramTransport | None = None
+        self._host = host
+        self._read = read
+        self._loopback = loopback or loopback_target()
+        self._senders = Senders(broadcast_port, self._loopback)
+        self._group: GroupListener | None = None
+        self._transports: list[asyncio.DatagramTransport] = []
         self._task: asyncio.Task[None] | None = None
-        self._silenced: set[str] = set()
 
     async def start(self, own: Announcement, suggest: Suggest) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            sock = _listening_socket(self._listen_port, self._loopback_only)
+            sock = listening_socket(self._listen_port, self._loopback_only, self._loopback)
         except OSError as exc:
             raise TransportError(f"cannot listen for announcements on UDP port {self._listen_port}: {exc}") from exc
-        self._transport, _ = await loop.create_datagram_endpoint(
-            lambda: _Listener(own, suggest, self._loopback_only, self._seal, self.refusals), sock=sock
-        )
+        await self._listen(sock, own, suggest)
+        if not self._loopback_only:
+            try:
+                self._group = GroupListener(self._listen_port)
+            except OSError as exc:  # no IPv6 on this machine
+                _log.debug("no announcements over IPv6: %s", exc)
+            else:
+                await self._listen(self._group.sock, own, suggest)
         self._task = asyncio.create_task(self._keep_announcing(encode(own)), name="udp discovery")
 
     async def stop(self) -> None:
@@ -104,28 +103,34 @@ class UdpDiscovery:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        if self._transport is not None:
-            self._transport.close()
-            self._transport = None
+        for transport in self._transports:
+            transport.close()
+        self._transports.clear()
+        self._senders.close()
+
+    async def _listen(self, sock: socket.socket, own: Announcement, suggest: Suggest) -> None:
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
+            lambda: _Listener(own, suggest, self._loopback_only, self._seal, self.refusals), sock=sock
+        )
+        self._transports.append(transport)
 
     async def _keep_announcing(self, datagram: bytes) -> None:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-            sock.setblocking(False)
-            while True:
-                for address in self._addresses():
-                    self._announce(sock, datagram, address)
-                await asyncio.sleep(ANNOUNCE_EVERY_S)
+        pauses = iter(FIRST_PAUSES_S)
+        while True:
+            interfaces = [item for item in self._read() if self._announces_from(item)]
+            if self._group is not None:
+                self._group.join(interfaces)
+            self._senders.announce(lambda: self._sealed(datagram), interfaces)
+            await asyncio.sleep(next(pauses, ANNOUNCE_EVERY_S))
 
-    def _announce(self, sock: socket.socket, datagram: bytes, address: str) -> None:
-        try:
-            sealed = datagram if self._seal is None else self._seal.close(datagram)
-            sock.sendto(sealed, (address, self._broadcast_port))
-            self._silenced.discard(address)
-        except OSError as exc:  # an interface may be down or forbid broadcast; the others still work
-            if address not in self._silenced:
-                self._silenced.add(address)
-                _log.debug("no announcement to %s: %s", address, exc)
+    def _sealed(self, datagram: bytes) -> bytes:
+        """As it is sent: each copy is signed anew, for one that is heard twice counts as replayed."""
+        return datagram if self._seal is None else self._seal.close(datagram)
+
+    def _announces_from(self, item: Interface) -> bool:
+        if self._loopback_only:
+            return item.kind is LinkKind.LOOPBACK and item.ip.version == (6 if "::1" in self._host else 4)
+        return self._host in WILDCARDS or item.address == self._host.strip("[]")
 
 
 class _Listener(asyncio.DatagramProtocol):
@@ -138,13 +143,14 @@ class _Listener(asyncio.DatagramProtocol):
         self._seal = seal
         self._refusals = refusals
 
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        payload = self._opened(data, addr[0])
+    def datagram_received(self, data: bytes, addr: tuple[str | int, ...]) -> None:
+        payload = self._opened(data, str(addr[0]))
         heard = None if payload is None else decode(payload)
         if heard is None or heard.namespace != self._own.namespace or heard.node_id == self._own.node_id:
             return
-        if not self._loopback_only or addr[0].startswith("127."):
-            self._suggest(f"{addr[0]}:{heard.control_port}")
+        host = str(addr[0])
+        if not self._loopback_only or host.startswith("127."):
+            self._suggest(joined(_scoped(host, addr), heard.control_port))
 
     def _opened(self, data: bytes, host: str) -> bytes | None:
         """What a datagram says; None if this mesh did not sign it, or it was heard before."""
@@ -159,15 +165,9 @@ class _Listener(asyncio.DatagramProtocol):
         return None
 
 
-def _listening_socket(port: int, loopback_only: bool) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "SO_REUSEPORT"):
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        sock.setblocking(False)
-        sock.bind((LOOPBACK_BROADCAST if loopback_only else "", port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def _scoped(host: str, addr: tuple[str | int, ...]) -> str:
+    """A link-local IPv6 address with the interface that it was heard on."""
+    if "%" not in host and host.startswith("fe80:") and len(addr) == 4 and addr[3]:
+        with contextlib.suppress(OSError):  # the interface has gone meanwhile
+            return f"{host}%{socket.if_indextoname(int(addr[3]))}"
+    return host

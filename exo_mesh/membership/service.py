@@ -19,7 +19,7 @@ from exo_mesh.domain.view import InstanceInfo, Record, View
 from exo_mesh.errors import MeshError, StrangerError, TransportError
 from exo_mesh.membership.detector import LAN, Liveness, Timing
 from exo_mesh.membership.dialer import Dialer
-from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer, addresses_of, refusal
+from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer, addresses_of, reached_at, refusal
 from exo_mesh.membership.records import Records
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Pulse, TaskOwner
@@ -109,7 +109,7 @@ class Membership:
         peers = self.peers
         await asyncio.gather(*(peer.client.goodbye(goodbye, 0.5) for peer in peers), return_exceptions=True)
         await self._tasks.close()
-        await asyncio.gather(*(peer.client.close() for peer in peers))
+        await asyncio.gather(*(peer.close() for peer in peers))
         self._peers.clear()
 
     def suggest(self, address: str) -> None:
@@ -172,7 +172,7 @@ class Membership:
         if reason:
             self._note_refusal(f"{answered.name} at {address}", reason)
             return False
-        self._admit(answered, list(dict.fromkeys([address, *answered.addresses])))
+        self._admit(answered, reached_at(answered, address))
         return True
 
     async def _clash(self, caller: PeerInfo) -> str:
@@ -201,6 +201,7 @@ class Membership:
         if known is not None:
             if known.info.incarnation >= info.incarnation:
                 known.liveness.heard(self._clock())
+                known.learn(addresses)
                 return
             self._remove(known, "has restarted")
         if len(self._peers) >= MAX_PEERS or not addresses:
@@ -218,7 +219,7 @@ class Membership:
         loop = self._loops.pop(peer.id)
         if loop is not asyncio.current_task():
             loop.cancel()
-        self._tasks.start(peer.client.close(), f"close {peer.id[:8]}")
+        self._tasks.start(peer.close(), f"close {peer.id[:8]}")
         records = self._records.forget(peer.id)
         _log.log(level, "peer %s (%s) %s", peer.info.name, peer.id[:8], why)
         self._on_leave(peer.info, records)
@@ -290,6 +291,7 @@ class Membership:
         for record in changed:
             if isinstance(record.value, PeerInfo) and (peer := self._peers.get(record.value.id)):
                 peer.info = replace(record.value, incarnation=peer.info.incarnation)
+                peer.learn(peer.info.addresses)
         for reading in telemetry:
             self._records.take_telemetry(codec.telemetry_from_proto(reading))
         if changed:

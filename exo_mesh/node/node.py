@@ -23,6 +23,7 @@ from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
+from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
@@ -35,6 +36,7 @@ from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import Members, reachable
 from exo_mesh.node.memory import MemoryReader, read_memory
+from exo_mesh.node.own_addresses import keep_addresses
 from exo_mesh.node.placer import Placer
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
@@ -137,7 +139,7 @@ class Node:
         )
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
         service = ControlService(self.membership, self._host, self._catalogue, self._instances, self.journal)
-        self._server = ControlServer(service, credentials)
+        self._server = ControlServer(service, credentials, peer_id=own.id)
         self._tasks = TaskOwner()
 
     @property
@@ -167,12 +169,18 @@ class Node:
         self._host.start()
         work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
-        own = Announcement(settings.namespace, self.node_id, port)
+        self._tasks.start(keep_addresses(self.membership, settings.host, port), "own addresses")
+        self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
+        own = Announcement(settings.namespace, self.node_id, port, settings.name, PROTOCOL_VERSION)
         for discovery in self._discoveries:
             try:
                 await discovery.start(own, self.membership.suggest)
             except MeshError as exc:
-                self._problem("discovery_failed", f"{discovery.name}: {exc}", "use --bootstrap-peers host:port")
+                self._problem(
+                    "discovery_failed",
+                    f"{discovery.name}: {exc}",
+                    "name peers with --bootstrap-peers host:port or --peers-file; see docs/discovery.md",
+                )
         if not device.engine:
             self._problem("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
         if settings.wait_for_peers:

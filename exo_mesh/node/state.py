@@ -6,6 +6,7 @@ from typing import Any
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.view import InstanceInfo, View
+from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.instances import Instances
 from exo_mesh.proto.runner_pb2 import Heartbeat
@@ -112,16 +113,39 @@ def describe_health(
     return {"status": status, "reasons": reasons, "peers": num_others + 1}
 
 
+def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
+    """The way by which this node reaches a peer, and what was measured of each way that it knows.
+
+    rtt_ms: of the address in use, as measured, or that of the last exchanges until it is. mb_per_s: 10^6 bytes.
+    """
+    used = peer.paths.get(peer.client.address)
+    return {
+        "from": own_id,
+        "to": peer.id,
+        "address": peer.client.address,
+        "rtt_ms": _rounded(used.rtt_ms if used is not None and used.works else peer.rtt_ms),
+        "mb_per_s": _rounded(used.mb_per_s) if used is not None else None,
+        "paths": [
+            {
+                "address": path.address,
+                "kind": path.kind.name.lower(),
+                "rtt_ms": _rounded(path.rtt_ms),
+                "mb_per_s": _rounded(path.mb_per_s),
+                "works": path.works,
+            }
+            for path in peer.paths.values()
+        ],
+    }
+
+
 def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
-    """Peers, this node's links, and the ring of each instance."""
+    """Peers, this node's links, who was refused and why, and the ring of each instance."""
     own_id = membership.own.id
     return {
         "node_id": own_id,
         "peers": [{"id": peer.id, "name": peer.name} for peer in membership.view.peers()],
-        "links": [
-            {"from": own_id, "to": peer.id, "address": peer.client.address, "rtt_ms": _rounded(peer.rtt_ms)}
-            for peer in membership.peers
-        ],
+        "links": [describe_link(own_id, peer) for peer in membership.peers],
+        "refused": list(membership.refusals),
         "rings": [
             {
                 "instance": instance.plan.instance_id,

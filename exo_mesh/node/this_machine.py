@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-import socket
 
-import psutil
-
-from exo_mesh.discovery.choose import is_loopback
+from exo_mesh.discovery.interfaces import read_interfaces
+from exo_mesh.domain.addresses import advertised
 from exo_mesh.domain.device import Device
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError
 
 
 def addresses(host: str, port: int) -> tuple[str, ...]:
-    """ "host:port" at which peers may reach a server bound to `host`: that host, or every address of this machine."""
-    if host not in ("0.0.0.0", "::", "[::]"):
-        return (f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}",)
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
-    found = [
-        address.address
-        for name, entries in sorted(psutil.net_if_addrs().items())
-        for address in entries
-        if name in up and address.family == socket.AF_INET and not is_loopback(address.address)
-    ]
-    return tuple(f"{address}:{port}" for address in dict.fromkeys(found or ["127.0.0.1"]))
+    """ "host:port" at which peers may reach a server bound to `host`, best first."""
+    return advertised(host, port, read_interfaces())
 
 
 def device(registry: Registry, preference: str) -> Device:

@@ -12,6 +12,7 @@ import grpc.aio
 from exo_mesh.errors import DeadlineError, StrangerError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channels import open_channel
@@ -45,6 +46,8 @@ class ControlClient:
         self._credentials = credentials
         self._channel = open_channel(address, credentials, _DIAL_OPTIONS)
         self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._paths = paths_pb2_grpc.PathsStub(self._channel)  # type: ignore[no-untyped-call]
+        self._calls = 0
 
     def at(self, address: str) -> ControlClient:
         """The same caller with another address."""
@@ -52,6 +55,16 @@ class ControlClient:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """No call or stream is under way."""
+        return self._calls == 0
+
+    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
+        request = paths_pb2.PathProbeRequest(reply_bytes=reply_bytes)
+        reply: paths_pb2.PathProbeReply = await self._call(self._paths.ProbePath, request, timeout_s)
+        return reply
 
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
         try:
@@ -109,13 +122,17 @@ class ControlClient:
             yield item
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
+        self._calls += 1
         try:
             return await method(request, timeout=timeout_s)
         except _FAILURES as exc:
             raise self._translated(exc) from exc
+        finally:
+            self._calls -= 1
 
     async def _items(self, method: Any, request: Any, timeout_s: float | None) -> AsyncIterator[Any]:
         call = None
+        self._calls += 1
         try:
             call = method(request, timeout=timeout_s)
             async for item in call:
@@ -123,6 +140,7 @@ class ControlClient:
         except _FAILURES as exc:
             raise self._translated(exc) from exc
         finally:
+            self._calls -= 1
             if call is not None:
                 call.cancel()
 

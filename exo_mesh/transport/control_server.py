@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -12,11 +13,13 @@ import grpc.aio
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.proto import paths_pb2_grpc as paths_rpc
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.doorkeeper import Doorkeeper
+from exo_mesh.transport.path_probe import PathProbeServicer
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
@@ -44,11 +47,15 @@ class ControlHandler(Protocol):
 
 
 class ControlServer:
-    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one."""
+    """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one.
 
-    def __init__(self, handler: ControlHandler, credentials: Credentials | None = None) -> None:
+    It also answers probes, in the name of peer_id.
+    """
+
+    def __init__(self, handler: ControlHandler, credentials: Credentials | None = None, *, peer_id: str = "") -> None:
         self._handler = handler
         self._credentials = credentials
+        self._peer_id = peer_id
         self._server: grpc.aio.Server | None = None
         self._doorkeeper = Doorkeeper()
         self._tasks = TaskOwner()
@@ -60,6 +67,7 @@ class ControlServer:
         for candidate in range(port, last + 1):
             server = new_server([self._doorkeeper] if self._credentials else ())
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
+            paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
                 self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials, self._doorkeeper.knock)
             except RuntimeError:  # grpc's word for "address in use"
@@ -80,9 +88,10 @@ class ControlServer:
 
 
 def host_of_peer(peer: str) -> str:
-    """The address in what grpc calls the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`."""
+    """The address in what grpc calls the peer of a call: `ipv4:10.0.0.2:41234`, `ipv6:%5B::1%5D:41234`, or
+    `ipv6:%5Bfe80::1%252%5D:41234` for a link-local one with its interface."""
     kind, _, rest = peer.partition(":")
-    host = rest.rpartition(":")[0].replace("%5B", "").replace("%5D", "").strip("[]")
+    host = unquote(rest.rpartition(":")[0]).strip("[]")
     return host if kind in ("ipv4", "ipv6") else ""
 
 

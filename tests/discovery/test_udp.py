@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import random
 import socket
 from collections.abc import Callable
 
@@ -13,7 +15,9 @@ from hypothesis import strategies as st
 
 from exo_mesh.discovery.port import Announcement
 from exo_mesh.discovery.static import StaticDiscovery
-from exo_mesh.discovery.udp import LOOPBACK_BROADCAST, MAX_DATAGRAM_BYTES, UdpDiscovery, decode, encode
+from exo_mesh.discovery.udp import MAX_DATAGRAM_BYTES, UdpDiscovery, decode, encode
+from exo_mesh.discovery.udp_sockets import GROUP_V6, LOOPBACK_BROADCAST, LOOPBACK_GROUP, Senders, targets
+from exo_mesh.domain.addresses import Interface, LinkKind
 
 
 def free_udp_port() -> int:
@@ -55,6 +59,68 @@ async def test_other_namespaces_and_garbage_are_ignored() -> None:
     await until(lambda: heard)
     assert heard == ["127.0.0.1:7003"]
     await node.stop()
+
+
+async def test_nodes_find_each_other_where_the_loopback_knows_multicast_only() -> None:
+    """As on macOS; Linux can do it too."""
+    port = free_udp_port()
+    heard: dict[str, set[str]] = {name: set() for name in "ab"}
+    nodes = [UdpDiscovery(port, port, loopback_only=True, loopback=LOOPBACK_GROUP) for _ in heard]
+    for control_port, (node, name) in enumerate(zip(nodes, heard, strict=True), start=7001):
+        await node.start(Announcement("default", name, control_port), heard[name].add)
+    await until(lambda: all(heard.values()))
+    assert heard["a"] == {"127.0.0.1:7002"}
+    for node in nodes:
+        await node.stop()
+
+
+async def test_a_flood_of_random_datagrams_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    port = free_udp_port()
+    heard: list[str] = []
+    node = UdpDiscovery(port, port, loopback_only=True)
+    await node.start(Announcement("home", "me", 7001), heard.append)
+    rng = random.Random(1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        for turn in range(3_000):
+            sock.sendto(rng.randbytes(rng.randrange(1400)), (LOOPBACK_BROADCAST, port))
+            if turn % 50 == 0:
+                await asyncio.sleep(0.001)
+        sock.sendto(encode(Announcement("home", "friend", 7003)), (LOOPBACK_BROADCAST, port))
+        await until(lambda: heard)
+    assert heard == ["127.0.0.1:7003"] and not [r for r in caplog.records if r.name.startswith("exo_mesh")]
+    await node.stop()
+
+
+def interface(name: str, address: str, prefix_len: int, kind: LinkKind = LinkKind.ETHERNET) -> Interface:
+    return Interface(name, address, prefix_len, kind, 2)
+
+
+def test_each_network_gets_its_directed_and_the_limited_broadcast_and_each_link_the_group() -> None:
+    interfaces = [
+        interface("lo", "127.0.0.1", 8, LinkKind.LOOPBACK),
+        interface("eth0", "10.1.2.3", 20),
+        interface("eth0", "fe80::1", 64),
+        interface("eth0", "fe80::2", 64),
+        interface("eth0", "2001:db8::1", 64),
+        interface("wg0", "10.9.0.1", 32, LinkKind.VPN),
+    ]
+    assert [(target.interface.name, target.address) for target in targets(interfaces, LOOPBACK_BROADCAST)] == [
+        ("lo", LOOPBACK_BROADCAST),
+        ("eth0", "10.1.15.255"),
+        ("eth0", "255.255.255.255"),
+        ("eth0", GROUP_V6),
+    ]
+
+
+def test_when_no_route_leads_to_the_lan_one_line_says_what_to_look_at(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    senders = Senders(9, LOOPBACK_BROADCAST)
+    monkeypatch.setattr(Senders, "_send", lambda self, datagram, target: errno.EHOSTUNREACH)
+    for _ in range(3):
+        senders.announce(bytes, [interface("en0", "192.168.1.2", 24)])
+    assert len(caplog.records) == 1 and "Local Network" in caplog.text
 
 
 def test_an_announcement_survives_the_trip() -> None:

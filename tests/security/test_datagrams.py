@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from exo_mesh.discovery.port import Announcement
-from exo_mesh.discovery.udp import LOOPBACK_BROADCAST, UdpDiscovery, encode
+from exo_mesh.discovery.udp import UdpDiscovery, encode
+from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security import datagrams
 from exo_mesh.security.datagrams import MAGIC, MAX_AGE_S, MAX_NONCES, Refusals, Seal, Verdict
 from tests.discovery.test_udp import free_udp_port, until

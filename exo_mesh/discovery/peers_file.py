@@ -1,0 +1,194 @@
+"""Peers that a file names (`--peers-file`), read again whenever it changes.
+
+Any of these forms:
+
+- JSON `{"peers": {"studio": {"address": "192.168.1.20", "port": 5000}, …}}`;
+- JSON list of `"host:port"` or `{"address": …, "port": …}`;
+- a hostfile as mlx.launch has it, a list of `{"ssh": …, "ips": […], "rdma": […]}` or `{"hosts": [that list]}`: its ips,
+  or else its ssh host, with the default port;
+- lines of `host:port` or `host`, with `#` comments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.discovery.port import Announcement, Suggest
+from exo_mesh.domain.addresses import joined
+from exo_mesh.errors import InputError
+
+MAX_FILE_BYTES = 1024 * 1024
+MAX_FILE_PEERS = 1024
+CHECK_EVERY_S = 1.0
+SUGGEST_EVERY_S = 3.0
+"""How often unchanged peers are suggested again: one may start, or come back, much later."""
+
+_log = logging.getLogger(__name__)
+
+
+def parse_peers(text: str, where: str, default_port: int) -> tuple[str, ...]:
+    """ "host:port" of every peer in a text of one of the forms above, each once.
+
+    where: the path, for messages. Raises InputError naming the path and the field or line.
+    """
+    if text.lstrip()[:1] in ("{", "["):
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise InputError(f"{where}: not valid JSON: {exc}", param="peers_file") from exc
+        found = list(_from_json(content, where, default_port))
+    else:
+        found = list(_from_lines(text, where, default_port))
+    unique = tuple(dict.fromkeys(found))
+    if len(unique) > MAX_FILE_PEERS:
+        raise InputError(f"{where}: {len(unique)} peers are more than {MAX_FILE_PEERS}", param="peers_file")
+    return unique
+
+
+def read_peers(path: Path, default_port: int) -> tuple[str, ...]:
+    """Blocking. Raises InputError as parse_peers, and if the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {MAX_FILE_BYTES} bytes", param="peers_file")
+        return parse_peers(content.decode("utf-8-sig"), str(path), default_port)
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read: {exc.strerror}", param="peers_file") from exc
+    except UnicodeDecodeError as exc:
+        raise InputError(f"{path}: not UTF-8 text: byte {exc.start}", param="peers_file") from exc
+
+
+def _from_json(content: Any, where: str, default_port: int) -> Iterator[str]:
+    if isinstance(content, dict):
+        if "peers" not in content and "hosts" not in content:
+            raise _wrong(where, "peers", 'is missing: {"peers": {id: {"address", "port"}}} is needed')
+        key = "peers" if "peers" in content else "hosts"
+        content = content[key]
+    else:
+        key = ""
+    if isinstance(content, dict):
+        for name, entry in content.items():
+            yield from _entry(entry, where, f"{key}.{name}", default_port)
+    elif isinstance(content, list):
+        for index, entry in enumerate(content):
+            yield from _entry(entry, where, f"{key}[{index}]", default_port)
+    else:
+        raise _wrong(where, key, "must be an object or a list")
+
+
+def _entry(entry: Any, where: str, field: str, default_port: int) -> Iterator[str]:
+    if isinstance(entry, str):
+        yield _endpoint(entry, where, field, default_port)
+    elif not isinstance(entry, dict):
+        raise _wrong(where, field, 'must be "host:port" or an object')
+    elif "address" in entry:
+        yield _address(entry["address"], entry.get("port", default_port), where, field)
+    elif "ips" in entry or "ssh" in entry:
+        hosts = entry.get("ips") or [entry.get("ssh")]
+        if not isinstance(hosts, list):
+            raise _wrong(where, f"{field}.ips", "must be a list of addresses")
+        for index, host in enumerate(hosts):
+            name = f"{field}.ips[{index}]" if entry.get("ips") else f"{field}.ssh"
+            yield _address(host.rpartition("@")[2] if isinstance(host, str) else host, default_port, where, name)
+    else:
+        raise _wrong(where, f"{field}.address", "is missing")
+
+
+def _address(host: Any, port: Any, where: str, field: str) -> str:
+    if not isinstance(host, str) or not _is_host(host):
+        raise _wrong(
+            where, field if field.endswith(("]", "ssh")) else f"{field}.address", "must be a host or an address"
+        )
+    if type(port) is not int or not 0 < port < 65536:
+        raise _wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {port!r}")
+    return joined(host, port)
+
+
+def _endpoint(text: str, where: str, field: str, default_port: int) -> str:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):  # no port; the colons are those of an IPv6 address
+        host, port = text.strip(), str(default_port)
+    if not _is_host(host) or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise _wrong(where, field, f"{text.strip()[:80]!r} is not host:port")
+    return joined(host, int(port))
+
+
+def _from_lines(text: str, where: str, default_port: int) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if content := line.partition("#")[0].strip():
+            yield _endpoint(content, where, f"line {number}", default_port)
+
+
+def _is_host(text: str) -> bool:
+    return 0 < len(text) <= 255 and not any(char.isspace() or char in "/,;\"'{}\\" for char in text)
+
+
+def _wrong(where: str, field: str, what: str) -> InputError:
+    return InputError(f"{where}: {field}: {what}" if field else f"{where}: {what}", param="peers_file")
+
+
+class PeersFileDiscovery:
+    """Suggests the peers of a file. The first reading is done at once and raises InputError; later an edit that cannot
+    be used leaves the last good peers in force, with one warning."""
+
+    name = "peers file"
+
+    def __init__(self, path: Path, default_port: int, *, check_every_s: float = CHECK_EVERY_S) -> None:
+        self._path = path
+        self._default_port = default_port
+        self._check_every_s = check_every_s
+        self._state = _state_of(path)
+        self.addresses = read_peers(path, default_port)
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, own: Announcement, suggest: Suggest) -> None:
+        self._task = asyncio.create_task(self._keep_suggesting(suggest), name="peers file")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    async def _keep_suggesting(self, suggest: Suggest) -> None:
+        loop = asyncio.get_running_loop()
+        told_at = -SUGGEST_EVERY_S
+        while True:
+            changed = self.reread()
+            if changed or loop.time() - told_at >= SUGGEST_EVERY_S:
+                told_at = loop.time()
+                for address in self.addresses:
+                    suggest(address)
+            await asyncio.sleep(self._check_every_s)
+
+    def reread(self) -> bool:
+        """Look at the file; True if it names other peers than before. A local file of at most a megabyte: no thread."""
+        state = _state_of(self._path)
+        if state == self._state:
+            return False
+        self._state = state
+        try:
+            addresses = read_peers(self._path, self._default_port)
+        except InputError as exc:
+            _log.warning("%s; the %d peers named before stay in force", exc, len(self.addresses))
+            return False
+        changed, self.addresses = addresses != self.addresses, addresses
+        if changed:
+            _log.info("%s names %d peers now", self._path, len(addresses))
+        return changed
+
+
+def _state_of(path: Path) -> tuple[int, int, int] | None:
+    """What changes when a file is written or replaced; None if there is none."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

@@ -1,0 +1,223 @@
+"""Which addresses a node advertises, which of a peer's are worth dialling, and which one is best. Pure.
+
+An address is "host:port" with IPv6 in brackets; a link-local one may carry the interface: "[fe80::1%eth0]:5000".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
+
+MAX_ADVERTISED = 12
+"""Addresses that a node tells of itself; a laptop with a VPN and Docker has five to eight."""
+MAX_V6_PER_INTERFACE = 2
+"""IPv6 privacy extensions pile up addresses on one interface; they all lead the same way."""
+MAX_SCOPES = 4
+"""Interfaces on which a link-local IPv6 address is tried."""
+
+WILDCARDS = ("0.0.0.0", "::", "[::]")
+
+_OVERLAYS = (ip_network("100.64.0.0/10"), ip_network("fd7a:115c:a1e0::/48"))
+"""Tailscale: the shared address space of RFC 6598, and its own unique local prefix."""
+
+
+class LinkKind(IntEnum):
+    """What carries an address, best first."""
+
+    THUNDERBOLT = 0
+    ETHERNET = 1
+    WIFI = 2
+    UNKNOWN = 3
+    BRIDGE = 4
+    VPN = 5
+    LOOPBACK = 6
+
+    @property
+    def comes_last(self) -> bool:
+        """Container bridges, VPNs and the loopback are used only where nothing else works."""
+        return self >= LinkKind.BRIDGE
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One address (without scope) of one network interface that is up."""
+
+    name: str
+    address: str
+    prefix_len: int
+    kind: LinkKind
+    index: int = 0
+
+    @property
+    def ip(self) -> IPv4Address | IPv6Address:
+        return ip_address(self.address)
+
+    @property
+    def network(self) -> IPv4Network | IPv6Network:
+        return ip_interface(f"{self.address}/{self.prefix_len}").network
+
+    @property
+    def broadcast(self) -> str | None:
+        """The directed broadcast address; None where there is none (IPv6, point to point, loopback)."""
+        network = self.network
+        if network.version == 6 or network.prefixlen >= 31 or self.kind is LinkKind.LOOPBACK:
+            return None
+        return str(network.broadcast_address)
+
+
+def kind_of_interface(name: str, system: str, *, wireless: bool = False, bridge: bool = False) -> LinkKind | None:
+    """The kind of a network interface by its name; None for one that no peer can be reached over.
+
+    system: as platform.system(). wireless, bridge: what the kernel says of it, where it says so.
+    """
+    word = name.lower()
+    if word.startswith(("awdl", "llw", "anpi", "ap1", "gif", "stf", "sit", "p2p")):  # AirDrop, service links, 6to4
+        return None
+    if word == "lo" or (word.startswith("lo") and word[2:].isdigit()) or "loopback" in word:
+        return LinkKind.LOOPBACK
+    if word.startswith(("utun", "tun", "tap", "wg", "tailscale", "zt", "ppp", "ipsec", "nebula")):
+        return LinkKind.VPN
+    if word.startswith("thunderbolt") or (system == "Darwin" and word == "bridge0"):
+        return LinkKind.THUNDERBOLT  # macOS names the bridge over its Thunderbolt ports bridge0
+    if bridge or word.startswith(("docker", "br-", "veth", "virbr", "vmnet", "vboxnet", "lxc", "lxd", "cni", "bridge")):
+        return LinkKind.BRIDGE
+    if word.startswith(("flannel", "cali", "podman", "vethernet")):
+        return LinkKind.BRIDGE
+    if wireless or word.startswith(("wl", "wifi", "wi-fi")):
+        return LinkKind.WIFI
+    return LinkKind.ETHERNET if word.startswith(("en", "eth", "em", "bond", "br")) else LinkKind.UNKNOWN
+
+
+def split(address: str) -> tuple[str, str]:
+    """(host without brackets, port)."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), port
+
+
+def joined(host: str, port: int | str) -> str:
+    """ "host:port", with brackets round an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
+def advertised(host: str, port: int, interfaces: Iterable[Interface]) -> tuple[str, ...]:
+    """Where peers may reach a server bound to host:port, best first: that host, or every usable address of the machine.
+
+    Bridges and VPNs come last, link-local addresses after routable ones; the loopback only if there is nothing else.
+    """
+    if host not in WILDCARDS:
+        return (joined(host, port),)
+    usable = [item for item in interfaces if item.kind is not LinkKind.LOOPBACK and not item.ip.is_loopback]
+    usable.sort(key=lambda item: (item.kind.comes_last, item.ip.is_link_local, item.kind, item.ip.version, item.name))
+    found: list[str] = []
+    sixes: dict[tuple[str, bool], int] = {}
+    for item in usable:
+        group = (item.name, item.ip.is_link_local)
+        if item.ip.version == 6:
+            sixes[group] = sixes.get(group, 0) + 1
+            if sixes[group] > MAX_V6_PER_INTERFACE or (item.ip.is_link_local and item.kind.comes_last):
+                continue
+        found.append(joined(item.address, port))
+    return tuple(dict.fromkeys(found))[:MAX_ADVERTISED] or (joined("127.0.0.1", port),)
+
+
+def dialable(address: str, interfaces: Sequence[Interface]) -> tuple[str, ...]:
+    """An address that a peer advertises, as this machine can dial it; nothing if it cannot.
+
+    A link-local address means something only on an interface that has link-local addresses itself: for IPv6 one
+    dialable address per such interface (one only if it names an interface), for IPv4 (169.254/16) the address itself.
+    """
+    host, port = split(address)
+    ip = _ip(host)
+    if ip is None or not ip.is_link_local:
+        return (address,)
+    matching = [item for item in interfaces if item.ip.is_link_local and item.ip.version == ip.version]
+    if isinstance(ip, IPv4Address):
+        return (address,) if matching else ()
+    scope = ip.scope_id
+    if scope is not None:
+        name = next((item.name for item in matching if scope in (item.name, str(item.index))), None)
+        return () if name is None else (f"[{host.partition('%')[0]}%{name}]:{port}",)
+    names = dict.fromkeys(item.name for item in matching if not item.kind.comes_last)
+    return tuple(f"[{host}%{name}]:{port}" for name in list(names)[:MAX_SCOPES])
+
+
+def link_kind(address: str, interfaces: Iterable[Interface]) -> LinkKind:
+    """What carries packets to an address, as far as this machine's own networks tell."""
+    ip = _ip(split(address)[0])
+    if ip is None:
+        return LinkKind.UNKNOWN
+    if ip.is_loopback:
+        return LinkKind.LOOPBACK
+    scope = ip.scope_id if isinstance(ip, IPv6Address) else None
+    for item in interfaces:
+        same_version = item.ip.version == ip.version
+        if same_version and (scope in (item.name, str(item.index)) if scope else ip in item.network):
+            return item.kind
+    return LinkKind.VPN if any(ip.version == net.version and ip in net for net in _OVERLAYS) else LinkKind.UNKNOWN
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host)
+    except ValueError:  # a host name
+        return None
+
+
+TYPICAL_BYTES = 64 * 1024
+"""What the cost of a path is reckoned for: a few decode rows, or a piece of a prefill chunk."""
+SWITCH_BELOW = 0.7
+"""A working path is left only for one that costs less than this share of it: figures of Wi-Fi wander by a third."""
+MIN_GAIN_MS = 0.3
+"""... and only if it saves this much: on one LAN all paths are within it, and a switch is not free."""
+_STEP = math.log(1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way to a peer. rtt_ms: None if not measured yet. mb_per_s (10^6 bytes): None if not measured.
+
+    failed: it did not answer, or somebody else did.
+    """
+
+    address: str
+    kind: LinkKind
+    rtt_ms: float | None = None
+    mb_per_s: float | None = None
+    failed: bool = False
+
+    @property
+    def works(self) -> bool:
+        return not self.failed and self.rtt_ms is not None
+
+    def cost_ms(self, *, with_goodput: bool = True) -> float:
+        """Milliseconds for a round trip that carries TYPICAL_BYTES. Only of a path that works."""
+        assert self.rtt_ms is not None, "the path has been measured"
+        transfer_ms = TYPICAL_BYTES / 1000 / self.mb_per_s if with_goodput and self.mb_per_s else 0.0
+        return self.rtt_ms + transfer_ms
+
+
+def best_path(paths: Sequence[Path], current: str | None = None) -> Path | None:
+    """The path to use: among those that work the cheapest whose link does not come last; None if none works.
+
+    Costs within half of each other count as equal; then the better kind of link, then the order given decides.
+    `current` (an address) stays in use unless it fails, its kind comes last, or another one is clearly cheaper.
+    """
+    working = [path for path in paths if path.works]
+    if not working:
+        return None
+    fair = all(path.mb_per_s for path in working)
+
+    def rank(path: Path) -> tuple[bool, int, int]:
+        bucket = math.floor(math.log(max(path.cost_ms(with_goodput=fair), 0.2)) / _STEP)
+        return path.kind.comes_last, bucket, path.kind
+
+    best = min(working, key=rank)
+    held = next((path for path in working if path.address == current), None)
+    if held is None or held.kind.comes_last != best.kind.comes_last:
+        return best
+    gain_ms = held.cost_ms(with_goodput=fair) - best.cost_ms(with_goodput=fair)
+    clearly = gain_ms > MIN_GAIN_MS and gain_ms > (1 - SWITCH_BELOW) * held.cost_ms(with_goodput=fair)
+    return best if clearly else held

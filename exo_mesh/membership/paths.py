@@ -1,0 +1,158 @@
+"""Measuring the ways to each peer, and using the best one.
+
+One peer is measured at a time: shortly after it joined, when its addresses have changed or one has failed, and
+otherwise once in a long while. The decision is `domain.addresses.best_path`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.discovery.interfaces import recent_interfaces
+from exo_mesh.domain.addresses import Interface, Path, best_path, dialable, link_kind
+from exo_mesh.errors import MeshError
+from exo_mesh.membership.peers import Peer, is_answered_by
+from exo_mesh.membership.service import Membership
+from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.transport.path_probe import MAX_PROBE_BYTES
+
+TICK_S = 0.5
+SETTLE_S = 1.0
+"""A peer that has just joined has other things to do: exchange, load."""
+AGAIN_S = 60.0
+"""Between two measurements of a peer whose addresses have not changed."""
+SOON_S = 5.0
+"""Between two measurements however often its addresses change."""
+GOODPUT_AGAIN_S = 600.0
+SMALL_MESH_PEERS = 16
+"""In a larger mesh the transfers would add up: goodput is then not measured at all, and round trips rarely."""
+PEERS_PER_S = 8
+"""In a larger mesh: seconds between two measurements = peers / this. At 200 peers that is one in 25 s, or 0.5 KB/s."""
+NUM_PROBES = 4
+PROBE_S = 1.0
+TRANSFER_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+class PathKeeper:
+    """`run` works until it is cancelled. read: the interfaces of this machine."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        *,
+        read: Callable[[], list[Interface]] = recent_interfaces,
+        clock: Clock = monotonic,
+        settle_s: float = SETTLE_S,
+        soon_s: float = SOON_S,
+    ) -> None:
+        self._membership = membership
+        self._read = read
+        self._clock = clock
+        self._settle_s = settle_s
+        self._soon_s = soon_s
+        self._measured_at: dict[str, float] = {}
+        self._transferred_at: dict[str, float] = {}
+
+    async def run(self) -> None:
+        pause_s = TICK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = TICK_S
+            peers = self._membership.peers
+            for known in (self._measured_at, self._transferred_at):
+                for gone in known.keys() - {peer.id for peer in peers}:
+                    del known[gone]
+            for peer in peers:
+                await peer.close_retired()
+            due = [peer for peer in peers if self._is_due(peer)]
+            if due:
+                await self.measure(min(due, key=lambda peer: self._measured_at[peer.id]))
+                pause_s = TICK_S if len(peers) <= SMALL_MESH_PEERS else len(peers) / PEERS_PER_S
+
+    def _is_due(self, peer: Peer) -> bool:
+        now = self._clock()
+        # a peer that is seen for the first time counts as measured such that its turn comes after settle_s
+        since_s = now - self._measured_at.setdefault(peer.id, now + self._settle_s - self._soon_s)
+        changed = peer.paths.keys() != set(peer.addresses)
+        return since_s >= (self._soon_s if changed else AGAIN_S)
+
+    async def measure(self, peer: Peer) -> None:
+        """Measure every address of a peer, and use the best one from now on."""
+        self._measured_at[peer.id] = self._clock()
+        clients = {address: self._client(peer, address) for address in list(peer.addresses)}
+        try:
+            paths = await self._paths(peer, clients)
+            if self._membership.peer(peer.id) is not peer:
+                return
+            peer.paths = {path.address: path for path in paths}
+            self._forget_failed(peer)
+            best = best_path(paths, peer.client.address)
+            if best is not None and best.address != peer.client.address:
+                _log.info("peer %s (%s): %s is the better way: %.1f ms", peer.info.name, peer.id[:8], best.address,
+                          best.rtt_ms)  # fmt: skip
+                peer.use(clients.pop(best.address))
+        finally:
+            mine = (peer.client, *peer.retired)
+            await asyncio.gather(*(client.close() for client in clients.values() if client not in mine))
+
+    def _client(self, peer: Peer, address: str) -> ControlClient:
+        return peer.client if address == peer.client.address else peer.client.at(address)
+
+    async def _paths(self, peer: Peer, clients: dict[str, ControlClient]) -> list[Path]:
+        interfaces = self._read()
+        answers = await asyncio.gather(*(is_answered_by(peer.id, client) for client in clients.values()))
+        paths = []
+        for (address, client), answered in zip(clients.items(), answers, strict=True):
+            path = Path(address, link_kind(address, interfaces), failed=not answered)
+            paths.append(await self._with_rtt(path, client) if answered else path)
+        if not self._transfer_is_due(peer):
+            known = peer.paths
+            return [replace(path, mb_per_s=known[path.address].mb_per_s) if path.address in known else path
+                    for path in paths]  # fmt: skip
+        self._transferred_at[peer.id] = self._clock()
+        worth_it = any(path.works and not path.kind.comes_last for path in paths)
+        return [
+            path if path.kind.comes_last and worth_it else await self._with_goodput(path, clients[path.address])
+            for path in paths
+        ]
+
+    def _transfer_is_due(self, peer: Peer) -> bool:
+        last = self._transferred_at.get(peer.id)
+        few = len(self._membership.peers) <= SMALL_MESH_PEERS
+        new = any(address not in peer.paths for address in peer.addresses)
+        return few and (last is None or new or self._clock() - last >= GOODPUT_AGAIN_S)
+
+    async def _with_rtt(self, path: Path, client: ControlClient) -> Path:
+        """The least of a few round trips: the rest is what the machines did meanwhile."""
+        try:
+            return replace(path, rtt_ms=min([await self._probe_ms(client, 0, PROBE_S) for _ in range(NUM_PROBES)]))
+        except MeshError:
+            return replace(path, failed=True)
+
+    async def _with_goodput(self, path: Path, client: ControlClient) -> Path:
+        if not path.works or path.rtt_ms is None:
+            return path
+        try:
+            took_ms = await self._probe_ms(client, MAX_PROBE_BYTES, TRANSFER_S)
+        except MeshError:  # slower than 0.1 MB/s
+            return replace(path, mb_per_s=MAX_PROBE_BYTES / TRANSFER_S / 1e6)
+        return replace(path, mb_per_s=MAX_PROBE_BYTES / 1000 / max(took_ms - path.rtt_ms, 0.05))
+
+    async def _probe_ms(self, client: ControlClient, reply_bytes: int, timeout_s: float) -> float:
+        sent = self._clock()
+        await client.probe_path(reply_bytes, timeout_s)
+        return 1000 * (self._clock() - sent)
+
+    def _forget_failed(self, peer: Peer) -> None:
+        """Drop addresses that do not work and that the peer does not advertise either."""
+        told = {way for address in peer.info.addresses for way in dialable(address, self._read())}
+        for address in list(peer.addresses):
+            if peer.paths[address].failed and address not in told and address != peer.client.address:
+                peer.addresses.remove(address)
+                del peer.paths[address]
