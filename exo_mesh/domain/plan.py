@@ -52,6 +52,7 @@ class PlanInputs:
 class Plan:
     """An immutable assignment of all layers of a model to stages in ring order.
 
+    kv_pool_tokens: positions of all running sequences together for which every stage has reserved KV; 0 is one context.
     Raises ValueError unless each layer `0..num_layers` is held by exactly one stage, in order.
     """
 
@@ -62,6 +63,7 @@ class Plan:
     stages: tuple[StagePlan, ...]
     context_limit: int
     inputs: PlanInputs
+    kv_pool_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -73,6 +75,11 @@ class Plan:
             expected = stage.shard.stop
         if not self.stages[-1].shard.is_last:
             raise ValueError(f"layers from {expected} on are held by nobody")
+
+    @property
+    def pool_tokens(self) -> int:
+        """Positions that all sequences may hold together: at least one context."""
+        return max(self.kv_pool_tokens, self.context_limit)
 
     @property
     def peer_ids(self) -> tuple[str, ...]:

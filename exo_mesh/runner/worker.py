@@ -19,9 +19,6 @@ from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits
 from exo_mesh.runner.stage import Stage
 
-KV_POOL_TOKENS = 8192
-"""Positions that running sequences may hold together even where the context limit is shorter."""
-
 
 @dataclass(frozen=True, slots=True)
 class Submit:
@@ -161,5 +158,5 @@ class Worker:
         return Limits(
             max_in_flight=self._setup.num_stages,
             max_waiting=self._setup.max_queued,
-            max_tokens=max(KV_POOL_TOKENS, self._setup.plan.context_limit),
+            max_tokens=self._setup.plan.pool_tokens,
         )
