@@ -19,7 +19,7 @@ Each class has a `code`: a stable word that travels between processes, and that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import abc
 
 
 class MeshError(Exception):
@@ -59,7 +59,7 @@ class ModelError(MeshError):
 class PlacementError(MeshError):
     """No set of peers can hold the model; the message has what it needs, what there is, what would help.
 
-    The same as values, for programs: `reason` is a stable word (memory, layers, cuts, pins, no_candidates,
+    The same as values, for programs: `reason` is a stable word (memory, layers, cuts, no_candidates,
     too_few_peers, too_few_layers, outdated), `have` the usable bytes of each peer that was considered.
     """
 
@@ -71,7 +71,7 @@ class PlacementError(MeshError):
         *,
         reason: str = "",
         need_bytes: int | None = None,
-        have: Iterable[tuple[str, int]] = (),
+        have: abc.Iterable[tuple[str, int]] = (),
         remedy: str = "",
     ) -> None:
         super().__init__(message)

@@ -10,7 +10,7 @@ from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, make_plan
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
-from exo_mesh.errors import PlacementError
+from exo_mesh.errors import InputError, PlacementError
 
 PINNED = "pinned"
 """The policy of a plan whose layers somebody has dealt out by hand."""
@@ -39,8 +39,8 @@ def solve_pinned(
 ) -> Plan:
     """The plan that deals out the layers as pinned, in the order of the layers.
 
-    Raises PlacementError if the pins leave a layer out or hold one twice, name a peer that cannot take part, cut where
-    the model must not be cut, or do not fit.
+    Raises InputError if the pins leave a layer out or hold one twice, name a peer that cannot take part or cut where
+    the model must not be cut; PlacementError if they do not fit, or no longer take what they say.
     """
     pins = sorted(pins, key=lambda pin: (pin.start, pin.stop))
     _refuse_gaps(card, pins)
@@ -62,12 +62,25 @@ def solve_pinned(
     for pool_tokens in pools_to_try(context_limit):
         plan = make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs)
         if all(stage.reserve_bytes <= member.usable_bytes for stage, member in zip(plan.stages, members, strict=True)):
+            _refuse_outdated(plan, pins)
             return plan
     raise _pins_do_not_fit(card, ring, context_limit)
 
 
+def _refuse_outdated(plan: Plan, pins: Sequence[Pin]) -> None:
+    """Raises PlacementError if a pin says what its stage takes, as previews do, and that is so no more."""
+    for stage, pin in zip(plan.stages, pins, strict=True):
+        if pin.reserve_bytes not in (None, stage.reserve_bytes):
+            raise PlacementError(
+                f"{stage.shard} at {stage.peer_id[:8]} would take {gigabytes(stage.reserve_bytes)} now, "
+                f"not {gigabytes(pin.reserve_bytes or 0)}: memory has changed since the preview; ask for a new one",
+                reason="outdated",
+                remedy="ask for a new preview",
+            )
+
+
 def _refuse_gaps(card: ModelCard, pins: Sequence[Pin]) -> None:
-    """Raises PlacementError unless every layer is pinned exactly once, and no peer twice."""
+    """Raises InputError unless every layer is pinned exactly once, and no peer twice."""
     expected = 0
     for pin in pins:
         if not pin.start == expected < pin.stop <= card.num_layers:
@@ -81,9 +94,9 @@ def _refuse_gaps(card: ModelCard, pins: Sequence[Pin]) -> None:
         raise _pins_refused(card, "a peer has one position in a ring, and one is pinned twice")
 
 
-def _pins_refused(card: ModelCard, problem: str) -> PlacementError:
+def _pins_refused(card: ModelCard, problem: str) -> InputError:
     remedy = "pin each layer exactly once, on peers that `GET /instance/previews` lists"
-    return PlacementError(f"{card.name} ({card.num_layers} layers): {problem}; {remedy}", reason="pins", remedy=remedy)
+    return InputError(f"{card.name} ({card.num_layers} layers): {problem}; {remedy}", param="pins")
 
 
 def _pins_do_not_fit(card: ModelCard, ring: Ring, context_limit: int) -> PlacementError:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import random
 import re
+from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.plan import NO_BALLOT, Ballot
+from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError
 from exo_mesh.membership.service import Membership
@@ -48,7 +50,13 @@ def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
         and plan.context_limit >= (spec.context_limit or 0)
         and all(spec.engine in (None, stage.engine) for stage in plan.stages)
         and not set(spec.exclude_peers) & set(plan.peer_ids)
+        and (not spec.pins or _as_pinned(plan, spec.pins))
     )
+
+
+def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
+    held = [(stage.peer_id, stage.shard.start, stage.shard.stop) for stage in plan.stages]
+    return held == sorted(((pin.peer_id, pin.start, pin.stop) for pin in pins), key=lambda pin: pin[1])
 
 
 class Instances:

@@ -23,6 +23,7 @@ class Lease:
     expires_at: float | None
     taken_bytes: int = 0
     ready: bool = False
+    weights_bytes: int = 0
 
     @property
     def stage(self) -> StagePlan:

@@ -16,6 +16,7 @@ from exo_mesh.errors import MeshError, ReservationError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
+from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.tasks import TaskOwner
@@ -70,6 +71,7 @@ class StageHost:
         self._clock = clock
         self._reservations = Reservations()
         self._runners: dict[str, Runner] = {}
+        self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self._tasks = TaskOwner()
 
@@ -95,6 +97,18 @@ class StageHost:
         return usable_bytes(
             self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
         )
+
+    @property
+    def s_per_gb(self) -> dict[str, float]:
+        """How fast the engines here have shown themselves to be."""
+        return self._speed.s_per_gb()
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens drawn so far, by instance whose driver runs here."""
+        drivers = [lease.plan.instance_id for lease in self.leases if lease.index == len(lease.plan.stages) - 1]
+        beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
+        return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
 
     def promised(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node has promised itself to."""
@@ -177,6 +191,8 @@ class StageHost:
             port_last=last,
             max_queued=settings.max_queued,
         )
+        card = await asyncio.to_thread(self._models.card, plan.model)
+        lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         runner = Runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
         self._runners[plan.instance_id] = runner
@@ -186,8 +202,13 @@ class StageHost:
 
     async def _follow(self, runner: Runner, lease: Lease) -> None:
         instance_id, index = lease.plan.instance_id, lease.index
+        before = runner_pb2.Heartbeat()
 
         def on_beat(beat: runner_pb2.Heartbeat) -> None:
+            if lease.ready:
+                steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
+                self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
+            before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
             lease.ready = runner.board.ready
             self._metrics.stage_beat(instance_id, index, beat)

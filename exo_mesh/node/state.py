@@ -28,6 +28,7 @@ def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
         "ballot": [plan.ballot.counter, plan.ballot.proposer],
         "digest": plan.digest,
         "context_limit": plan.context_limit,
+        "kv_pool_tokens": plan.pool_tokens,
         "policy": plan.inputs.policy,
         "stages": stages,
     }
@@ -65,6 +66,8 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "total_bytes": reading.total_bytes,
         "reserved_bytes": reading.reserved_bytes,
         "load": round(reading.load, 2),
+        "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
+        "tokens": dict(sorted(reading.tokens.items())),
     }
 
 

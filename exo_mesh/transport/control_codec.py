@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
@@ -115,6 +116,8 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         total_bytes=reading.total_bytes,
         reserved_bytes=reading.reserved_bytes,
         load=reading.load,
+        s_per_gb=reading.s_per_gb,
+        tokens=reading.tokens,
     )
 
 
@@ -126,4 +129,6 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         message.total_bytes,
         message.reserved_bytes,
         message.load,
+        dict(islice(message.s_per_gb.items(), MAX_ITEMS)),
+        dict(islice(message.tokens.items(), MAX_ITEMS)),
     )

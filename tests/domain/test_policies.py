@@ -21,7 +21,7 @@ from exo_mesh.domain.placement import (
     stage_bytes,
 )
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.errors import PlacementError
+from exo_mesh.errors import InputError, PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B, place
 
 FLAT = replace(
@@ -142,9 +142,17 @@ def test_pins_are_taken_as_they_are_in_the_order_of_the_layers() -> None:
     ],
 )
 def test_pins_that_make_no_ring_are_refused(pins: tuple[Pin, ...], problem: str) -> None:
-    with pytest.raises(PlacementError, match=problem) as refused:
+    with pytest.raises(InputError, match=problem) as refused:
         pinned(*pins)
-    assert refused.value.reason == "pins" and refused.value.remedy
+    assert refused.value.param == "pins"
+
+
+def test_a_preview_that_is_out_of_date_is_refused() -> None:
+    half = stage_bytes(LLAMA_8B, 0, 16, POOL_TOKENS)
+    assert pinned(Pin("p0", 0, 16, "mlx", half), Pin("p1", 16, 32)).stages[0].reserve_bytes == half
+    with pytest.raises(PlacementError, match="memory has changed since the preview") as refused:
+        pinned(Pin("p0", 0, 16, "mlx", half - 1), Pin("p1", 16, 32))
+    assert refused.value.reason == "outdated"
 
 
 def test_pins_that_do_not_fit_are_refused_with_the_numbers_of_the_peer() -> None:
@@ -155,7 +163,7 @@ def test_pins_that_do_not_fit_are_refused_with_the_numbers_of_the_peer() -> None
 
 def test_a_pinned_ring_is_of_one_engine() -> None:
     mixed = [Candidate("p0", 20 * GB, "mlx"), Candidate("p1", 20 * GB, "torch")]
-    with pytest.raises(PlacementError, match="p0 mlx, p1 torch"):
+    with pytest.raises(InputError, match="p0 mlx, p1 torch"):
         pinned(Pin("p0", 0, 16), Pin("p1", 16, 32), candidates=mixed)
 
 
