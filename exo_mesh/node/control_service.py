@@ -66,7 +66,11 @@ class ControlService:
         except ValueError as exc:
             raise InputError(f"this is no plan: {exc}") from exc
         try:
-            answer = await self._host.reserve(plan, request.stage)
+            if request.HasField("adopt"):
+                adopted = ballot_from_proto(request.adopt)
+                answer = await self._host.adopt(plan.instance_id, plan.ballot, adopted)
+            else:
+                answer = await self._host.reserve(plan, request.stage)
         except ReservationError as exc:
             return pb.ReserveReply(granted=False, reason=str(exc), never=True)
         reply = pb.ReserveReply(granted=answer.granted, reason=answer.reason, usable_bytes=answer.usable_bytes)

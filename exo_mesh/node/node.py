@@ -161,6 +161,7 @@ class Node:
             )
         )
         self._host.start()
+        self._instances.start()
         work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
         own = Announcement(settings.namespace, self.node_id, port)

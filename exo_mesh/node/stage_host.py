@@ -133,6 +133,13 @@ class StageHost:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
         return answer
 
+    async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+        """Promise a running stage to a new owner; see Reservations.adopt."""
+        async with self._turn:
+            answer = self._reservations.adopt(instance_id, ballot, adopted)
+        _log.info("adoption of %s by ballot %s: %s", instance_id, adopted, answer.reason or "granted")
+        return answer
+
     async def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[control_pb2.StageStatus]:
         """Start the stage, or join those who watch it; reports for as long as it lives, the last one is `failed`.
 
@@ -218,7 +225,7 @@ class StageHost:
         finally:
             if self._runners.get(instance_id) is runner:
                 del self._runners[instance_id]
-                self._reservations.release(instance_id, lease.plan.ballot)
+                self._reservations.release(instance_id, lease.ballot)
             self._metrics.stage_gone(instance_id, index)
             failed = runner.board.failed
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
@@ -232,4 +239,4 @@ class StageHost:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             for lease in self._reservations.expire(self._clock()):
-                _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.plan.ballot)
+                _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.ballot)

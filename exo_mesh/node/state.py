@@ -25,7 +25,7 @@ def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
         "state": str(instance.state),
         "reason": instance.reason,
         "owner": owner,
-        "ballot": [plan.ballot.counter, plan.ballot.proposer],
+        "ballot": [instance.ballot.counter, instance.ballot.proposer],
         "digest": plan.digest,
         "context_limit": plan.context_limit,
         "kv_pool_tokens": plan.pool_tokens,

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
 
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
@@ -66,6 +67,7 @@ def instance_to_proto(instance: InstanceInfo) -> pb.InstanceInfo:
         endpoints=instance.endpoints,
         pids=instance.pids,
         reason=instance.reason,
+        adopted=None if instance.adopted == NO_BALLOT else ballot_to_proto(instance.adopted),
     )
 
 
@@ -76,7 +78,8 @@ def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
     except ValueError as exc:
         raise TransportError(f"a peer sent an impossible plan: {exc}") from exc
     state = _STATES_BACK.get(message.state, InstanceState.FAILED)
-    return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason)
+    adopted = ballot_from_proto(message.adopted) if message.HasField("adopted") else NO_BALLOT
+    return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
 
 
 def record_to_proto(record: Record) -> pb.Record:
