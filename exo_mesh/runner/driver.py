@@ -102,6 +102,7 @@ class Driver:
 
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
+        self._ops.extend(Remove(sequence.id) for sequence in self._scheduler.make_room())
         for sequence in self._scheduler.admit():
             self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
         while len(self._in_flight) < self._limits.max_in_flight:

@@ -36,8 +36,8 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """max_in_flight: frames on the ring at once. prefill_chunk: tokens of one prefill frame.
-    max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens: positions of all running
-    sequences together that a running set may have when one more is admitted."""
+    max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens: positions that all running
+    sequences may have together; a single one may always run."""
 
     max_in_flight: int
     prefill_chunk: int = PREFILL_CHUNK
@@ -45,6 +45,10 @@ class Limits:
     max_running: int = 32
     max_waiting: int = 32
     max_tokens: int = 2**31
+
+
+ROOM_TOKENS = 64
+"""What each running sequence must be able to grow by when one more is admitted: else it would be put back at once."""
 
 
 class Work(NamedTuple):
@@ -86,15 +90,29 @@ class Scheduler:
                 return False
         return self._running.pop(sequence_id, None) is not None
 
+    def make_room(self) -> Iterator[Sequence]:
+        """Put the youngest back to the head of the queue until the others can each grow by a token; one always may.
+
+        Yields each that was put back: the stages must forget it, and compute it again when it is admitted.
+        """
+        while len(self._running) > 1 and self._held() + len(self._running) > self.limits.max_tokens:
+            _, sequence = self._running.popitem()
+            sequence.computed = 0
+            self._waiting.appendleft(sequence)
+            yield sequence
+
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running as long as they fit; yields each, in order of arrival."""
         while self._waiting and len(self._running) < self.limits.max_running:
-            held = sum(len(sequence.tokens) for sequence in self._running.values())
-            if self._running and held + len(self._waiting[0].tokens) > self.limits.max_tokens:
+            room = ROOM_TOKENS * (len(self._running) + 1)
+            if self._running and self._held() + len(self._waiting[0].tokens) + room > self.limits.max_tokens:
                 return
             sequence = self._waiting.popleft()
             self._running[sequence.id] = sequence
             yield sequence
+
+    def _held(self) -> int:
+        return sum(len(sequence.tokens) for sequence in self._running.values())
 
     def next_work(self) -> Work | None:
         """The next frame's rows, or None if every running sequence waits for a frame on its way.

@@ -45,6 +45,23 @@ def test_running_sequences_are_spread_over_the_frames_in_flight() -> None:
     assert scheduler.next_work() is None
 
 
+def test_sequences_that_outgrow_the_pool_are_put_back_the_youngest_first() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=1, max_tokens=200))
+    old, young = admitted(scheduler, 20, 20)
+    scheduler.submit(Sequence(3, [1]))
+    assert not list(scheduler.admit()), "there is no room to grow for three"
+    assert list(scheduler.make_room()) == []
+    old.tokens += range(158)
+    assert list(scheduler.make_room()) == []
+    old.tokens.append(1)
+    assert list(scheduler.make_room()) == [young] and (young.computed, scheduler.num_waiting) == (0, 2)
+    old.tokens += range(5000)
+    assert list(scheduler.make_room()) == [], "one may always run"
+    assert not list(scheduler.admit())
+    scheduler.remove(old.id)
+    assert [sequence.id for sequence in scheduler.admit()] == [young.id, 3]
+
+
 def test_a_long_prompt_takes_turns_with_running_streams() -> None:
     scheduler = Scheduler(Limits(max_in_flight=1, prefill_chunk=4))
     short, _long = admitted(scheduler, 1, 100)

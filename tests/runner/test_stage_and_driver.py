@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Frame
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Remove
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.tensor import Tensor
@@ -169,6 +169,25 @@ async def test_concurrent_requests_get_the_text_that_each_gets_alone(num_stages:
         assert events[-1].finish == "length"
     assert ring.kv_rows == 0, "every stage frees every sequence"
     assert (ring.driver.num_running, ring.driver.num_waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("num_stages", [1, 3])
+async def test_a_small_pool_is_never_exceeded_and_changes_no_text(num_stages: int) -> None:
+    ring, callers = Ring(num_stages, max_tokens=240, prefill_chunk=16), [Caller() for _ in range(4)]
+    prompts = [[n + 1] * (10 + n) for n in range(4)]
+    for n, (prompt, caller) in enumerate(zip(prompts, callers, strict=True)):
+        ring.driver.submit(request(f"r{n}", prompt, 100), caller.mailbox)
+    most = removed = 0
+    while ring.sent:
+        removed += sum(isinstance(op, Remove) for op in ring.sent[0].ops)
+        ring.lap()
+        most = max(most, *(sum(len(kv) for kv in engine.kv.values()) for engine in ring.engines))
+    for prompt, caller in zip(prompts, callers, strict=True):
+        events = await caller.collect()
+        assert ids(events) == expected(prompt, 100, num_stages)
+        assert [event.index for event in events] == list(range(100))
+    assert 120 < most <= 240 and ring.kv_rows == 0
+    assert removed > 4, "some were put back before they had ended"
 
 
 async def test_a_stop_id_ends_the_request_and_is_not_emitted() -> None:
