@@ -12,6 +12,12 @@ from exo_mesh.errors import MeshError
 _log = logging.getLogger(__name__)
 
 
+def was_cancelled() -> bool:
+    """In a handler of CancelledError: was this task cancelled? If not, it is grpc's way to say that a call was."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class TaskOwner:
     """Starts tasks and awaits every one of them in `close`. A failed task is logged at once, with its name."""
 

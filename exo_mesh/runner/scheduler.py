@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from exo_mesh.domain.frame import Row
 
-
 PREFILL_CHUNK = 512
 """Tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
 
@@ -19,7 +18,7 @@ PREFILL_CHUNK = 512
 class Sequence:
     """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
 
-    All but the last prompt token are prefilled; the last one is the first decode row, so that every decode row is alike.
+    All but the last prompt token are prefilled; the last one is the first decode row, so all decode rows are alike.
     """
 
     id: int
@@ -60,7 +59,7 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Scheduler:
-    """Owns which sequences wait and run. Nothing here blocks; the driver asks for the next work when a frame is free."""
+    """Owns which sequences wait and run. Nothing here blocks; the driver asks for work when a frame is free."""
 
     limits: Limits
     _waiting: deque[Sequence] = field(default_factory=deque)

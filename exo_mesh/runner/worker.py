@@ -36,12 +36,19 @@ class Ended:
     """A Shutdown op has come round."""
 
 
-Item = Frame | Submit | Cancel | Ended
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A frame failed in the task that read it: an error of ours, for no engine error gets out of a stage."""
+
+    error: Exception
+
+
+Item = Frame | Submit | Cancel | Ended | Failed
 
 DIRECT_TOKENS = 32
-"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading then
-waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so that no
-circle of stages can wait for each other."""
+"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
+then waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so
+that no circle of stages can wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,10 @@ class Worker:
         return engine.memory_bytes()
 
     async def run(self, send: Send) -> None:
-        """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage."""
+        """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage.
+
+        Raises whatever goes wrong: the frame it went wrong with is missing from then on, and the ring cannot go on.
+        """
         assert self.engine is not None, "load first"
         self._send = send if self._setup.num_stages > 1 else self._to_self
         while not isinstance(item := await self.inbox.get(), Ended):
@@ -115,16 +125,21 @@ class Worker:
                 await self._do(item)
 
     async def accept(self, frame: Frame) -> None:
-        """A frame has come from the stage before: compute and pass it on now if it is small and its turn, else queue it."""
+        """A frame has come: compute and pass it on now if it is small and its turn has come, else queue it."""
         if self._turn.locked() or self.inbox.qsize() or len(frame.token_ids) > DIRECT_TOKENS:
             self.inbox.put_nowait(frame)
         else:
             async with self._turn:
-                await self._do(frame)
+                try:
+                    await self._do(frame)
+                except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
+                    self.inbox.put_nowait(Failed(exc))
 
     async def _do(self, item: Item) -> None:
         if isinstance(item, Frame):
             self._frame(item)
+        elif isinstance(item, Failed):
+            raise item.error
         elif self.driver is not None:
             if isinstance(item, Submit):
                 self.driver.submit(item.request, item.mailbox)

@@ -1,4 +1,4 @@
-"""Stages and a driver in one thread: what happens to rows, ops, faults and requests, with an engine small enough to see through.
+"""Stages and a driver in one thread: what happens to rows, ops, faults and requests, with a small, clear engine.
 
 `TinyEngine` is a whole engine of the contract: its hidden state is the running sum of all token ids of a sequence, each
 stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost, doubled or
@@ -58,7 +58,7 @@ class TinyEngine:
                 self.kv[row.sequence] = cached = cached[: row.pos0] + ids
                 sums = [float(sum(cached[: row.pos0 + i + 1])) for i in range(row.n)]
             if incoming is not None:
-                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == [s for s in sums]
+                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == sums
                 sums = incoming[start : start + row.n, 0].tolist()
             else:
                 sums = [total * 1000 for total in sums]
