@@ -1,4 +1,4 @@
-"""The instances of the mesh as this node uses them: choose one, place one, watch its own, end one."""
+"""The instances of the mesh as this node uses them: choose one, place one, delete one."""
 
 from __future__ import annotations
 
@@ -7,35 +7,23 @@ import logging
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from weakref import WeakValueDictionary
 
-from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
-from exo_mesh.errors import DeadlineError, MeshError, ReservationError, StageLostError, TransportError
+from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
+from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue
-from exo_mesh.node.members import Members
+from exo_mesh.node.custody import Custody
 from exo_mesh.node.placer import BallotBeatenError, Placer
-from exo_mesh.node.reservations import Answer
-from exo_mesh.node.ring_keeper import RingKeeper
 from exo_mesh.node.service import InstanceSpec
-from exo_mesh.node.stage_host import StageHost
-from exo_mesh.node.supervisor import Limits
 from exo_mesh.tasks import TaskOwner
 
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
 """After a lost race: how long the winner's record may take to get here. Records travel at once, probes take 1 s."""
-
-ORPHAN_S = 10.0
-"""A stage whose owner has died, and that nobody has adopted, is ended after this; the ring may be healthy meanwhile."""
-
-ORDER_EVERY_S = 1.0
-"""Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,43 +53,31 @@ def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
 
 
 class Instances:
-    """Everybody may use any instance in the view; the peer that placed one (its owner) watches and ends it."""
+    """Everybody may use any instance in the view; the peer that placed one owns it (see `custody`)."""
 
     def __init__(
         self,
         membership: Membership,
-        members: Members,
+        custody: Custody,
         placer: Placer,
         catalogue: Catalogue,
-        host: StageHost,
-        runner_limits: Limits,
         rng: random.Random,
     ) -> None:
         self._membership = membership
-        self._members = members
+        self._custody = custody
         self._placer = placer
         self._catalogue = catalogue
-        self._host = host
-        self._runner_limits = runner_limits
         self._rng = rng
-        self._keepers: dict[str, RingKeeper] = {}
         self._flights: dict[InstanceSpec, asyncio.Task[InstanceInfo]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._progress: dict[str, tuple[int, int]] = {}
-        self._highest: dict[str, Ballot] = {}
         self._distrusted: dict[str, Ballot] = {}
-        self._ownerless: dict[str, InstanceInfo] = {}
         self._tasks = TaskOwner()
-
-    def start(self) -> None:
-        self._tasks.start(self._keep_order(), "order of instances")
 
     async def stop(self) -> None:
         """End every instance this node owns, at all members."""
         await self._tasks.close()
-        keepers = list(self._keepers.values())
-        await asyncio.gather(*(keeper.release() for keeper in keepers))
-        self._keepers.clear()
+        await self._custody.stop()
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
         """(owner, instance) of the view whose stages all live, by instance id."""
@@ -156,9 +132,9 @@ class Instances:
 
     async def delete_own(self, instance_id: str) -> bool:
         """End an instance that this node owns; False if it owns none of this id."""
-        keeper = self._keepers.pop(instance_id, None)
+        keeper = self._custody.keepers.pop(instance_id, None)
         if keeper is not None:
-            await self._end(instance_id, keeper)
+            await self._custody.end(instance_id, keeper)
             return True
         key = RecordKey("instance", instance_id, self._membership.own.id)
         record = self._membership.view.get(key)
@@ -169,18 +145,6 @@ class Instances:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
         return bool(flights)
-
-    def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
-        for record in records:
-            instance = record.value
-            if (
-                isinstance(instance, InstanceInfo)
-                and instance.state is InstanceState.READY
-                and self._membership.own.id in instance.plan.peer_ids
-            ):
-                self._ownerless[record.key.id] = instance
-        self._membership.changed.beat()
 
     async def _place_or_join(self, spec: InstanceSpec) -> InstanceInfo:
         turn = self._turns.setdefault(spec.model, asyncio.Lock())
@@ -197,7 +161,7 @@ class Instances:
                     return await self._place(card, spec, instance_id)
                 except BallotBeatenError as exc:
                     failure = exc
-                    self._note(instance_id, exc.ballot)
+                    self._custody.note(instance_id, exc.ballot)
                     try:
                         return await self._join(instance_id, spec, exc.ballot)
                     except (StageLostError, DeadlineError) as lost:
@@ -225,15 +189,17 @@ class Instances:
         def on_progress(done: int, total: int) -> None:
             self._progress[spec.model] = (done, total)
 
-        stale = self._keepers.pop(instance_id, None)
+        stale = self._custody.keepers.pop(instance_id, None)
         if stale is not None:
-            await self._end(instance_id, stale)
+            await self._custody.end(instance_id, stale)
         try:
-            keeper, instance = await self._placer.place(card, spec, instance_id, self._above(instance_id), on_progress)
+            keeper, instance = await self._placer.place(
+                card, spec, instance_id, self._custody.above(instance_id), on_progress
+            )
         finally:
             self._progress.pop(spec.model, None)
-        self._note(instance_id, instance.plan.ballot)
-        self._keep(keeper)
+        self._custody.note(instance_id, instance.plan.ballot)
+        self._custody.keep(keeper)
         self._membership.put_instance(instance_id, instance)
         return instance
 
@@ -252,103 +218,3 @@ class Instances:
             if clock() > give_up_at:
                 raise StageLostError(f"the plan of ballot {ballot} for {instance_id} did not come to be")
             await self._membership.changed.wait(0.5)
-
-    def _keep(self, keeper: RingKeeper) -> None:
-        self._keepers[keeper.plan.instance_id] = keeper
-        self._tasks.start(self._watch(keeper), f"watch {keeper.plan.instance_id}")
-
-    async def _watch(self, keeper: RingKeeper) -> None:
-        """When a stage is lost the instance ends; the next request places it again."""
-        instance_id = keeper.plan.instance_id
-        error = await keeper.lost
-        if self._keepers.get(instance_id) is not keeper:
-            return
-        del self._keepers[instance_id]
-        failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
-        self._membership.put_instance(instance_id, failed)
-        await self._end(instance_id, keeper)
-
-    async def _end(self, instance_id: str, keeper: RingKeeper) -> None:
-        self._note(instance_id, keeper.ballot)
-        await keeper.release()
-        if instance_id not in self._keepers:
-            self._membership.put_instance(instance_id, None)
-
-    # the order of instances: one owner and one plan each, wherever they came from
-
-    async def _keep_order(self) -> None:
-        """Each time the view changes: give way to higher ballots, adopt what has lost its owner, end orphans."""
-        orphan_since: dict[tuple[str, Ballot], float] = {}
-        while True:
-            self._give_way()
-            for instance in list(self._ownerless.values()):
-                await self._adopt_if_due(instance)
-            await self._end_orphans(orphan_since)
-            await self._membership.changed.wait(ORDER_EVERY_S)
-
-    def _give_way(self) -> None:
-        """Two sides of a split mesh may each have placed or adopted an instance: the lower ballot ends."""
-        for owner, instance in self._membership.view.instances():
-            instance_id = instance.plan.instance_id
-            keeper = self._keepers.get(instance_id)
-            beaten = keeper is not None and owner != self._membership.own.id and instance.ballot > keeper.ballot
-            if keeper is not None and beaten and instance.state is InstanceState.READY:
-                _log.info("%s of ballot %s gives way to ballot %s", instance_id, keeper.ballot, instance.ballot)
-                del self._keepers[instance_id]
-                self._tasks.start(self._end(instance_id, keeper), f"give way: {instance_id}")
-
-    async def _adopt_if_due(self, instance: InstanceInfo) -> None:
-        """Adopt a ring without an owner if it is whole and this is its lowest-id member; a later round tries again."""
-        plan = instance.plan
-        known = self._membership.view.plans_of(plan.instance_id)
-        runs_here = any(lease.plan.ballot == plan.ballot for lease in self._host.leases)
-        if not runs_here or any(ballot >= plan.ballot for ballot in known):
-            del self._ownerless[plan.instance_id]
-            return
-        alive = [peer_id for peer_id in sorted(plan.peer_ids) if self._membership.is_alive(peer_id)]
-        if len(alive) < len(plan.peer_ids) or alive[0] != self._membership.own.id:
-            return
-        adopted = max(self._above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
-        answers = await asyncio.gather(*(self._ask_to_adopt(plan, index, adopted) for index in range(len(alive))))
-        for answer in answers:
-            if not answer.granted:
-                _log.info("%s cannot be adopted yet: %s", plan.instance_id, answer.reason)
-                self._note(plan.instance_id, answer.beaten_by or NO_BALLOT)
-                return
-        _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
-        self._ownerless.pop(plan.instance_id, None)
-        self._note(plan.instance_id, adopted)
-        keeper = RingKeeper(plan, self._members, lambda done, total: None, self._runner_limits, adopted)
-        self._keep(keeper)
-        keeper.watch()
-        self._membership.put_instance(plan.instance_id, replace(instance, adopted=adopted))
-
-    async def _ask_to_adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
-        try:
-            return await self._members.member(plan.stages[index].peer_id).adopt(plan, index, adopted)
-        except (TransportError, DeadlineError, ReservationError) as exc:
-            return Answer(False, 0, str(exc))
-
-    async def _end_orphans(self, since: dict[tuple[str, Ballot], float]) -> None:
-        """End stages here whose plan no living owner has spoken of for ORPHAN_S; `since` lasts from round to round."""
-        now = asyncio.get_running_loop().time()
-        running = {(lease.plan.instance_id, lease.plan.ballot): lease for lease in self._host.leases}
-        orphans = {
-            key: lease
-            for key, lease in running.items()
-            if lease.expires_at is None and key[1] not in self._membership.view.plans_of(key[0])
-        }
-        for key in since.keys() - orphans.keys():
-            del since[key]
-        for key, lease in orphans.items():
-            if now - since.setdefault(key, now) >= ORPHAN_S:
-                _log.warning("the stage of %s (ballot %s) has no owner: ending it", key[0], lease.ballot)
-                await self._host.release(key[0], lease.ballot)
-
-    def _above(self, instance_id: str) -> Ballot:
-        in_view = [held.ballot for _, held in self._membership.view.instances()
-                   if held.plan.instance_id == instance_id]  # fmt: skip
-        return max([self._highest.get(instance_id, NO_BALLOT), self._host.promised(instance_id), *in_view])
-
-    def _note(self, instance_id: str, ballot: Ballot) -> None:
-        self._highest[instance_id] = max(ballot, self._highest.get(instance_id, NO_BALLOT))

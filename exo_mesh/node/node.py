@@ -28,6 +28,7 @@ from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.control_service import ControlService
+from exo_mesh.node.custody import Custody
 from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.housekeeping import keep_house
@@ -110,14 +111,9 @@ class Node:
         self._placer = Placer(
             settings, self.membership, members, self._cuts, self.metrics, self._host.usable_bytes, tuning.host.runner
         )
+        self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
         self._instances = Instances(
-            self.membership,
-            members,
-            self._placer,
-            self._catalogue,
-            self._host,
-            tuning.host.runner,
-            rng or random.Random(),
+            self.membership, self._custody, self._placer, self._catalogue, rng or random.Random()
         )
         self._drivers = DriverChannels()
         self._router = Router(
@@ -161,7 +157,7 @@ class Node:
             )
         )
         self._host.start()
-        self._instances.start()
+        self._custody.start()
         work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
         own = Announcement(settings.namespace, self.node_id, port)
@@ -272,7 +268,7 @@ class Node:
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        self._instances.owner_left(peer, records)
+        self._custody.owner_left(peer, records)
 
     def _driver_endpoint(self, instance: InstanceInfo) -> str:
         return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)

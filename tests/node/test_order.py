@@ -14,7 +14,7 @@ import pytest
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import PlacementError
-from exo_mesh.node import instances as instances_module
+from exo_mesh.node import custody
 from exo_mesh.node.node import Node
 from exo_mesh.node.service import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
@@ -86,7 +86,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
         await until(lambda: len(ballots(nodes)) == 1 and len(nodes[2].membership.peers) == 2)
         (seen,) = instances(nodes[2])
         assert seen["owner"] == members[0] and seen["ballot"] == adopted["ballot"]
-        await until(lambda: not nodes[2]._instances._keepers)
+        await until(lambda: not nodes[2]._custody.keepers)
         assert [stage["pid"] for stage in seen["stages"]] == [stage["pid"] for stage in placed["stages"]]
         assert set(runners()) == {stage["pid"] for stage in placed["stages"]}, "no stage was started again"
         assert len(await request) == 500
@@ -100,7 +100,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
 async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(instances_module, "ORPHAN_S", 1.0)
+    monkeypatch.setattr(custody, "ORPHAN_S", 1.0)
     async with cabled_mesh(tmp_path, monkeypatch, 4) as (cable, nodes):
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=4))
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[3]))
@@ -119,7 +119,7 @@ async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instanc
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
         (survivor,) = instances(nodes[0])
         await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
-        assert sum(len(node._instances._keepers) for node in nodes) == 1
+        assert sum(len(node._custody.keepers) for node in nodes) == 1
         await until(lambda: len({node.state()["view"]["view_digest"] for node in nodes}) == 1)
         assert await tokens(nodes[1], a_request("after")) == texts[0]
 
@@ -128,7 +128,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner stays with one side; the ring lies on the other, which adopts it; the owner's side places its own."""
-    monkeypatch.setattr(instances_module, "ORPHAN_S", 1.0)
+    monkeypatch.setattr(custody, "ORPHAN_S", 1.0)
     async with cabled_mesh(tmp_path, monkeypatch, 4) as (cable, nodes):
         ring = (Pin("n2", 0, 4), Pin("n3", 4, 8))
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=ring))
@@ -145,15 +145,15 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
         (survivor,) = instances(nodes[1])
         assert Ballot(*survivor["ballot"]) > Ballot(*placed["ballot"])
         await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
-        assert sum(len(node._instances._keepers) for node in nodes) == 1
+        assert sum(len(node._custody.keepers) for node in nodes) == 1
 
 
 async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instances_module, "ORPHAN_S", 0.5)
+    monkeypatch.setattr(custody, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n1", 0, 8),)))
-        (keeper,) = nodes[0]._instances._keepers.values()
-        nodes[0]._instances._keepers.clear()
+        (keeper,) = nodes[0]._custody.keepers.values()
+        nodes[0]._custody.keepers.clear()
         await keeper.close()
         nodes[0].membership.put_instance(keeper.plan.instance_id, None)
         await until(lambda: not runners())
