@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -121,7 +123,9 @@ def script(tmp_path: Path, text: str) -> tuple[str, ...]:
 
 
 def finder(tmp_path: Path, node: Node, command: tuple[str, ...]) -> tuple[LegalCuts, Catalogue]:
-    catalogue = Catalogue(ModelStore(()), node.membership)
+    shipped = resources.files("exo_mesh.weights") / "shipped" / MODEL
+    shutil.copytree(str(shipped), tmp_path / "models" / "alpha", dirs_exist_ok=True)
+    catalogue = Catalogue(ModelStore((tmp_path / "models",)), node.membership)
     registry = Registry({"tracing": Tracing()}, {})  # type: ignore[dict-item]
     return LegalCuts(registry, catalogue, node.membership, tmp_path / "cuts", command), catalogue
 
@@ -130,7 +134,7 @@ async def test_an_engine_is_asked_once_for_its_cuts_and_the_answer_outlives_the_
     node = make_node(tmp_path / "home", "n", Machine())
     command = script(tmp_path, "print('noise'); print('{\"cuts\": [2, 5]}')")
     cuts, catalogue = finder(tmp_path, node, command)
-    card = await catalogue.card(MODEL)
+    card = await catalogue.card("alpha")
     assert [await cuts.of(card, "tracing") for _ in range(2)] == [(2, 5), (2, 5)]
     again, _ = finder(tmp_path, node, command)
     assert await again.of(card, "tracing") == (2, 5)
@@ -143,7 +147,7 @@ async def test_an_engine_is_asked_once_for_its_cuts_and_the_answer_outlives_the_
 async def test_an_engine_that_cannot_say_is_an_error_here_and_every_boundary_for_planning(tmp_path: Path) -> None:
     node = make_node(tmp_path / "home", "n", Machine())
     cuts, catalogue = finder(tmp_path, node, script(tmp_path, "raise SystemExit('no memory for this')"))
-    card = await catalogue.card(MODEL)
+    card = await catalogue.card("alpha")
     with pytest.raises(EngineError, match="no memory for this"):
         await cuts.here(card, "tracing")
     assert await cuts.of(card, "tracing") == card.legal_cuts
