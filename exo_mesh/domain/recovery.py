@@ -69,8 +69,8 @@ def recover(
         key=lambda spare: (-spare.usable_bytes, spare.peer_id),
     )
     best: tuple[tuple[int, int, int], list[_Position], list[range]] | None = None
-    pool_tokens = old.pool_tokens
-    for ring, pool in product(_rings(old, holding, usable_bytes, fitting_spares), (old.pool_tokens, old.context_limit)):
+    pool_tokens = old.kv_tokens
+    for ring, pool in product(_rings(old, holding, usable_bytes, fitting_spares), (old.kv_tokens, old.context_limit)):
         ranges = _fewest_bytes(card, ring, starts, pool)
         if ranges is None:
             continue
@@ -159,7 +159,7 @@ def _fewest_bytes(
 def _hopeless(
     card: ModelCard, old: Plan, usable_bytes: Mapping[str, int], spares: Sequence[Candidate]
 ) -> PlacementError:
-    need = sum(stage_bytes(card, s.shard.start, s.shard.stop, old.pool_tokens) for s in old.stages)
+    need = sum(stage_bytes(card, s.shard.start, s.shard.stop, old.kv_tokens) for s in old.stages)
     have = [*sorted(usable_bytes.items()), *((spare.peer_id, spare.usable_bytes) for spare in spares)]
     remedy = "Place the model anew with a shorter context, or start more peers."
     listing = ", ".join(f"{peer_id[:8]} {gigabytes(size)}" for peer_id, size in have) or "none"

@@ -223,7 +223,7 @@ class Membership:
 
     async def _keep_exchanging(self, peer: Peer) -> None:
         timing = self._timing
-        while True:
+        while self._peers.get(peer.id) is peer:  # it is not, once its restart has been noticed here
             try:
                 known_there = await self._exchange_with(peer)
                 pause_s = timing.exchange_every_s if known_there else 0.0

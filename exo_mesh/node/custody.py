@@ -6,12 +6,13 @@ What each case is for is in docs/placement.md under "Reserve, commit, and who is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.members import Members
@@ -23,6 +24,10 @@ from exo_mesh.tasks import TaskOwner
 
 ORPHAN_S = 10.0
 """A stage whose owner has died, and that nobody has adopted, is ended after this; the ring may be healthy meanwhile."""
+
+RELEASE_S = 2.0
+"""At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
+when its owner has been gone for a while."""
 
 ORDER_EVERY_S = 1.0
 """Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
@@ -47,10 +52,14 @@ class Custody:
         self._tasks.start(self._keep_order(), "order of instances")
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members."""
-        await self._tasks.close()
-        await asyncio.gather(*(keeper.release() for keeper in self.keepers.values()))
+        """End every instance this node owns, at all members that answer within RELEASE_S."""
+        keepers = list(self.keepers.values())
         self.keepers.clear()
+        await asyncio.gather(*(keeper.close() for keeper in keepers))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                await self._tasks.close()
+                await asyncio.gather(*(keeper.release() for keeper in keepers))
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
         """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
@@ -84,7 +93,9 @@ class Custody:
         """Release a ring that is in `keepers` no more, and take back this node's word of it."""
         self.note(instance_id, keeper.ballot)
         await keeper.release()
-        if instance_id not in self.keepers:
+        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
+        # by now this node may have begun to place it again
+        if record and isinstance(record.value, InstanceInfo) and record.value.ballot <= keeper.ballot:
             self._membership.put_instance(instance_id, None)
 
     # the order of instances: one owner and one plan each, wherever they came from
@@ -149,7 +160,7 @@ class Custody:
         orphans = {
             key: lease
             for key, lease in running.items()
-            if lease.expires_at is None and key[1] not in self._membership.view.plans_of(key[0])
+            if lease.committed and key[1] not in self._membership.view.plans_of(key[0])
         }
         for key in since.keys() - orphans.keys():
             del since[key]

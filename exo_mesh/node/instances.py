@@ -112,7 +112,7 @@ class Instances:
             return self._rng.choice(ready)
         flight = self._flights.get(spec)
         if flight is None:
-            flight = self._tasks.start(self._place_or_join(spec), f"place {spec.model}")
+            flight = self._tasks.start(self._place_or_join(spec), f"place {spec.model}", for_request=True)
             self._flights[spec] = flight
             flight.add_done_callback(lambda _: self._flights.pop(spec, None))
         try:

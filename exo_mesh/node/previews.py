@@ -82,7 +82,7 @@ def _describe(
 ) -> dict[str, Any]:
     stages = []
     for stage in plan.stages:
-        parts = footprint(card, stage.shard.start, stage.shard.stop, plan.pool_tokens)
+        parts = footprint(card, stage.shard.start, stage.shard.stop, plan.kv_tokens)
         stages.append(
             {
                 "peer": stage.peer_id,
@@ -101,7 +101,7 @@ def _describe(
         "width": len(stages),
         "policies": [],
         "context_limit": plan.context_limit,
-        "kv_pool_tokens": plan.pool_tokens,
+        "kv_pool_tokens": plan.kv_tokens,
         "stages": stages,
         "request": {"model": spec.model, "context_limit": plan.context_limit, "stages": stages},
     }

@@ -8,7 +8,8 @@ from exo_mesh.domain.placement import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
 
 LEASE_S = 30.0
-"""A reservation that is not committed within this is void: its owner has died or given up."""
+"""A reservation that is not committed within this is void, and so is a stage that nobody has watched for so long: its
+owner has died or given up, and a release may have got lost. Much longer than an adoption takes."""
 
 MAX_PROMISES = 1024
 """Promises are kept after a plan has ended, so that a late message of it changes nothing; the oldest go first."""
@@ -16,16 +17,16 @@ MAX_PROMISES = 1024
 
 @dataclass(slots=True)
 class Lease:
-    """Memory held for one stage. `expires_at` is None once committed; `taken_bytes` is what its process has by now.
-
-    adopted: the ballot by which somebody took the plan over from an owner that had gone.
-    """
+    """Memory held for one stage. It ends at `expires_at` unless it is renewed: by the commit, and then as long as its
+    owner watches the stage. `taken_bytes` is what its process has by now. adopted: the ballot by which somebody took
+    the plan over from an owner that had gone."""
 
     plan: Plan
     index: int
-    expires_at: float | None
+    expires_at: float
     taken_bytes: int = 0
     ready: bool = False
+    committed: bool = False
     weights_bytes: int = 0
     adopted: Ballot = NO_BALLOT
 
@@ -98,7 +99,7 @@ class Reservations:
             return Answer(True, usable_bytes)
         if plan.ballot < promised:
             return Answer(False, usable_bytes, f"ballot {plan.ballot} is below {promised}, promised here", promised)
-        if held is not None and held.ballot == plan.ballot and held.expires_at is None:
+        if held is not None and held.ballot == plan.ballot and held.committed:
             return Answer(False, usable_bytes, f"ballot {plan.ballot} is in force here for another plan", held.ballot)
         if held is not None and held.ready and held.ballot.counter >= plan.ballot.counter:
             return Answer(False, usable_bytes, f"ballot {held.ballot} is ready here", held.ballot)
@@ -118,7 +119,7 @@ class Reservations:
         """
         promised = self.promised(instance_id)
         lease = self._leases.get(instance_id)
-        if lease is None or lease.plan.ballot != ballot or lease.expires_at is not None:
+        if lease is None or lease.plan.ballot != ballot or not lease.committed:
             return Answer(False, 0, f"ballot {ballot} of {instance_id} does not run here", promised)
         if adopted < promised:
             return Answer(False, 0, f"ballot {adopted} is below {promised}, promised here", promised)
@@ -126,11 +127,11 @@ class Reservations:
         lease.adopted = adopted
         return Answer(True, 0)
 
-    def commit(self, instance_id: str, ballot: Ballot) -> Lease | None:
-        """Make a lease permanent; None if it is not in force (expired, released or beaten)."""
+    def renew(self, instance_id: str, ballot: Ballot, now: float) -> Lease | None:
+        """Commit a lease, or hold it for another LEASE_S; None if it is not in force (expired, released or beaten)."""
         lease = self.lease(instance_id, ballot)
         if lease is not None:
-            lease.expires_at = None
+            lease.committed, lease.expires_at = True, now + LEASE_S
         return lease
 
     def release(self, instance_id: str, ballot: Ballot) -> Lease | None:
@@ -142,8 +143,8 @@ class Reservations:
         return self._leases.pop(instance_id)
 
     def expire(self, now: float) -> list[Lease]:
-        """End leases that were not committed in time."""
-        gone = [lease for lease in self.leases if lease.expires_at is not None and lease.expires_at <= now]
+        """End leases that nobody has renewed in time."""
+        gone = [lease for lease in self.leases if lease.expires_at <= now]
         for lease in gone:
             del self._leases[lease.plan.instance_id]
         return gone

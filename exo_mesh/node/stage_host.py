@@ -73,13 +73,15 @@ class StageHost:
         self._runners: dict[str, Runner] = {}
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
+        self._stopping = False
         self._tasks = TaskOwner()
 
     def start(self) -> None:
         self._tasks.start(self._keep_expiring(), "expire leases")
 
     async def stop(self) -> None:
-        """End all runners, each within 4 s, side by side."""
+        """Take no more stages, and end all runners, each within 4 s, side by side."""
+        self._stopping = True
         await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
         await self._tasks.close()
 
@@ -126,6 +128,8 @@ class StageHost:
         """
         await self._check(plan, index)
         async with self._turn:
+            if self._stopping:
+                return Answer(False, 0, "this node is stopping")
             answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
             if answer.superseded is not None:
                 await self._end_runner(plan.instance_id)
@@ -146,7 +150,9 @@ class StageHost:
         Raises StageLostError if the plan is not in force here.
         """
         async with self._turn:
-            lease = self._reservations.commit(instance_id, ballot)
+            if self._stopping:
+                raise StageLostError("this node is stopping")
+            lease = self._reservations.renew(instance_id, ballot, self._clock())
             if lease is None:
                 promised = self._reservations.promised(instance_id)
                 raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
@@ -238,5 +244,16 @@ class StageHost:
     async def _keep_expiring(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            for lease in self._reservations.expire(self._clock()):
-                _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.ballot)
+            async with self._turn:
+                await self._expire()
+
+    async def _expire(self) -> None:
+        """Free what no owner holds any more; a stage that is watched is held."""
+        now = self._clock()
+        for lease in self._reservations.leases:
+            runner = self._runners.get(lease.plan.instance_id)
+            if runner is not None and runner.board.watchers:
+                self._reservations.renew(lease.plan.instance_id, lease.ballot, now)
+        for lease in self._reservations.expire(now):
+            _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.ballot)
+            await self._end_runner(lease.plan.instance_id)

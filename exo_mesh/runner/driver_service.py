@@ -45,7 +45,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
                     return
         finally:
             # after a good end the driver no longer knows the request, and this changes nothing
-            self._worker.inbox.put_nowait(Cancel(wanted.request_id))
+            self._worker.inbox.put_nowait(Cancel(wanted.request_id, mailbox))
 
     def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
         plan = self._plan

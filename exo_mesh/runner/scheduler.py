@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Sequence:
 class Limits:
     """max_in_flight: frames on the ring at once. prefill_chunk: tokens of one prefill frame.
     max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens: positions that all running
-    sequences may have together; a single one may always run."""
+    sequences may hold together, except that one alone may hold more."""
 
     max_in_flight: int
     prefill_chunk: int = PREFILL_CHUNK
@@ -44,10 +44,6 @@ class Limits:
     max_running: int = 32
     max_waiting: int = 32
     max_tokens: int = 2**31
-
-
-ROOM_TOKENS = 64
-"""What each running sequence must be able to grow by when one more is admitted: else it would be put back at once."""
 
 
 class Work(NamedTuple):
@@ -64,7 +60,13 @@ class Scheduler:
     limits: Limits
     _waiting: deque[Sequence] = field(default_factory=deque)
     _running: dict[int, Sequence] = field(default_factory=dict)
+    _held: int = 0
+    """Tokens of all running sequences together: what they hold of the KV pool, or soon will."""
     _prefilled_last: bool = False
+
+    @property
+    def waiting(self) -> Iterable[Sequence]:
+        return self._waiting
 
     @property
     def num_waiting(self) -> int:
@@ -87,15 +89,19 @@ class Scheduler:
             if sequence.id == sequence_id:
                 self._waiting.remove(sequence)
                 return False
-        return self._running.pop(sequence_id, None) is not None
+        removed = self._running.pop(sequence_id, None)
+        self._held -= len(removed.tokens) if removed is not None else 0
+        return removed is not None
 
-    def make_room(self) -> Iterator[Sequence]:
-        """Put the youngest back to the head of the queue until the others can each grow by a token; one always may.
+    def evict(self) -> Iterator[Sequence]:
+        """Move the youngest sequences back to the head of the queue while those that run outgrow the KV pool.
 
-        Yields each that was put back: the stages must forget it, and compute it again when it is admitted.
+        Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
+        later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
         """
-        while len(self._running) > 1 and self._held() + len(self._running) > self.limits.max_tokens:
+        while self._held > self.limits.max_tokens and len(self._running) > 1:
             _, sequence = self._running.popitem()
+            self._held -= len(sequence.tokens)
             sequence.computed = 0
             self._waiting.appendleft(sequence)
             yield sequence
@@ -103,15 +109,12 @@ class Scheduler:
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running as long as they fit; yields each, in order of arrival."""
         while self._waiting and len(self._running) < self.limits.max_running:
-            room = ROOM_TOKENS * (len(self._running) + 1)
-            if self._running and self._held() + len(self._waiting[0].tokens) + room > self.limits.max_tokens:
+            if self._running and self._held + len(self._waiting[0].tokens) > self.limits.max_tokens:
                 return
             sequence = self._waiting.popleft()
             self._running[sequence.id] = sequence
+            self._held += len(sequence.tokens)
             yield sequence
-
-    def _held(self) -> int:
-        return sum(len(sequence.tokens) for sequence in self._running.values())
 
     def next_work(self) -> Work | None:
         """The next frame's rows, or None if every running sequence waits for a frame on its way.
@@ -130,6 +133,8 @@ class Scheduler:
         """A decode row came round and this token was drawn; the sequence can take its next step."""
         sequence.tokens.append(token_id)
         sequence.decoding = False
+        if sequence.id in self._running:
+            self._held += 1
 
     def _prefill_chunk(self, sequence: Sequence) -> Work:
         start = sequence.computed

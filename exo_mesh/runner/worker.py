@@ -14,10 +14,15 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import LoadProgress, LoadRequest, StageEngine
 from exo_mesh.engine.registry import provider
+from exo_mesh.errors import EngineError
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits
 from exo_mesh.runner.stage import Stage
+
+STUCK_S = 120.0
+"""Longest that an engine may take for one frame: 512 tokens of prefill on a slow board take some seconds. A device that
+hangs never comes back, and only the end of the process frees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Whoever waits at the mailbox is gone."""
+
     request_id: str
+    mailbox: Mailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class Worker:
     sending and receiving, and heartbeats come from another thread (`pulse`).
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
-    `progress` rises with each item done, and during a load: a watchdog outside the process looks at it.
+    `progress` rises with each item done, and during a load.
     """
 
     def __init__(self, setup: StageSetup) -> None:
@@ -92,6 +100,7 @@ class Worker:
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self.progress = 0
         self.busy_s = 0.0
+        self._computing_since = 0.0
         self.engine: StageEngine | None = None
         self.driver: Driver | None = None
         self._stage: Stage | None = None
@@ -112,6 +121,12 @@ class Worker:
         self.engine = engine
         self._stage = Stage(engine, self._setup.index)
         return engine.memory_bytes()
+
+    def check_alive(self) -> None:
+        """Raises EngineError if the engine has been computing one frame for longer than STUCK_S. From any thread."""
+        since = self._computing_since
+        if since and time.perf_counter() - since > STUCK_S:
+            raise EngineError(f"the engine has not come back from one frame for {STUCK_S:.0f} s")
 
     async def run(self, send: Send) -> None:
         """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage.
@@ -144,7 +159,7 @@ class Worker:
             if isinstance(item, Submit):
                 self.driver.submit(item.request, item.mailbox)
             elif isinstance(item, Cancel):
-                self.driver.cancel(item.request_id)
+                self.driver.cancel(item.request_id, item.mailbox)
         self.progress += 1
         while self._outbox:
             assert self._send is not None, "frames come only while the worker runs"
@@ -159,9 +174,10 @@ class Worker:
 
     def _frame(self, frame: Frame) -> None:
         assert self._stage is not None, "load first"
-        start = time.perf_counter()
+        start = self._computing_since = time.perf_counter()
         result = self._stage.process(frame)
         self.busy_s += time.perf_counter() - start
+        self._computing_since = 0.0
         if self.driver is not None:
             self.driver.returned(result.frame, result.logits)
         else:
@@ -173,5 +189,5 @@ class Worker:
         return Limits(
             max_in_flight=self._setup.num_stages,
             max_waiting=self._setup.max_queued,
-            max_tokens=self._setup.plan.pool_tokens,
+            max_tokens=self._setup.plan.kv_tokens,
         )

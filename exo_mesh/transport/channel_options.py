@@ -1,4 +1,4 @@
-"""gRPC channel and server options, the same for the control and the data plane."""
+"""gRPC channel and server options and addresses, the same for the control and the data plane."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
 ]
 """For every server. No port sharing: a second process on a port must fail, and take another one."""
+
+
+def bracketed(host: str) -> str:
+    """A host as it goes before ":port": an IPv6 address in brackets, anything else as it is."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

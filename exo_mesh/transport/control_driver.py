@@ -41,8 +41,6 @@ class DriverChannels:
                 message = await self._next(call, next_s if started else first_s, started)
                 if message is None:
                     raise StageLostError(f"the driver of {plan.instance_id} ended the stream before the request")
-                if message.error_code:
-                    raise error_from_code(message.error_code, message.error_message)
                 if (message.ballot.counter, message.ballot.proposer) != (plan.ballot.counter, plan.ballot.proposer):
                     raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
                 for event in message.events:
@@ -50,6 +48,8 @@ class DriverChannels:
                     yield event_from_proto(event)
                     if event.finish:
                         return
+                if message.error_code:  # after the tokens that came with it
+                    raise error_from_code(message.error_code, message.error_message)
                 if not message.events:
                     yield message.prefilled
         finally:

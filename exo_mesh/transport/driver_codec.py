@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_to_proto
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 1e-3
 
 
 def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
@@ -38,8 +44,11 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
 
 
 def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
-    """Raises ValueError if the request makes no sense."""
+    """Raises ValueError if the request makes no sense: it may come from any peer, and shares its frames with others."""
     sampling = message.sampling
+    _check_sampling(sampling)
+    if max((*message.prompt_ids, *message.resume_ids), default=0) > MAX_TOKEN_ID:
+        raise ValueError(f"a token id is above {MAX_TOKEN_ID}")
     return GenerateRequest(
         request_id=message.request_id,
         prompt_ids=tuple(message.prompt_ids),
@@ -61,6 +70,25 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         ),
     )
+
+
+def _check_sampling(sampling: pb.Sampling) -> None:
+    ranges = {
+        "temperature": (0.0, math.inf),
+        "top_p": (0.0, 1.0),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (MIN_REPETITION_PENALTY, math.inf),
+        "presence_penalty": (-math.inf, math.inf),
+        "frequency_penalty": (-math.inf, math.inf),
+    }
+    for name, (least, most) in ranges.items():
+        value = getattr(sampling, name)
+        if not (math.isfinite(value) and least <= value <= most):
+            raise ValueError(f"{name} is {value}, not between {least:g} and {most:g}")
+    if not all(math.isfinite(entry.bias) for entry in sampling.logit_bias):
+        raise ValueError("logit_bias has a bias that is no finite number")
+    if sampling.logprobs > MAX_LOGPROBS:
+        raise ValueError(f"logprobs is {sampling.logprobs}, more than {MAX_LOGPROBS}")
 
 
 def event_from_proto(message: pb.TokenEvent) -> TokenEvent:

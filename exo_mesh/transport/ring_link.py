@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 _BREAKS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TransportError, TimeoutError)
 
-# A machine that is off, or a process that is stopped, answers nothing; without this grpc waits 20 s for it.
+# A machine that is off answers nothing; where the system has no TCP_USER_TIMEOUT, grpc would wait 20 s for it.
 _DIAL_OPTIONS = [*CLIENT_OPTIONS, ("grpc.min_reconnect_backoff_ms", 2000)]
 
 
@@ -74,25 +74,29 @@ class RingLink:
         One task at a time may send.
         """
         self._unacked.append(frame)  # before the write: the acknowledgement may overtake its return
-        if self._call is None:
+        call = self._call
+        if call is None:
             self._unsent.append(frame)
             return
         try:
-            await self._write(self._call, frame)
+            await self._write(call, frame)
+            return
         except _BREAKS:
-            self._broken.set()
+            pass
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
+        if call is self._call:  # otherwise it has been noticed already
             self._broken.set()
 
     async def run(self) -> None:
         """Keep the hop up until cancelled. Raises StageLostError after LOST_AFTER_S without it, or at once if the next
         stage cannot read what it is sent: sending it again would not help."""
         await self._moved.wait()
-        delay, broken_since, reason = REDIAL_FIRST_S, time.monotonic(), "not reached yet"
+        delay, broken_since, reason = REDIAL_FIRST_S, time.monotonic(), ""
         while time.monotonic() - broken_since < LOST_AFTER_S:
             self._moved.clear()
+            reason = "a frame could not be written, or the stage has moved"
             try:
                 await self._stream(self._endpoint)
             except _BREAKS as exc:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 class RingReceiver:
     """Serves /exo_mesh.Ring/Frames for one stage. `deliver` is awaited with each new frame, in step order; it must
-    not wait for a later one.
+    not wait for a later one. After a redial the next frame may come while the call with the one before still runs.
 
     Only the stage before this one, with this instance and ballot, is let in; a second stream of it replaces the first.
     """

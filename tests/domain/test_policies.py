@@ -125,7 +125,7 @@ def pinned(*pins: Pin, candidates: list[Candidate] | None = None, context_limit:
 def test_pins_are_taken_as_they_are_in_the_order_of_the_layers() -> None:
     plan = pinned(Pin("p0", 16, 32), Pin("p2", 0, 16))
     assert [(s.peer_id, s.shard.start, s.shard.stop) for s in plan.stages] == [("p2", 0, 16), ("p0", 16, 32)]
-    assert plan.inputs.policy == PINNED and plan.kv_pool_tokens == POOL_TOKENS
+    assert plan.inputs.policy == PINNED and plan.pool_tokens == POOL_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -178,5 +178,5 @@ def test_a_refusal_carries_its_numbers_for_programs() -> None:
 
 def test_the_plan_carries_its_kv_pool_and_it_is_in_the_digest() -> None:
     roomy, tight = place(LLAMA_8B, 64, context_limit=1024), place(LLAMA_8B, 16.6, context_limit=1024)
-    assert (roomy.kv_pool_tokens, tight.kv_pool_tokens) == (POOL_TOKENS, 1024)
-    assert replace(roomy, kv_pool_tokens=1024).digest != roomy.digest
+    assert (roomy.pool_tokens, tight.pool_tokens) == (POOL_TOKENS, 1024)
+    assert replace(roomy, pool_tokens=1024).digest != roomy.digest

@@ -133,7 +133,7 @@ def test_every_layer_is_held_once_everything_fits_and_no_simpler_way_loads_less(
     assert all(a.shard.stop == b.shard.start for a, b in pairwise(found.plan.stages))
     before = {stage.peer_id: stage.shard for stage in old.stages}
     for stage in found.plan.stages:
-        shard, pool = stage.shard, found.plan.pool_tokens
+        shard, pool = stage.shard, found.plan.kv_tokens
         assert stage.reserve_bytes == stage_bytes(LLAMA_8B, shard.start, shard.stop, pool)
         assert stage.reserve_bytes <= usable[stage.peer_id] and stage.peer_id not in dead
         same = before.get(stage.peer_id) == stage.shard

@@ -19,7 +19,7 @@ FAST = Timing(exchange_every_s=0.05, retry_s=0.05, call_s=1.0, dead_after_s=0.5)
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     """Poll until the condition holds; the test fails if it never does."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+        while not condition():
             await asyncio.sleep(0.005)
 
 

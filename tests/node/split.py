@@ -57,8 +57,8 @@ def install(cable: Cable, monkeypatch: pytest.MonkeyPatch) -> None:
         check(client)
         return await call(client, *args)
 
-    async def new_items(client: ControlClient, stream: Any) -> AsyncIterator[Any]:
-        source = items(client, stream)
+    async def new_items(client: ControlClient, *args: Any) -> AsyncIterator[Any]:
+        source = items(client, *args)
         while True:
             check(client)
             following = asyncio.ensure_future(anext(source))  # type: ignore[arg-type]

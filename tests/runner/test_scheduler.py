@@ -45,23 +45,6 @@ def test_running_sequences_are_spread_over_the_frames_in_flight() -> None:
     assert scheduler.next_work() is None
 
 
-def test_sequences_that_outgrow_the_pool_are_put_back_the_youngest_first() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=1, max_tokens=200))
-    old, young = admitted(scheduler, 20, 20)
-    scheduler.submit(Sequence(3, [1]))
-    assert not list(scheduler.admit()), "there is no room to grow for three"
-    assert list(scheduler.make_room()) == []
-    old.tokens += range(158)
-    assert list(scheduler.make_room()) == []
-    old.tokens.append(1)
-    assert list(scheduler.make_room()) == [young] and (young.computed, scheduler.num_waiting) == (0, 2)
-    old.tokens += range(5000)
-    assert list(scheduler.make_room()) == [], "one may always run"
-    assert not list(scheduler.admit())
-    scheduler.remove(old.id)
-    assert [sequence.id for sequence in scheduler.admit()] == [young.id, 3]
-
-
 def test_a_long_prompt_takes_turns_with_running_streams() -> None:
     scheduler = Scheduler(Limits(max_in_flight=1, prefill_chunk=4))
     short, _long = admitted(scheduler, 1, 100)
@@ -93,6 +76,23 @@ def test_admission_stops_where_the_kv_pool_ends_but_one_request_always_runs() ->
     assert [sequence.id for sequence in scheduler.admit()] == [1]
     scheduler.remove(1)
     assert [sequence.id for sequence in scheduler.admit()] == [2]
+
+
+def test_when_the_running_outgrow_the_pool_the_youngest_waits_and_is_computed_anew() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=1, max_tokens=10))
+    old, young, last = (Sequence(number, [0] * size) for number, size in ((1, 4), (2, 5), (3, 2)))
+    for sequence in (old, young, last):
+        scheduler.submit(sequence)
+    assert [sequence.id for sequence in scheduler.admit()] == [1, 2]
+    young.computed, young.decoding = 5, True
+    scheduler.token_drawn(old, 0)
+    assert list(scheduler.evict()) == []
+    scheduler.token_drawn(old, 0)
+    assert list(scheduler.evict()) == [young] and list(scheduler.admit()) == []
+    scheduler.token_drawn(young, 0)  # it was on its way
+    assert (young.computed, len(young.tokens), list(scheduler.waiting)) == (0, 6, [young, last])
+    assert scheduler.remove(1) is True
+    assert list(scheduler.admit()) == [young, last]
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 9))
