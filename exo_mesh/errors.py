@@ -20,6 +20,8 @@ Each class has a `code`: a stable word that travels between processes, and that 
 
 from __future__ import annotations
 
+from collections import abc
+
 
 class MeshError(Exception):
     """Base of every error that exo-mesh raises on purpose. `str(error)` is one clear sentence for a person."""
@@ -56,9 +58,36 @@ class ModelError(MeshError):
 
 
 class PlacementError(MeshError):
-    """No set of peers can hold the model; the message has what it needs, what there is, what would help."""
+    """No set of peers can hold the model; the message has what it needs, what there is, what would help.
+
+    The same as values, for programs: `reason` is a stable word (memory, layers, cuts, no_candidates,
+    too_few_peers, too_few_layers, outdated), `have` the usable bytes of each peer that was considered.
+    """
 
     code = "no_placement"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str = "",
+        need_bytes: int | None = None,
+        have: abc.Iterable[tuple[str, int]] = (),
+        remedy: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.need_bytes = need_bytes
+        self.have = tuple(have)
+        self.remedy = remedy
+
+    @property
+    def details(self) -> dict[str, object]:
+        """The numbers as plain JSON values; empty if there are none."""
+        if not self.reason:
+            return {}
+        have = [{"peer": peer_id, "usable_bytes": usable} for peer_id, usable in self.have]
+        return {"reason": self.reason, "need_bytes": self.need_bytes, "have": have, "remedy": self.remedy}
 
 
 class ReservationError(MeshError):

@@ -50,6 +50,13 @@ class MlxProvider:
 
         return MlxStage()
 
+    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
+        """See CutTracer; from a trace that reads headers only."""
+        from exo_mesh_mlx.cuts import legal_cuts
+        from exo_mesh_mlx.loading import open_checkpoint
+
+        return legal_cuts(open_checkpoint(model_dir))
+
 
 def _version(distribution: str) -> str:
     try:

@@ -84,6 +84,7 @@ def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> No
         ("GET", ("/v1/topology", "/topology"), ops.topology),
         ("GET", ("/metrics",), ops.metrics),
         ("POST", ("/instance",), ops.create_instance),
+        ("GET", ("/instance/previews",), ops.previews),
         ("GET", ("/instance/{id}",), ops.instance),
         ("DELETE", ("/instance/{id}",), ops.delete_instance),
     ]

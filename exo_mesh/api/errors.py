@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from exo_mesh.api.sse import STREAM
-from exo_mesh.errors import MeshError, OverloadError
+from exo_mesh.errors import MeshError, OverloadError, PlacementError
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,11 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def error_body(error: MeshError) -> dict[str, Any]:
-    """OpenAI's error object; all four fields are always there."""
-    return _body(str(error), error.code, getattr(error, "param", None))
+    """OpenAI's error object; all four fields are always there, and the numbers of a refused placement as `details`."""
+    body = _body(str(error), error.code, getattr(error, "param", None))
+    if isinstance(error, PlacementError) and error.details:
+        body["error"]["details"] = error.details
+    return body
 
 
 def error_response(error: MeshError) -> web.Response:

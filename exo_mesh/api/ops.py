@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +12,7 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.schema import InstanceBody, decode_body
+from exo_mesh.domain.pinning import Pin
 from exo_mesh.errors import InputError
 from exo_mesh.node.service import InstanceSpec
 
@@ -74,15 +76,29 @@ class OpsRoutes:
 
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready."""
-        body = decode_body(await request.read(), InstanceBody)
-        for name in ("min_peers", "context_limit"):
-            value = getattr(body, name)
-            if value is not None and not 1 <= value < 2**31:
-                raise InputError(f"{name} must be between 1 and {2**31 - 1}", param=name)
-        spec = InstanceSpec(
-            body.model, body.min_peers, body.policy, body.context_limit, body.engine, tuple(body.exclude_peers)
-        )
+        spec = instance_spec(decode_body(await request.read(), InstanceBody))
         return json_response(await self._service.create_instance(spec), 201)
+
+    async def previews(self, request: web.Request) -> web.Response:
+        """GET /instance/previews?model=…[&context_limit=N][&engine=NAME][&exclude_peers=A,B]: what could be placed."""
+        query = dict(request.query)
+        model, engine = query.pop("model", None), query.pop("engine", None)
+        context_limit, excluded = query.pop("context_limit", None), query.pop("exclude_peers", "")
+        if query:
+            raise InputError(f"{min(query)}: exo-mesh does not support this parameter here", param=min(query))
+        if not model:
+            raise InputError("model: this parameter is required", param="model")
+        if context_limit is not None and not re.fullmatch(r"[1-9][0-9]{0,8}", context_limit):
+            raise InputError(
+                f"context_limit must be a whole number from 1, not {context_limit!r}", param="context_limit"
+            )
+        spec = InstanceSpec(
+            model,
+            context_limit=int(context_limit) if context_limit else None,
+            engine=engine,
+            exclude_peers=tuple(name for name in excluded.split(",") if name),
+        )
+        return json_response({"model": model, "previews": await self._service.preview_instances(spec)})
 
     async def instance(self, request: web.Request) -> web.Response:
         """GET /instance/{id}"""
@@ -96,6 +112,36 @@ class OpsRoutes:
         if not await self._service.delete_instance(instance_id):
             return _no_instance(instance_id)
         return json_response({"id": instance_id, "object": "instance.deleted", "deleted": True})
+
+
+def instance_spec(body: InstanceBody) -> InstanceSpec:
+    """Raises InputError for figures out of range, and for wishes that contradict each other."""
+    for name in ("min_peers", "context_limit"):
+        value = getattr(body, name)
+        if value is not None and not 1 <= value < 2**31:
+            raise InputError(f"{name} must be between 1 and {2**31 - 1}", param=name)
+    by_hand = [name for name in ("pins", "stages") if getattr(body, name) is not None]
+    if by_hand:
+        others = [name for name in ("min_peers", "policy") if getattr(body, name) is not None]
+        if others or len(by_hand) > 1:
+            names = " and ".join([*by_hand, *others])
+            raise InputError(f"{names} contradict each other: give one of them", param=by_hand[0])
+        if not getattr(body, by_hand[0]):
+            raise InputError(f"{by_hand[0]} must name at least one peer with its layers", param=by_hand[0])
+    pins = [Pin(peer, start, stop) for peer, (start, stop) in (body.pins or {}).items()]
+    pins += [Pin(stage.peer, *stage.layers, stage.engine, stage.reserve_bytes) for stage in body.stages or ()]
+    engines = {engine for engine in (body.engine, *(pin.engine for pin in pins)) if engine is not None}
+    if len(engines) > 1:
+        raise InputError(f"a ring is of one engine, not of {' and '.join(sorted(engines))}", param="engine")
+    return InstanceSpec(
+        body.model,
+        body.min_peers,
+        body.policy,
+        body.context_limit,
+        min(engines, default=None),
+        tuple(body.exclude_peers),
+        tuple(pins),
+    )
 
 
 def _find(instances: list[dict[str, Any]], instance_id: str) -> dict[str, Any] | None:

@@ -95,6 +95,22 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     best_of: int | None = None
 
 
+class StageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A stage as `GET /instance/previews` shows it. What it says besides peer and layers is checked where it can still
+    be: the engine, and with reserve_bytes the sum of weights, KV and overhead."""
+
+    peer: str
+    layers: tuple[int, int]
+    engine: str | None = None
+    reserve_bytes: int | None = None
+    name: str | None = None
+    weights_bytes: int | None = None
+    kv_bytes: int | None = None
+    overhead_bytes: int | None = None
+    usable_bytes: int | None = None
+    headroom_bytes: int | None = None
+
+
 class InstanceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /instance."""
 
@@ -104,6 +120,8 @@ class InstanceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     context_limit: int | None = None
     engine: str | None = None
     exclude_peers: list[str] = []
+    pins: dict[str, tuple[int, int]] | None = None
+    stages: list[StageBody] | None = None
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:

@@ -19,6 +19,7 @@ from typing import Any
 
 from exo_mesh.cli.bench_tcp import bulk, echo_peer, ping_pong
 from exo_mesh.cli.local_ring import LocalRunner, local_ring
+from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import error_from_code
@@ -162,7 +163,7 @@ def _plan(peers: int, engine: str) -> Plan:
         StagePlan(f"bench{index}", engine, Shard(MODEL, start, stop, layers), 0)
         for index, (start, stop) in enumerate(pairwise(cuts))
     )
-    return Plan("bench", Ballot(1, "bench"), MODEL, "", stages, limit, PlanInputs((), "memory", peers))
+    return Plan("bench", Ballot(1, "bench"), MODEL, "", stages, limit, PlanInputs((), "memory", peers), POOL_TOKENS)
 
 
 async def _generate(runners: list[LocalRunner], tls: Credentials | None, prompt: int, tokens: int) -> float:

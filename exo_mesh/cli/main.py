@@ -19,6 +19,7 @@ VERBS = {
     "run": "ask a model, or talk with it",
     "status": "how this node is",
     "topology": "peers, and who holds which layers",
+    "preview": "how a model could be placed, with the arithmetic",
     "ps": "model instances that are loaded",
     "models": "models that some peer has",
     "engines": "engines installed here, and which one is chosen",

@@ -1,56 +1,73 @@
-"""Show the peers and, for each model that is loaded, the ring: who holds which layers."""
+"""Show the peers, their memory and links, and for each model that is loaded who holds which layers."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Callable
 from typing import Any
+
+from rich.console import Console
+from rich.live import Live
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import columns, layers_text, peer_names, print_json
+from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.topology_picture import picture, tokens_by_instance
+from exo_mesh.errors import InputError
+
+WATCH_EVERY_S = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--api-url`, `--json`."""
+    """`--watch`, `--api-url`, `--json`."""
+    parser.add_argument("--watch", action="store_true", help="draw it again each second, until Ctrl-C")
     add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask `/v1/topology` for --json, `/state` for people."""
     client = ApiClient(args.api_url)
+    if args.json and args.watch:
+        raise InputError("--watch is for people: ask with --json as often as you like", param="watch")
     if args.json:
         print_json(client.get("/v1/topology"))
         return exit_codes.OK
-    state, topology = client.get("/state"), client.get("/v1/topology")
-    names = peer_names(state)
-    rows = [
-        [names[peer["id"]], "yes" if peer["alive"] else "no", ", ".join(peer.get("addresses", ()))]
-        for peer in state["view"]["peers"]
-    ]
-    print(columns(("PEER", "ALIVE", "ADDRESSES"), rows))
-    _print_links(topology, names)
-    for instance in state["view"]["instances"]:
-        print(f"\n{instance['model']}, instance {instance['id']}, {instance['state']}")
-        stages = [
-            [names.get(stage["peer"], stage["peer"][:8]), layers_text(stage["layers"]), stage["engine"]]
-            for stage in instance["stages"]
-        ]
-        print(columns(("  STAGE", "LAYERS", "ENGINE"), [["  " + row[0], *row[1:]] for row in stages]))
+    console = Console(highlight=False)
+    if args.watch:
+        watch(lambda: client.get("/state"), console, time.monotonic, time.sleep)
+        return exit_codes.OK
+    console.print(picture(client.get("/state")))
+    if refused := client.get("/v1/topology")["refused"]:
+        print("refused:\n" + "\n".join(f"  {reason}" for reason in refused))
     return exit_codes.OK
 
 
-def _print_links(topology: dict[str, Any], names: dict[str, str]) -> None:
-    """The ways by which the node that was asked reaches the others, and whom it refused."""
-    rows = [
-        [names.get(link["to"], link["to"][:8]), link["address"], _number(link["rtt_ms"]), _number(link["mb_per_s"])]
-        for link in topology["links"]
-    ]
-    if rows:
-        print("\n" + columns(("LINK TO", "ADDRESS", "MS", "MB/S"), rows))
-    if topology["refused"]:
-        print("\nrefused:\n" + "\n".join(f"  {reason}" for reason in topology["refused"]))
+def watch(
+    read: Callable[[], dict[str, Any]],
+    console: Console,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Draw what `read` answers until it raises or the user interrupts; speeds are those since the picture before."""
+    before, at = read(), clock()
+    with Live(picture(before), console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                sleep(WATCH_EVERY_S)
+                state, now = read(), clock()
+                live.update(picture(state, speeds(before, state, now - at)), refresh=True)
+                before, at = state, now
+        except KeyboardInterrupt:
+            return
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def speeds(before: dict[str, Any], state: dict[str, Any], elapsed_s: float) -> dict[str, float]:
+    """Tokens per second by instance between two answers; a counter that went back is a new driver's."""
+    earlier = tokens_by_instance(before)
+    return {
+        instance_id: max(0, count - earlier.get(instance_id, count)) / elapsed_s
+        for instance_id, count in tokens_by_instance(state).items()
+        if elapsed_s > 0
+    }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ class PeerInfo:
 class Telemetry:
     """A volatile reading of one peer; a higher `sequence` is newer. Never part of the agreed view.
 
-    usable_bytes is what a new reservation could get now; reserved_bytes is what plans hold already.
+    usable_bytes is what a new reservation could get now; reserved_bytes is what plans hold already. s_per_gb: by
+    engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
+    driver runs there.
     """
 
     peer_id: str
@@ -55,3 +58,5 @@ class Telemetry:
     total_bytes: int
     reserved_bytes: int
     load: float = 0.0
+    s_per_gb: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 
 TOMBSTONE_S = 60.0
 """How long a deletion is remembered: much longer than a live peer can lag behind (it is dead after 3 s)."""
@@ -29,13 +29,22 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceInfo:
-    """A placed model as its owner describes it; endpoints ("host:port") and pids are per stage, in ring order."""
+    """A placed model as its owner describes it; endpoints ("host:port") and pids are per stage, in ring order.
+
+    adopted: the ballot by which the present owner took it over; its runners go on under the ballot of their plan.
+    """
 
     plan: Plan
     state: InstanceState
     endpoints: tuple[str, ...] = ()
     pids: tuple[int, ...] = ()
     reason: str = ""
+    adopted: Ballot = NO_BALLOT
+
+    @property
+    def ballot(self) -> Ballot:
+        """The ballot in force."""
+        return max(self.plan.ballot, self.adopted)
 
 
 class RecordKey(NamedTuple):
@@ -127,9 +136,17 @@ class View:
         for record in self._live():
             if isinstance(record.value, InstanceInfo):
                 held = best.get(record.key.id)
-                if held is None or (record.value.plan.ballot, record.key.owner) > (held[1].plan.ballot, held[0]):
+                if held is None or (record.value.ballot, record.key.owner) > (held[1].ballot, held[0]):
                     best[record.key.id] = (record.key.owner, record.value)
         return [best[instance_id] for instance_id in sorted(best)]
+
+    def plans_of(self, instance_id: str) -> set[Ballot]:
+        """Ballots of the plans that living owners say make up this instance; in order there is one at most."""
+        return {
+            record.value.plan.ballot
+            for record in self._live()
+            if record.key.id == instance_id and isinstance(record.value, InstanceInfo)
+        }
 
     def digest(self) -> str:
         """SHA-256 over all live records; equal views have equal digests on every machine."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -145,3 +145,14 @@ class EngineProvider(Protocol):
 
     def create(self) -> StageEngine:
         """Import the library and make an engine; called once, in the runner's compute thread."""
+
+
+@runtime_checkable
+class CutTracer(Protocol):
+    """What a provider has besides if its engine cannot cut every model anywhere; without it every boundary is legal."""
+
+    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
+        """Layers at which a stage may begin. May import the heavy library, so it is asked only in its own process.
+
+        Raises ModelError for a model that cannot be cut at all.
+        """

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node import text_cache
-from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.catalogue import Catalogue, card_from_json, card_to_json
+from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import reachable
@@ -21,11 +23,18 @@ class ControlService:
     """Implements exo_mesh.transport.control_server.ControlHandler by delegation."""
 
     def __init__(
-        self, membership: Membership, host: StageHost, catalogue: Catalogue, instances: Instances, journal: Journal
+        self,
+        membership: Membership,
+        host: StageHost,
+        catalogue: Catalogue,
+        cuts: LegalCuts,
+        instances: Instances,
+        journal: Journal,
     ) -> None:
         self._membership = membership
         self._host = host
         self._catalogue = catalogue
+        self._cuts = cuts
         self._instances = instances
         self._journal = journal
 
@@ -39,7 +48,12 @@ class ControlService:
         return await self._membership.answer_goodbye(request)
 
     async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply:
-        return await self._catalogue.describe(request.model)
+        reply = await self._catalogue.describe(request.model)
+        if request.engine and reply.found:
+            card = card_from_json(reply.card_json)
+            cuts = await self._cuts.here(card, request.engine)
+            reply.card_json = card_to_json(replace(card, legal_cuts=cuts))
+        return reply
 
     async def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
         files = await asyncio.to_thread(self._catalogue.local_text_files, request.model)
@@ -52,7 +66,11 @@ class ControlService:
         except ValueError as exc:
             raise InputError(f"this is no plan: {exc}") from exc
         try:
-            answer = await self._host.reserve(plan, request.stage)
+            if request.HasField("adopt"):
+                adopted = ballot_from_proto(request.adopt)
+                answer = await self._host.adopt(plan.instance_id, plan.ballot, adopted)
+            else:
+                answer = await self._host.reserve(plan, request.stage)
         except ReservationError as exc:
             return pb.ReserveReply(granted=False, reason=str(exc), never=True)
         reply = pb.ReserveReply(granted=answer.granted, reason=answer.reason, usable_bytes=answer.usable_bytes)

@@ -1,39 +1,29 @@
-"""The instances of the mesh as this node uses them: choose one, place one, watch its own, end one."""
+"""The instances of the mesh as this node uses them: choose one, place one, delete one."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import re
+from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.plan import NO_BALLOT, Ballot
-from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.domain.pinning import Pin
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue
-from exo_mesh.node.members import Members
+from exo_mesh.node.custody import Custody
 from exo_mesh.node.placer import BallotBeatenError, Placer
-from exo_mesh.node.ring_keeper import RingKeeper
 from exo_mesh.node.service import InstanceSpec
-from exo_mesh.node.stage_host import StageHost
-from exo_mesh.node.supervisor import Limits
 from exo_mesh.tasks import TaskOwner
 
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
 """After a lost race: how long the winner's record may take to get here. Records travel at once, probes take 1 s."""
-
-ORPHAN_S = 10.0
-"""A stage whose owner has died, and that nobody has adopted, is ended after this; the ring may be healthy meanwhile."""
-
-RELEASE_S = 2.0
-"""At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
-when its owner has been gone for a while."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,46 +43,41 @@ def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
         and plan.context_limit >= (spec.context_limit or 0)
         and all(spec.engine in (None, stage.engine) for stage in plan.stages)
         and not set(spec.exclude_peers) & set(plan.peer_ids)
+        and (not spec.pins or _as_pinned(plan, spec.pins))
     )
 
 
+def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
+    held = [(stage.peer_id, stage.shard.start, stage.shard.stop) for stage in plan.stages]
+    return held == sorted(((pin.peer_id, pin.start, pin.stop) for pin in pins), key=lambda pin: pin[1])
+
+
 class Instances:
-    """Everybody may use any instance in the view; the peer that placed one (its owner) watches and ends it."""
+    """Everybody may use any instance in the view; the peer that placed one owns it (see `custody`)."""
 
     def __init__(
         self,
         membership: Membership,
-        members: Members,
+        custody: Custody,
         placer: Placer,
         catalogue: Catalogue,
-        host: StageHost,
-        runner_limits: Limits,
         rng: random.Random,
     ) -> None:
         self._membership = membership
-        self._members = members
+        self._custody = custody
         self._placer = placer
         self._catalogue = catalogue
-        self._host = host
-        self._runner_limits = runner_limits
         self._rng = rng
-        self._keepers: dict[str, RingKeeper] = {}
         self._flights: dict[InstanceSpec, asyncio.Task[InstanceInfo]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._progress: dict[str, tuple[int, int]] = {}
-        self._highest: dict[str, Ballot] = {}
         self._distrusted: dict[str, Ballot] = {}
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members that answer within RELEASE_S."""
-        keepers = list(self._keepers.values())
-        self._keepers.clear()
-        await asyncio.gather(*(keeper.close() for keeper in keepers))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(RELEASE_S):
-                await self._tasks.close()
-                await asyncio.gather(*(keeper.release() for keeper in keepers))
+        """End every instance this node owns, at all members."""
+        await self._tasks.close()
+        await self._custody.stop()
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
         """(owner, instance) of the view whose stages all live, by instance id."""
@@ -147,9 +132,9 @@ class Instances:
 
     async def delete_own(self, instance_id: str) -> bool:
         """End an instance that this node owns; False if it owns none of this id."""
-        keeper = self._keepers.pop(instance_id, None)
+        keeper = self._custody.keepers.pop(instance_id, None)
         if keeper is not None:
-            await self._end(instance_id, keeper)
+            await self._custody.end(instance_id, keeper)
             return True
         key = RecordKey("instance", instance_id, self._membership.own.id)
         record = self._membership.view.get(key)
@@ -160,22 +145,6 @@ class Instances:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
         return bool(flights)
-
-    def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        """A peer is gone: the lowest-id live member adopts each ready ring it owned; orphans end after a while."""
-        for record in records:
-            if not isinstance(record.value, InstanceInfo):
-                continue
-            instance = record.value
-            alive = [peer_id for peer_id in sorted(instance.plan.peer_ids) if self._membership.is_alive(peer_id)]
-            whole = len(alive) == len(set(instance.plan.peer_ids))
-            if whole and instance.state is InstanceState.READY and alive[0] == self._membership.own.id:
-                _log.info("adopting %s from %s", record.key.id, peer.name)
-                self._keep(RingKeeper(instance.plan, self._members, lambda done, total: None, self._runner_limits))
-                self._keepers[record.key.id].watch()
-                self._membership.put_instance(record.key.id, instance)
-            if self._membership.own.id in alive:
-                self._tasks.start(self._end_orphan(instance), f"orphan of {record.key.id}")
 
     async def _place_or_join(self, spec: InstanceSpec) -> InstanceInfo:
         turn = self._turns.setdefault(spec.model, asyncio.Lock())
@@ -188,11 +157,11 @@ class Instances:
                     return held
                 try:
                     if held is not None and held.state is InstanceState.LOADING:
-                        return await self._join(instance_id, spec, held.plan.ballot)
+                        return await self._join(instance_id, spec, held.ballot)
                     return await self._place(card, spec, instance_id)
                 except BallotBeatenError as exc:
                     failure = exc
-                    self._note(instance_id, exc.ballot)
+                    self._custody.note(instance_id, exc.ballot)
                     try:
                         return await self._join(instance_id, spec, exc.ballot)
                     except (StageLostError, DeadlineError) as lost:
@@ -220,15 +189,17 @@ class Instances:
         def on_progress(done: int, total: int) -> None:
             self._progress[spec.model] = (done, total)
 
-        stale = self._keepers.pop(instance_id, None)
+        stale = self._custody.keepers.pop(instance_id, None)
         if stale is not None:
-            await self._end(instance_id, stale)
+            await self._custody.end(instance_id, stale)
         try:
-            keeper, instance = await self._placer.place(card, spec, instance_id, self._above(instance_id), on_progress)
+            keeper, instance = await self._placer.place(
+                card, spec, instance_id, self._custody.above(instance_id), on_progress
+            )
         finally:
             self._progress.pop(spec.model, None)
-        self._note(instance_id, instance.plan.ballot)
-        self._keep(keeper)
+        self._custody.note(instance_id, instance.plan.ballot)
+        self._custody.keep(keeper)
         self._membership.put_instance(instance_id, instance)
         return instance
 
@@ -238,7 +209,7 @@ class Instances:
         give_up_at = clock() + WINNER_S
         while True:
             for _, instance in self.all():
-                if instance.plan.instance_id != instance_id or instance.plan.ballot < ballot:
+                if instance.plan.instance_id != instance_id or instance.ballot < ballot:
                     continue
                 if instance.state is InstanceState.READY and suits(instance, spec):
                     return instance
@@ -247,41 +218,3 @@ class Instances:
             if clock() > give_up_at:
                 raise StageLostError(f"the plan of ballot {ballot} for {instance_id} did not come to be")
             await self._membership.changed.wait(0.5)
-
-    def _keep(self, keeper: RingKeeper) -> None:
-        self._keepers[keeper.plan.instance_id] = keeper
-        self._tasks.start(self._watch(keeper), f"watch {keeper.plan.instance_id}")
-
-    async def _watch(self, keeper: RingKeeper) -> None:
-        """When a stage is lost the instance ends; the next request places it again."""
-        instance_id = keeper.plan.instance_id
-        error = await keeper.lost
-        if self._keepers.get(instance_id) is not keeper:
-            return
-        del self._keepers[instance_id]
-        failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error))
-        self._membership.put_instance(instance_id, failed)
-        await self._end(instance_id, keeper)
-
-    async def _end(self, instance_id: str, keeper: RingKeeper) -> None:
-        self._note(instance_id, keeper.plan.ballot)
-        await keeper.release()
-        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
-        # by now this node may have begun to place it again
-        if record and isinstance(record.value, InstanceInfo) and record.value.plan.ballot <= keeper.plan.ballot:
-            self._membership.put_instance(instance_id, None)
-
-    async def _end_orphan(self, instance: InstanceInfo) -> None:
-        plan = instance.plan
-        await asyncio.sleep(ORPHAN_S)
-        owned = [held for _, held in self._membership.view.instances() if held.plan.instance_id == plan.instance_id]
-        if not any(held.plan.ballot == plan.ballot for held in owned):
-            await self._host.release(plan.instance_id, plan.ballot)
-
-    def _above(self, instance_id: str) -> Ballot:
-        in_view = [held.plan.ballot for _, held in self._membership.view.instances()
-                   if held.plan.instance_id == instance_id]  # fmt: skip
-        return max([self._highest.get(instance_id, NO_BALLOT), self._host.promised(instance_id), *in_view])
-
-    def _note(self, instance_id: str, ballot: Ballot) -> None:
-        self._highest[instance_id] = max(ballot, self._highest.get(instance_id, NO_BALLOT))

@@ -21,6 +21,9 @@ class Member(Protocol):
     async def reserve(self, plan: Plan, index: int) -> Answer:
         """See StageHost.reserve. Raises ReservationError if the stage can never run there."""
 
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+        """See StageHost.adopt."""
+
     def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
         """See StageHost.commit."""
 
@@ -53,6 +56,9 @@ class LocalMember:
     async def reserve(self, plan: Plan, index: int) -> Answer:
         return await self._host.reserve(plan, index)
 
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+        return await self._host.adopt(plan.instance_id, plan.ballot, adopted)
+
     def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
         return self._host.commit(instance_id, ballot)
 
@@ -71,7 +77,14 @@ class RemoteMember:
         self._peer_id = peer_id
 
     async def reserve(self, plan: Plan, index: int) -> Answer:
-        reply = await self._client.reserve(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
+        return await self._ask(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
+
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+        request = pb.ReserveRequest(plan=plan_to_proto(plan), stage=index, adopt=ballot_to_proto(adopted))
+        return await self._ask(request)
+
+    async def _ask(self, request: pb.ReserveRequest) -> Answer:
+        reply = await self._client.reserve(request)
         if reply.never:
             raise ReservationError(reply.reason, peer_id=self._peer_id)
         beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None

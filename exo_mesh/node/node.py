@@ -30,6 +30,8 @@ from exo_mesh.node import state, this_machine
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.closed_mesh import own_credentials
 from exo_mesh.node.control_service import ControlService
+from exo_mesh.node.custody import Custody
+from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
@@ -38,6 +40,7 @@ from exo_mesh.node.members import Members, reachable
 from exo_mesh.node.memory import MemoryReader, read_memory
 from exo_mesh.node.own_addresses import keep_addresses
 from exo_mesh.node.placer import Placer
+from exo_mesh.node.previews import previews, with_peer_ids
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
 from exo_mesh.node.text_cache import TextCache
@@ -115,17 +118,13 @@ class Node:
             credentials=credentials,
         )
         members = Members(self._host, self.membership)
+        self._cuts = LegalCuts(self._registry, self._catalogue, self.membership, settings.home / "cuts")
         self._placer = Placer(
-            settings, self.membership, members, self.metrics, self._host.usable_bytes, tuning.host.runner
+            settings, self.membership, members, self._cuts, self.metrics, self._host.usable_bytes, tuning.host.runner
         )
+        self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
         self._instances = Instances(
-            self.membership,
-            members,
-            self._placer,
-            self._catalogue,
-            self._host,
-            tuning.host.runner,
-            rng or random.Random(),
+            self.membership, self._custody, self._placer, self._catalogue, rng or random.Random()
         )
         self._drivers = DriverChannels(credentials)
         self._router = Router(
@@ -138,7 +137,9 @@ class Node:
             clock=clock,
         )
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
-        service = ControlService(self.membership, self._host, self._catalogue, self._instances, self.journal)
+        service = ControlService(
+            self.membership, self._host, self._catalogue, self._cuts, self._instances, self.journal
+        )
         self._server = ControlServer(service, credentials, peer_id=own.id)
         self._tasks = TaskOwner()
 
@@ -167,6 +168,7 @@ class Node:
             )
         )
         self._host.start()
+        self._custody.start()
         work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, settings.host, port), "own addresses")
@@ -225,7 +227,7 @@ class Node:
         if placed:
             return max(instance.plan.context_limit for instance in placed)
         card = await self._catalogue.card(name)
-        return self._placer.solve_for_preview(card, InstanceSpec(name)).context_limit
+        return (await self._placer.propose(card, InstanceSpec(name))).context_limit
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
         return self._router.generate(model, request)
@@ -239,14 +241,14 @@ class Node:
         return any(answer is True for answer in answers)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        instance = await self._instances.ensure(spec)
+        instance = await self._instances.ensure(with_peer_ids(spec, self.membership.view.peers()))
         owners = [owner for owner, held in self._instances.all() if held.plan.digest == instance.plan.digest]
         return state.describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
 
-    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        """The plan that `create_instance` would try now. Raises PlacementError with the arithmetic."""
-        plan = self._placer.solve_for_preview(await self._catalogue.card(spec.model), spec)
-        return {"model": plan.model, "context_limit": plan.context_limit, "stages": plan.describe()}
+    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        peers = self.membership.view.peers()
+        card = await self._catalogue.card(spec.model)
+        return await previews(self._placer, card, with_peer_ids(spec, peers), peers)
 
     async def delete_instance(self, instance_id: str) -> bool:
         return await self._instances.delete(instance_id)
@@ -290,10 +292,12 @@ class Node:
             self._read_memory().total_bytes,
             self._host.reserved_bytes,
             os.getloadavg()[0],
+            self._host.s_per_gb,
+            self._host.tokens,
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        self._instances.owner_left(peer, records)
+        self._custody.owner_left(peer, records)
 
     def _driver_endpoint(self, instance: InstanceInfo) -> str:
         return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)

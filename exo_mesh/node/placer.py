@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 from exo_mesh.config import Settings
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import Candidate, solve, solve_with_most_context, with_caps
+from exo_mesh.domain.pinning import solve_pinned
+from exo_mesh.domain.placement import (
+    Candidate,
+    Surroundings,
+    most_context,
+    solve,
+    solve_with_most_context,
+    with_caps,
+)
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
@@ -24,6 +34,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.members import Members
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.ring_keeper import OnProgress, RingKeeper, release_all
@@ -52,6 +63,7 @@ class Placer:
         settings: Settings,
         membership: Membership,
         members: Members,
+        cuts: LegalCuts,
         metrics: Metrics,
         usable_here: Callable[[], int],
         runner_limits: Limits,
@@ -59,15 +71,46 @@ class Placer:
         self._settings = settings
         self._membership = membership
         self._members = members
+        self._cuts = cuts
         self._metrics = metrics
         self._usable_here = usable_here
         self._runner_limits = runner_limits
 
-    def solve(
-        self, card: ModelCard, spec: InstanceSpec, instance_id: str, ballot: Ballot, caps: dict[str, int]
+    async def propose(
+        self,
+        card: ModelCard,
+        spec: InstanceSpec,
+        instance_id: str = "preview",
+        ballot: Ballot | None = None,
+        caps: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The plan that this node would propose now. Raises PlacementError with the arithmetic."""
-        candidates = with_caps(self._candidates(card, spec), caps)
+        """The plan that this node would propose now, without asking anybody. Raises PlacementError with the arithmetic.
+
+        Where the model may be cut is found out only for a plan that cuts it.
+        """
+        ballot = ballot or NO_BALLOT.next_for(self._membership.own.id)
+        candidates = with_caps(self.candidates(card, spec), caps or {})
+        around = Surroundings(hop_s=self._hops())
+        while True:
+            plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around)
+            engine = plan.stages[0].engine
+            if len(plan.stages) == 1 or engine in around.cuts:
+                return plan
+            around = replace(around, cuts={**around.cuts, engine: await self._cuts.of(card, engine)})
+
+    def context_for(self, spec: InstanceSpec) -> int:
+        """Tokens of context that a placement for this wish needs at least."""
+        return spec.context_limit or self._settings.context_limit or POOL_TOKENS
+
+    def _solve(
+        self,
+        card: ModelCard,
+        spec: InstanceSpec,
+        candidates: Sequence[Candidate],
+        instance_id: str,
+        ballot: Ballot,
+        around: Surroundings,
+    ) -> Plan:
         policy = spec.policy or self._settings.placement
         min_peers = spec.min_peers or self._settings.min_peers
         if (spec.context_limit or 0) > card.context_length:
@@ -76,23 +119,43 @@ class Placer:
                 param="context_limit",
             )
         context_limit = spec.context_limit or self._settings.context_limit
-        if context_limit is None:
-            return solve_with_most_context(
-                card, candidates, policy=policy, min_peers=min_peers, instance_id=instance_id, ballot=ballot
+
+        def pinned(context: int) -> Plan:
+            return solve_pinned(
+                card,
+                candidates,
+                spec.pins,
+                context_limit=context,
+                instance_id=instance_id,
+                ballot=ballot,
+                around=around,
             )
+
+        if context_limit is None:
+            if spec.pins:
+                return most_context(card, pinned)
+            return solve_with_most_context(
+                card,
+                candidates,
+                policy=policy,
+                min_peers=min_peers,
+                instance_id=instance_id,
+                ballot=ballot,
+                around=around,
+            )
+        context_limit = min(context_limit, card.context_length)
+        if spec.pins:
+            return pinned(context_limit)
         return solve(
             card,
             candidates,
             policy=policy,
             min_peers=min_peers,
-            context_limit=min(context_limit, card.context_length),
+            context_limit=context_limit,
             instance_id=instance_id,
             ballot=ballot,
+            around=around,
         )
-
-    def solve_for_preview(self, card: ModelCard, spec: InstanceSpec) -> Plan:
-        """What would be tried now, without asking anybody."""
-        return self.solve(card, spec, "preview", NO_BALLOT.next_for(self._membership.own.id), {})
 
     async def place(
         self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot, on_progress: OnProgress
@@ -123,14 +186,20 @@ class Placer:
         for _ in range(MAX_SOLVES):
             able = replace(spec, exclude_peers=(*spec.exclude_peers, *unable))
             try:
-                plan = self.solve(card, able, instance_id, above.next_for(own_id), caps)
+                plan = await self.propose(card, able, instance_id, above.next_for(own_id), caps)
             except PlacementError as exc:
                 self._metrics.placements.labels(exc.code).inc()
-                if unable and not self._candidates(card, able):
+                if unable and not self.candidates(card, able):
                     raise ModelError(
                         f"no peer can run {card.name} ({card.architecture}): " + "; ".join(refusals)
                     ) from exc
-                raise PlacementError("; ".join([str(exc), *refusals])) from exc
+                raise PlacementError(
+                    "; ".join([str(exc), *refusals]),
+                    reason=exc.reason,
+                    need_bytes=exc.need_bytes,
+                    have=exc.have,
+                    remedy=exc.remedy,
+                ) from exc
             answers = await asyncio.gather(*(self._ask(plan, index) for index in range(len(plan.stages))))
             if all(isinstance(answer, Answer) and answer.granted for answer in answers):
                 return plan
@@ -158,7 +227,8 @@ class Placer:
         except ReservationError as exc:
             return exc
 
-    def _candidates(self, card: ModelCard, spec: InstanceSpec) -> list[Candidate]:
+    def candidates(self, card: ModelCard, spec: InstanceSpec) -> list[Candidate]:
+        """The live peers that could take part now, and with which engine."""
         membership = self._membership
         readings = membership.telemetry
         found = []
@@ -171,8 +241,16 @@ class Placer:
             else:
                 usable = readings[info.id].usable_bytes if info.id in readings else 0
             if engine and engine in info.engines:
-                found.append(Candidate(info.id, usable, engine))
+                speed = readings[info.id].s_per_gb.get(engine) if info.id in readings else None
+                found.append(Candidate(info.id, usable, engine, speed))
         return found
+
+    def _hops(self) -> dict[tuple[str, str], float]:
+        """Half of each round trip measured here; between two others, that of the one further away."""
+        own_id = self._membership.own.id
+        halves = {peer.id: peer.rtt_ms / 2000 for peer in self._membership.peers if peer.rtt_ms is not None}
+        between = {(a, b): max(halves[a], halves[b]) for a, b in combinations(sorted(halves), 2)}
+        return {**between, **{(own_id, peer_id): half for peer_id, half in halves.items()}}
 
     def _has_model(self, info: PeerInfo, model: str) -> bool:
         # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet

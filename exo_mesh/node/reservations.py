@@ -18,13 +18,22 @@ MAX_PROMISES = 1024
 @dataclass(slots=True)
 class Lease:
     """Memory held for one stage. It ends at `expires_at` unless it is renewed: by the commit, and then as long as its
-    owner watches the stage. `taken_bytes` is what its process has by now."""
+    owner watches the stage. `taken_bytes` is what its process has by now. adopted: the ballot by which somebody took
+    the plan over from an owner that had gone."""
 
     plan: Plan
     index: int
     expires_at: float
     taken_bytes: int = 0
     ready: bool = False
+    committed: bool = False
+    weights_bytes: int = 0
+    adopted: Ballot = NO_BALLOT
+
+    @property
+    def ballot(self) -> Ballot:
+        """The ballot in force."""
+        return max(self.plan.ballot, self.adopted)
 
     @property
     def stage(self) -> StagePlan:
@@ -51,7 +60,8 @@ class Reservations:
     """At most one lease per instance: that of the highest ballot reserved.
 
     Two plans of one instance that share this node are put in order here: the higher ballot wins, except that a plan
-    which is ready only gives way to a higher counter, that is, to somebody who knows of it.
+    which is ready only gives way to a higher counter, that is, to somebody who knows of it. A promise outlives its
+    lease: what is below it is refused for as long as this process lives, and with the process its stages end.
     """
 
     def __init__(self) -> None:
@@ -73,7 +83,7 @@ class Reservations:
     def lease(self, instance_id: str, ballot: Ballot) -> Lease | None:
         """The lease of exactly this plan, if it is in force here."""
         lease = self._leases.get(instance_id)
-        return lease if lease is not None and lease.plan.ballot == ballot else None
+        return lease if lease is not None and lease.ballot == ballot else None
 
     def promised(self, instance_id: str) -> Ballot:
         return self._promised.get(instance_id, NO_BALLOT)
@@ -85,12 +95,14 @@ class Reservations:
         """
         promised = self.promised(plan.instance_id)
         held = self._leases.get(plan.instance_id)
-        if held is not None and held.plan.ballot == plan.ballot:
+        if held is not None and held.plan == plan and held.ballot == plan.ballot:
             return Answer(True, usable_bytes)
         if plan.ballot < promised:
             return Answer(False, usable_bytes, f"ballot {plan.ballot} is below {promised}, promised here", promised)
-        if held is not None and held.ready and held.plan.ballot.counter >= plan.ballot.counter:
-            return Answer(False, usable_bytes, f"ballot {held.plan.ballot} is ready here", held.plan.ballot)
+        if held is not None and held.ballot == plan.ballot and held.committed:
+            return Answer(False, usable_bytes, f"ballot {plan.ballot} is in force here for another plan", held.ballot)
+        if held is not None and held.ready and held.ballot.counter >= plan.ballot.counter:
+            return Answer(False, usable_bytes, f"ballot {held.ballot} is ready here", held.ballot)
         usable_bytes += held.stage.reserve_bytes if held is not None else 0
         need = plan.stages[index].reserve_bytes
         if need > usable_bytes:
@@ -100,18 +112,33 @@ class Reservations:
         self._leases[plan.instance_id] = Lease(plan, index, now + LEASE_S)
         return Answer(True, usable_bytes, superseded=held)
 
+    def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+        """Promise the running plan of `ballot` to a new owner, whose ballot is `adopted`; the stage goes on as it is.
+
+        The old owner's ballot is fenced from then on, and so is that of a slower adopter.
+        """
+        promised = self.promised(instance_id)
+        lease = self._leases.get(instance_id)
+        if lease is None or lease.plan.ballot != ballot or not lease.committed:
+            return Answer(False, 0, f"ballot {ballot} of {instance_id} does not run here", promised)
+        if adopted < promised:
+            return Answer(False, 0, f"ballot {adopted} is below {promised}, promised here", promised)
+        self._promise(instance_id, adopted)
+        lease.adopted = adopted
+        return Answer(True, 0)
+
     def renew(self, instance_id: str, ballot: Ballot, now: float) -> Lease | None:
-        """Hold a lease for another LEASE_S; None if it is not in force (expired, released or beaten)."""
+        """Commit a lease, or hold it for another LEASE_S; None if it is not in force (expired, released or beaten)."""
         lease = self.lease(instance_id, ballot)
         if lease is not None:
-            lease.expires_at = now + LEASE_S
+            lease.committed, lease.expires_at = True, now + LEASE_S
         return lease
 
     def release(self, instance_id: str, ballot: Ballot) -> Lease | None:
         """End the lease of this plan, or of a lower ballot; None if there is none. A higher one stays."""
         self._promise(instance_id, max(ballot, self.promised(instance_id)))
         lease = self._leases.get(instance_id)
-        if lease is None or lease.plan.ballot > ballot:
+        if lease is None or lease.ballot > ballot:
             return None
         return self._leases.pop(instance_id)
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
 from exo_mesh.node.members import Members
@@ -31,11 +31,23 @@ OnProgress = Callable[[int, int], None]
 
 
 class RingKeeper:
-    """Owns the report streams of all stages of one plan. `lost` completes with the first failure of any of them."""
+    """Owns the report streams of all stages of one plan. `lost` completes with the first failure of any of them.
 
-    def __init__(self, plan: Plan, members: Members, on_progress: OnProgress, runner_limits: Limits) -> None:
+    adopted: the ballot by which this node took the plan over, if it is not its own.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        members: Members,
+        on_progress: OnProgress,
+        runner_limits: Limits,
+        adopted: Ballot = NO_BALLOT,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.plan = plan
+        self.adopted = adopted
+        self.ballot = max(plan.ballot, adopted)
         self.lost: asyncio.Future[MeshError] = loop.create_future()
         self._members = members
         self._on_progress = on_progress
@@ -73,7 +85,7 @@ class RingKeeper:
     async def release(self) -> None:
         """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone."""
         await self.close()
-        await release_all(self.plan, self._members)
+        await release_all(self.plan, self._members, self.ballot)
 
     async def _follow(self, index: int) -> None:
         stage = self.plan.stages[index]
@@ -82,7 +94,7 @@ class RingKeeper:
         while True:
             try:
                 member = self._members.member(stage.peer_id)
-                async for status in member.commit(self.plan.instance_id, self.plan.ballot):
+                async for status in member.commit(self.plan.instance_id, self.ballot):
                     give_up_at = loop.time() + REATTACH_S
                     self._take(index, status)
                 raise TransportError(f"the reports of {stage.shard} ended")
@@ -112,14 +124,14 @@ class RingKeeper:
 
     def _lose(self, error: MeshError) -> None:
         if not self.lost.done():
-            _log.warning("instance %s (ballot %s): %s", self.plan.instance_id, self.plan.ballot, error)
+            _log.warning("instance %s (ballot %s): %s", self.plan.instance_id, self.ballot, error)
             self.lost.set_result(error)
 
     async def _link(self, index: int, endpoints: list[str]) -> None:
         following = (index + 1) % len(endpoints)
         member = self._members.member(self.plan.stages[index].peer_id)
         next_peer = self.plan.stages[following].peer_id
-        await member.link(self.plan.instance_id, self.plan.ballot, endpoints[following], next_peer)
+        await member.link(self.plan.instance_id, self.ballot, endpoints[following], next_peer)
 
     async def _or_lost(self, work: Awaitable[_T], patience_s: float, what: str) -> _T:
         task = asyncio.ensure_future(work)
@@ -135,12 +147,12 @@ class RingKeeper:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def release_all(plan: Plan, members: Members) -> None:
-    """Release a plan at every member that can be reached."""
+async def release_all(plan: Plan, members: Members, ballot: Ballot | None = None) -> None:
+    """Release a plan, or whatever of its instance has at most `ballot`, at every member that can be reached."""
 
     async def release(peer_id: str) -> None:
         try:
-            await members.member(peer_id).release(plan.instance_id, plan.ballot)
+            await members.member(peer_id).release(plan.instance_id, ballot or plan.ballot)
         except MeshError as exc:
             _log.info("no release of %s at %s: %s", plan.instance_id, peer_id[:8], exc)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 
 
@@ -23,7 +24,10 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """A wish for an instance. policy and min_peers None mean the node's own settings."""
+    """A wish for an instance. policy and min_peers None mean the node's own settings.
+
+    exclude_peers, pins: peers by id or name. With pins it is decided who holds what: policy and min_peers have no say.
+    """
 
     model: str
     min_peers: int | None = None
@@ -31,6 +35,7 @@ class InstanceSpec:
     context_limit: int | None = None
     engine: str | None = None
     exclude_peers: tuple[str, ...] = ()
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,9 @@ class MeshService(Protocol):
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""
+
+    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
 
     async def delete_instance(self, instance_id: str) -> bool:
         """Stop an instance everywhere; False if it is unknown."""

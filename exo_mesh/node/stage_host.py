@@ -16,6 +16,7 @@ from exo_mesh.errors import MeshError, ReservationError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
+from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import Credentials
@@ -74,6 +75,7 @@ class StageHost:
         self._credentials = credentials
         self._reservations = Reservations()
         self._runners: dict[str, Runner] = {}
+        self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self._stopping = False
         self._tasks = TaskOwner()
@@ -102,6 +104,18 @@ class StageHost:
             self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
         )
 
+    @property
+    def s_per_gb(self) -> dict[str, float]:
+        """How fast the engines here have shown themselves to be."""
+        return self._speed.s_per_gb()
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens drawn so far, by instance whose driver runs here."""
+        drivers = [lease.plan.instance_id for lease in self.leases if lease.index == len(lease.plan.stages) - 1]
+        beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
+        return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
+
     def promised(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node has promised itself to."""
         return self._reservations.promised(instance_id)
@@ -125,6 +139,13 @@ class StageHost:
                 await self._end_runner(plan.instance_id)
         if not answer.granted:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
+        return answer
+
+    async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+        """Promise a running stage to a new owner; see Reservations.adopt."""
+        async with self._turn:
+            answer = self._reservations.adopt(instance_id, ballot, adopted)
+        _log.info("adoption of %s by ballot %s: %s", instance_id, adopted, answer.reason or "granted")
         return answer
 
     async def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[control_pb2.StageStatus]:
@@ -188,6 +209,8 @@ class StageHost:
             max_queued=settings.max_queued,
             tls=tls_to_proto(self._credentials),
         )
+        card = await asyncio.to_thread(self._models.card, plan.model)
+        lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         runner = Runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
         self._runners[plan.instance_id] = runner
@@ -197,8 +220,13 @@ class StageHost:
 
     async def _follow(self, runner: Runner, lease: Lease) -> None:
         instance_id, index = lease.plan.instance_id, lease.index
+        before = runner_pb2.Heartbeat()
 
         def on_beat(beat: runner_pb2.Heartbeat) -> None:
+            if lease.ready:
+                steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
+                self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
+            before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
             lease.ready = runner.board.ready
             self._metrics.stage_beat(instance_id, index, beat)
@@ -208,7 +236,7 @@ class StageHost:
         finally:
             if self._runners.get(instance_id) is runner:
                 del self._runners[instance_id]
-                self._reservations.release(instance_id, lease.plan.ballot)
+                self._reservations.release(instance_id, lease.ballot)
             self._metrics.stage_gone(instance_id, index)
             failed = runner.board.failed
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
@@ -230,7 +258,7 @@ class StageHost:
         for lease in self._reservations.leases:
             runner = self._runners.get(lease.plan.instance_id)
             if runner is not None and runner.board.watchers:
-                self._reservations.renew(lease.plan.instance_id, lease.plan.ballot, now)
+                self._reservations.renew(lease.plan.instance_id, lease.ballot, now)
         for lease in self._reservations.expire(now):
-            _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.plan.ballot)
+            _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.ballot)
             await self._end_runner(lease.plan.instance_id)

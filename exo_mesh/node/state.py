@@ -26,9 +26,10 @@ def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
         "state": str(instance.state),
         "reason": instance.reason,
         "owner": owner,
-        "ballot": [plan.ballot.counter, plan.ballot.proposer],
+        "ballot": [instance.ballot.counter, instance.ballot.proposer],
         "digest": plan.digest,
         "context_limit": plan.context_limit,
+        "kv_pool_tokens": plan.kv_tokens,
         "policy": plan.inputs.policy,
         "stages": stages,
     }
@@ -66,6 +67,8 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "total_bytes": reading.total_bytes,
         "reserved_bytes": reading.reserved_bytes,
         "load": round(reading.load, 2),
+        "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
+        "tokens": dict(sorted(reading.tokens.items())),
     }
 
 

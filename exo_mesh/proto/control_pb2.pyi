@@ -58,20 +58,38 @@ class PeerInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens")
+    class SPerGbEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class TokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESERVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    S_PER_GB_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
     total_bytes: int
     reserved_bytes: int
     load: float
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ...) -> None: ...
+    s_per_gb: _containers.ScalarMap[str, float]
+    tokens: _containers.ScalarMap[str, int]
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("peer",)
@@ -90,18 +108,20 @@ class HelloReply(_message.Message):
     def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
-    __slots__ = ("plan", "state", "endpoints", "pids", "reason")
+    __slots__ = ("plan", "state", "endpoints", "pids", "reason", "adopted")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
     PIDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     state: InstanceState
     endpoints: _containers.RepeatedScalarFieldContainer[str]
     pids: _containers.RepeatedScalarFieldContainer[int]
     reason: str
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+    adopted: _plan_pb2.Ballot
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("kind", "id", "owner", "version", "deleted", "peer", "instance")
@@ -172,10 +192,12 @@ class GoodbyeReply(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeModelRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "engine")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    engine: str
+    def __init__(self, model: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class DescribeModelReply(_message.Message):
     __slots__ = ("found", "card_json", "error_code", "error_message")
@@ -204,12 +226,14 @@ class TextFile(_message.Message):
     def __init__(self, name: _Optional[str] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("plan", "stage")
+    __slots__ = ("plan", "stage", "adopt")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     stage: int
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
+    adopt: _plan_pb2.Ballot
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., adopt: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
     __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never")

@@ -24,6 +24,9 @@ CALL_S = 5.0
 TEXT_FILES_S = 60.0
 """A tokenizer may have 20 MB, and the link may be Wi-Fi."""
 
+CUTS_S = 120.0
+"""For a peer that must first import an engine's library and trace a model to say where it may be cut."""
+
 # Closing a channel, which the membership does when a peer has died, cancels the calls on it, and grpc tells their
 # callers by CancelledError as if these had been cancelled; a call on a closed channel is a UsageError.
 _FAILURES = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
@@ -86,9 +89,11 @@ class ControlClient:
     async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
         await self._call(self._stub.Goodbye, request, timeout_s)
 
-    async def describe_model(self, model: str) -> pb.DescribeModelReply:
-        request = pb.DescribeModelRequest(model=model)
-        reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, CALL_S)
+    async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
+        """With an engine, the card has the cuts that are legal for it."""
+        request = pb.DescribeModelRequest(model=model, engine=engine)
+        deadline_s = CUTS_S + CALL_S if engine else CALL_S
+        reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, deadline_s)
         return reply
 
     async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:

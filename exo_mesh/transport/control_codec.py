@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
 
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
@@ -65,6 +67,7 @@ def instance_to_proto(instance: InstanceInfo) -> pb.InstanceInfo:
         endpoints=instance.endpoints,
         pids=instance.pids,
         reason=instance.reason,
+        adopted=None if instance.adopted == NO_BALLOT else ballot_to_proto(instance.adopted),
     )
 
 
@@ -75,7 +78,8 @@ def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
     except ValueError as exc:
         raise TransportError(f"a peer sent an impossible plan: {exc}") from exc
     state = _STATES_BACK.get(message.state, InstanceState.FAILED)
-    return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason)
+    adopted = ballot_from_proto(message.adopted) if message.HasField("adopted") else NO_BALLOT
+    return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
 
 
 def record_to_proto(record: Record) -> pb.Record:
@@ -115,6 +119,8 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         total_bytes=reading.total_bytes,
         reserved_bytes=reading.reserved_bytes,
         load=reading.load,
+        s_per_gb=reading.s_per_gb,
+        tokens=reading.tokens,
     )
 
 
@@ -126,4 +132,6 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         message.total_bytes,
         message.reserved_bytes,
         message.load,
+        dict(islice(message.s_per_gb.items(), MAX_ITEMS)),
+        dict(islice(message.tokens.items(), MAX_ITEMS)),
     )

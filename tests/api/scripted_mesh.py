@@ -33,6 +33,7 @@ class ScriptedMesh:
     limit: int = 256
     names: tuple[str, ...] = ("exo-mesh-demo",)
     requests: list[GenerateRequest] = field(default_factory=list)
+    specs: list[InstanceSpec] = field(default_factory=list)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     status: str = "ok"
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,8 +101,13 @@ class ScriptedMesh:
         return True
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        self.specs.append(spec)
         self.instances.append({"id": f"i{len(self.instances) + 1}", "model": spec.model})
         return self.instances[-1]
+
+    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        self.specs.append(spec)
+        return [{"width": 1, "policies": ["memory"], "stages": [], "request": {"model": spec.model}}]
 
     async def delete_instance(self, instance_id: str) -> bool:
         kept = [instance for instance in self.instances if instance["id"] != instance_id]

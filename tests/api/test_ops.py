@@ -11,7 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.openai import waiting_for
-from exo_mesh.node.service import Progress
+from exo_mesh.domain.pinning import Pin
+from exo_mesh.node.service import InstanceSpec, Progress
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 
@@ -59,6 +60,45 @@ async def test_instances_are_made_shown_and_deleted(api: Served) -> None:
         assert (status, body["error"]["code"]) == (404, "not_found")
     status, body = await get(api, "/instance", "POST", json={"model": "m", "min_peers": 0})
     assert (status, body["error"]["param"]) == (400, "min_peers")
+
+
+async def test_previews_are_asked_for_and_can_be_sent_back(api: Served) -> None:
+    path = "/instance/previews?model=m&context_limit=512&engine=dummy&exclude_peers=a,b"
+    status, answer = await get(api, path)
+    assert status == 200 and answer["model"] == "m" and answer["previews"][0]["width"] == 1
+    assert api.mesh.specs[-1] == InstanceSpec("m", context_limit=512, engine="dummy", exclude_peers=("a", "b"))
+    stage = {"peer": "p", "layers": [0, 8], "engine": "dummy", "reserve_bytes": 7, "name": "n", "headroom_bytes": 1}
+    status, _ = await get(api, "/instance", "POST", json={"model": "m", "stages": [stage]})
+    assert status == 201
+    assert api.mesh.specs[-1] == InstanceSpec("m", engine="dummy", pins=(Pin("p", 0, 8, "dummy", 7),))
+    status, _ = await get(api, "/instance", "POST", json={"model": "m", "pins": {"alpha": [0, 3], "beta": [3, 8]}})
+    assert api.mesh.specs[-1].pins == (Pin("alpha", 0, 3), Pin("beta", 3, 8))
+
+
+@pytest.mark.parametrize(
+    ("path", "param"),
+    [("", "model"), ("?model=m&context_limit=-1", "context_limit"), ("?model=m&widths=2", "widths")],
+)
+async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: str) -> None:
+    status, body = await get(api, "/instance/previews" + path)
+    assert (status, body["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"pins": {"a": [0, 8]}, "policy": "memory"}, "pins"),
+        ({"pins": {"a": [0, 8]}, "stages": [{"peer": "a", "layers": [0, 8]}]}, "pins"),
+        ({"pins": {}}, "pins"),
+        ({"stages": []}, "stages"),
+        ({"stages": [{"peer": "a", "layers": [0, 8], "engine": "x"}], "engine": "y"}, "engine"),
+        ({"stages": [{"peer": "a", "layers": [0, 8], "colour": "red"}]}, "stages[0].colour"),
+        ({"pins": {"a": [0]}}, "pins[...]"),
+    ],
+)
+async def test_wishes_that_contradict_each_other_are_refused(api: Served, body: dict[str, Any], param: str) -> None:
+    status, answer = await get(api, "/instance", "POST", json={"model": "m", **body})
+    assert (status, answer["error"]["param"]) == (400, param)
 
 
 async def test_topology_version_and_the_front_page(api: Served) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,3 +104,13 @@ def test_digests_ignore_how_a_view_came_to_be_and_see_every_change() -> None:
     assert one.digest() == two.digest()
     two.merge([peer_record("a", 2)], 9.0)
     assert one.digest() != two.digest()
+
+
+def test_an_adopted_instance_stands_above_its_old_owners_record() -> None:
+    held = View()
+    old = instance_record("z", 2)
+    assert isinstance(old.value, InstanceInfo)
+    taken = replace(old.value, adopted=Ballot(3, "a"))
+    held.merge([old, Record(RecordKey("instance", "m-1", "a"), 1, taken)], 0.0)
+    assert held.instances() == [("a", taken)] and held.plans_of("m-1") == {Ballot(2, "z")}
+    assert held.plans_of("other") == set()

@@ -93,9 +93,9 @@ async def crash(node: Node) -> None:
     """The control plane of the node falls silent at once: no goodbye, no release."""
     await node._server.stop(0)
     await node.membership._tasks.close()
-    for keeper in node._instances._keepers.values():
+    for keeper in node._custody.keepers.values():
         await keeper.close()
-    node._instances._keepers.clear()
+    node._custody.keepers.clear()
 
 
 async def test_a_cancelled_request_ends_and_frees_its_sequence(tmp_path: Path) -> None:

@@ -96,3 +96,57 @@ def test_usable_memory_leaves_headroom_counts_leases_once_and_obeys_the_cap() ->
     assert usable_bytes(reading, None, reserved_bytes=300, pending_bytes=200) == 300
     assert usable_bytes(reading, 400, reserved_bytes=300, pending_bytes=0) == 100
     assert usable_bytes(reading, 400, reserved_bytes=500, pending_bytes=0) == 0
+
+
+def test_one_ballot_is_for_one_plan() -> None:
+    held = Reservations()
+    assert held.reserve(plan(A1, 600), 0, 1000, 0.0).granted
+    again = held.reserve(plan(A1, 700), 0, 400, 1.0)
+    assert again.granted and again.superseded is not None, "solved anew before it was committed"
+    assert held.reserved_bytes == 700
+    held.renew("m-1", A1, 0.0)
+    refused = held.reserve(plan(A1, 500), 0, 1000, 2.0)
+    assert not refused.granted and refused.beaten_by == A1
+
+
+def committed() -> Reservations:
+    held = Reservations()
+    held.reserve(plan(A1), 0, 1000, 0.0)
+    lease = held.renew("m-1", A1, 0.0)
+    assert lease is not None
+    lease.ready = True
+    return held
+
+
+def test_an_adopted_plan_goes_on_and_its_old_owner_is_fenced() -> None:
+    held = committed()
+    assert held.adopt("m-1", A1, Ballot(2, "b")).granted
+    assert held.renew("m-1", A1, 0.0) is None and held.release("m-1", A1) is None
+    assert held.reserve(plan(A1), 0, 1000, 0.0).beaten_by == Ballot(2, "b")
+    lease = held.renew("m-1", Ballot(2, "b"), 0.0)
+    assert lease is not None and lease.plan.ballot == A1 and held.reserved_bytes == 100
+    assert held.release("m-1", Ballot(2, "b")) is lease
+
+
+def test_of_two_adopters_the_higher_ballot_wins_whatever_the_order() -> None:
+    for order in ((Ballot(2, "b"), Ballot(2, "c")), (Ballot(2, "c"), Ballot(2, "b"))):
+        held = committed()
+        answers = [held.adopt("m-1", A1, ballot) for ballot in order]
+        assert answers[0].granted and answers[1].granted == (order[1] > order[0])
+        assert held.lease("m-1", Ballot(2, "c")) is not None and held.promised("m-1") == Ballot(2, "c")
+
+
+def test_only_what_runs_can_be_adopted() -> None:
+    held = Reservations()
+    assert not held.adopt("m-1", A1, B1).granted
+    held.reserve(plan(A1), 0, 1000, 0.0)
+    assert not held.adopt("m-1", A1, B1).granted, "not committed"
+    other = committed()
+    assert not other.adopt("m-1", B1, A2).granted, "another plan"
+
+
+def test_a_promise_outlives_its_lease() -> None:
+    held = Reservations()
+    held.reserve(plan(A2), 0, 1000, 10.0)
+    held.expire(10.0 + LEASE_S)
+    assert held.reserve(plan(B1), 0, 1000, 99.0).beaten_by == A2

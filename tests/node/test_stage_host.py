@@ -20,7 +20,7 @@ from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens
 async def a_plan(node: Node, instance_id: str) -> Plan:
     """A plan for this node alone, of an owner whom nobody knows."""
     card = await node._catalogue.card(MODEL)
-    return node._placer.solve(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"), {})
+    return await node._placer.propose(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"))
 
 
 async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path
             await release(instance_id, ballot)
 
         node._host.release = slow  # type: ignore[method-assign]
-        keeper = node._instances._keepers[key.id]
+        keeper = node._custody.keepers[key.id]
         keeper._lose(StageLostError("as the test wants"))
         await until(lambda: state_of(node, key) is InstanceState.FAILED)
         again = asyncio.create_task(node.create_instance(InstanceSpec(MODEL)))

@@ -1,0 +1,66 @@
+"""Show how a model could be placed now: who would hold which layers, what that takes, and what it leaves free."""
+
+from __future__ import annotations
+
+import argparse
+import urllib.parse
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import columns, human_bytes, layers_text, print_json
+
+_DEADLINE_S = 150.0
+"""An engine may have to find out first where the model can be cut."""
+
+_HEADER = ("  PEER", "LAYERS", "ENGINE", "WEIGHTS", "KV", "OVERHEAD", "USABLE", "LEFT")
+_PARTS = ("weights_bytes", "kv_bytes", "overhead_bytes", "usable_bytes", "headroom_bytes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, `--context-limit`, `--engine`, `--exclude`, `--api-url`, `--json`."""
+    parser.add_argument("model", metavar="MODEL", help="name of a model, as exo-mesh models lists it")
+    parser.add_argument("--context-limit", type=int, metavar="N", help="tokens of prompt + output that must fit")
+    parser.add_argument("--engine", metavar="NAME", help="only with this engine")
+    parser.add_argument("--exclude", metavar="PEERS", help="names or ids of peers to leave out, with commas between")
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask `/instance/previews`."""
+    wish = {
+        "model": args.model,
+        "context_limit": args.context_limit,
+        "engine": args.engine,
+        "exclude_peers": args.exclude,
+    }
+    query = urllib.parse.urlencode({name: value for name, value in wish.items() if value is not None})
+    answer = ApiClient(args.api_url).get(f"/instance/previews?{query}", _DEADLINE_S)
+    if args.json:
+        print_json(answer)
+    else:
+        print("\n\n".join(describe(entry) for entry in answer["previews"]))
+    possible = any("refused" not in entry for entry in answer["previews"])
+    return exit_codes.OK if possible else exit_codes.FAILED
+
+
+def describe(entry: dict[str, Any]) -> str:
+    """One preview for people."""
+    width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
+    if "refused" in entry:
+        return f"{width}: not possible. {entry['refused']['message']}"
+    head = (
+        f"{width} ({', '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
+        f"KV for {entry['kv_pool_tokens']} on every stage"
+    )
+    rows = [
+        [
+            f"  {stage['name'] or stage['peer'][:8]}",
+            layers_text(stage["layers"]),
+            stage["engine"],
+            *(human_bytes(stage[part]) for part in _PARTS),
+        ]
+        for stage in entry["stages"]
+    ]
+    return f"{head}\n{columns(_HEADER, rows)}"

@@ -1,0 +1,130 @@
+"""The mesh as a picture in the terminal: peers with their memory, links, and who holds which layers of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from exo_mesh.cli.tables import human_bytes, layers_text, peer_names
+
+BAR_CELLS = 24
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+_STATES = {"ready": "green", "loading": "yellow", "failed": "red"}
+
+
+def picture(state: Mapping[str, Any], tokens_per_s: Mapping[str, float] | None = None) -> RenderableType:
+    """`/state` as a picture. tokens_per_s: by instance, where somebody has looked twice."""
+    names = peer_names(dict(state))
+    peers = state["view"]["peers"]
+    colour = {peer["id"]: COLOURS[index % len(COLOURS)] for index, peer in enumerate(peers)}
+    parts: list[RenderableType] = [_peers(state, names, colour)]
+    if state.get("links"):
+        parts.append(_links(state["links"], names))
+    drawn = tokens_by_instance(state)
+    for instance in state["view"]["instances"]:
+        speed = (tokens_per_s or {}).get(instance["id"])
+        parts.append(_instance(instance, names, colour, drawn.get(instance["id"]), speed))
+    if not state["view"]["instances"]:
+        parts.append(Text("no model is loaded; a request or `exo-mesh preview MODEL` comes next", style="dim"))
+    return Group(*parts)
+
+
+def tokens_by_instance(state: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens drawn so far, as the peers with the drivers tell."""
+    drawn: dict[str, int] = {}
+    for reading in state.get("telemetry", {}).values():
+        for instance_id, count in reading.get("tokens", {}).items():
+            drawn[instance_id] = max(count, drawn.get(instance_id, 0))
+    return drawn
+
+
+def _peers(state: Mapping[str, Any], names: Mapping[str, str], colour: Mapping[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("peer", "engine", "memory", "", "load"):
+        table.add_column(title, no_wrap=title != "")
+    for peer in state["view"]["peers"]:
+        reading = state.get("telemetry", {}).get(peer["id"])
+        name = Text(names[peer["id"]], style=colour[peer["id"]])
+        if peer["id"] == state.get("node_id"):
+            name.append(" (here)", style="dim")
+        engine = next((device["engine"] for device in peer.get("devices", ()) if device["engine"]), "none")
+        if reading is None:
+            table.add_row(name, engine, Text("no reading yet", style="dim"), "", "")
+            continue
+        figures = f"{human_bytes(reading['usable_bytes'])} usable, {human_bytes(reading['reserved_bytes'])} reserved"
+        table.add_row(name, engine, memory_bar(reading), figures, f"{reading['load']:.1f}")
+    return table
+
+
+def memory_bar(reading: Mapping[str, Any], cells: int = BAR_CELLS) -> Text:
+    """What models have reserved, what others use, and what a model could still get, of the whole memory."""
+    total = max(1, reading["total_bytes"], reading["reserved_bytes"] + reading["usable_bytes"])
+    reserved = _cells(reading["reserved_bytes"], total, cells)
+    usable = min(cells - reserved, _cells(reading["usable_bytes"], total, cells))
+    others = cells - reserved - usable
+    return Text.assemble(("█" * reserved, "green"), ("▒" * others, "dim"), ("·" * usable, ""))
+
+
+def _cells(part: int, total: int, cells: int) -> int:
+    """Rounded, but nothing that is there becomes invisible."""
+    return min(cells, max(round(cells * part / total), 1 if part > 0 else 0))
+
+
+def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("link", "", "round trip", "goodput"):
+        table.add_column(title, no_wrap=True)
+    for link in links:
+        ends = f"{names.get(link['from'], link['from'][:8])} ↔ {names.get(link['to'], link['to'][:8])}"
+        rtt, goodput = link.get("rtt_ms"), link.get("mb_per_s")
+        table.add_row(
+            ends,
+            Text(str(link.get("address", "")), style="dim"),
+            "?" if rtt is None else f"{rtt:.2f} ms",
+            "?" if goodput is None else f"{goodput:.0f} MB/s",
+        )
+    return table
+
+
+def _instance(
+    instance: Mapping[str, Any],
+    names: Mapping[str, str],
+    colour: Mapping[str, str],
+    tokens: int | None,
+    tokens_per_s: float | None,
+) -> RenderableType:
+    owner = names.get(instance.get("owner", ""), str(instance.get("owner", ""))[:8])
+    head = Text.assemble(
+        (instance["model"], "bold"),
+        f"  instance {instance['id']}, ",
+        (instance["state"], _STATES.get(instance["state"], "")),
+        (f", ballot {instance['ballot'][0]} of {owner}" if "ballot" in instance else "", "dim"),
+    )
+    if tokens is not None:
+        head.append(f", {tokens} tokens")
+    if tokens_per_s is not None:
+        head.append(f", {tokens_per_s:.1f} tokens/s")
+    stages = instance["stages"]
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for stage in stages:
+        style = colour.get(stage["peer"], "")
+        table.add_row(
+            Text(f"  {names.get(stage['peer'], stage['peer'][:8])}", style=style),
+            layer_bar(stage["layers"], stages[-1]["layers"][1], style),
+            f"layers {layers_text(stage['layers'])}",
+            stage["engine"],
+            human_bytes(stage["reserve_bytes"]) if "reserve_bytes" in stage else "",
+        )
+    return Group(head, table, Text(""))
+
+
+def layer_bar(layers: Sequence[int], num_layers: int, style: str, cells: int = BAR_CELLS) -> Text:
+    """Where `[start, stop)` lies among all layers."""
+    first = min(cells - 1, cells * layers[0] // num_layers)
+    last = max(first + 1, min(cells, cells * layers[1] // num_layers))
+    return Text.assemble(("─" * first, "dim"), ("█" * (last - first), style), ("─" * (cells - last), "dim"))

@@ -1,0 +1,138 @@
+"""Cutting a model over peers in a given ring order: what fits, near to their shares of memory, or as fast as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+from exo_mesh.domain.footprint import stage_bytes
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.partition import split_layers
+
+
+def stage_starts(card: ModelCard, cuts: Iterable[int] | None = None) -> tuple[int, ...]:
+    """Layers at which a stage may begin, in order: 0 and the legal cuts (the card's own unless `cuts` says better)."""
+    legal = card.legal_cuts if cuts is None else cuts
+    return tuple(sorted({0, *(cut for cut in legal if 0 < cut < card.num_layers)}))
+
+
+def fit_layers(
+    card: ModelCard, usable_bytes: Sequence[int], pool_tokens: int, cuts: Iterable[int] | None = None
+) -> list[range] | None:
+    """One layer range per peer, in the given order, that fits each peer; None if there is none.
+
+    Stages begin at legal cuts only. Of all cuts that fit, those nearest to proportional shares are taken, from the
+    first stage on; when a share does not fit its peer, neighbours take the layers over.
+    """
+    starts = stage_starts(card, cuts)
+    num_stages = len(usable_bytes)
+    if num_stages > len(starts) or min(usable_bytes) <= 0:
+        return None
+    wanted = [layers.stop for layers in split_layers(card.num_layers, usable_bytes)]
+
+    @cache
+    def stops(rank: int, start: int) -> tuple[int, ...]:
+        """Where stage `rank` may stop if it begins at `start`, so that it and all later stages fit."""
+        last = rank == num_stages - 1
+        fitting = stops_that_fit(card, starts, start, usable_bytes[rank], pool_tokens, last)
+        return fitting if last else tuple(stop for stop in fitting if stops(rank + 1, stop))
+
+    ranges: list[range] = []
+    start = 0
+    for rank in range(num_stages):
+        possible = stops(rank, start)
+        if not possible:
+            return None
+        stop = min(possible, key=lambda cut, rank=rank: (abs(cut - wanted[rank]), cut))  # type: ignore[misc]
+        ranges.append(range(start, stop))
+        start = stop
+    return ranges
+
+
+def stops_that_fit(
+    card: ModelCard, starts: Sequence[int], start: int, usable_bytes: int, pool_tokens: int, last: bool
+) -> tuple[int, ...]:
+    """Where one stage that begins at `start` may stop so that it fits its peer; the last one takes all that is left."""
+    fitting = []
+    for stop in (card.num_layers,) if last else (cut for cut in starts if cut > start):
+        # a stage only grows with `stop`, except that the head comes with the last layer
+        if stage_bytes(card, start, stop, pool_tokens) > usable_bytes:
+            break
+        fitting.append(stop)
+    return tuple(fitting)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds that a decode step takes in all stages together, and in the slowest of them."""
+
+    total_s: float
+    slowest_s: float
+
+    def then(self, other: Pace) -> Pace:
+        """This one's stages, and the other's."""
+        return Pace(self.total_s + other.total_s, max(self.slowest_s, other.slowest_s))
+
+
+def latency(pace: Pace) -> tuple[float, float]:
+    """One user waits for every stage, one after the other."""
+    return (pace.total_s, pace.slowest_s)
+
+
+def throughput(pace: Pace) -> tuple[float, float]:
+    """With a full ring, a step comes out each time the slowest stage has done one."""
+    return (pace.slowest_s, pace.total_s)
+
+
+Goal = Callable[[Pace], tuple[float, float]]
+
+
+def fastest_layers(
+    card: ModelCard,
+    usable_bytes: Sequence[int],
+    s_per_gb: Sequence[float],
+    pool_tokens: int,
+    goal: Goal,
+    cuts: Iterable[int] | None = None,
+) -> tuple[Pace, list[range]] | None:
+    """The ranges that fit and make the goal least, with their pace; None if nothing fits.
+
+    s_per_gb: what a decode step takes on each peer per 1e9 bytes of layers: it reads every weight once.
+    Exact in the goal's first figure, by dynamic programming over the cuts: O(stages x cuts²).
+    """
+    starts = stage_starts(card, cuts)
+    num_stages = len(usable_bytes)
+    if num_stages > len(starts):
+        return None
+    bytes_before = [0, *accumulate(card.layer_bytes)]
+
+    @cache
+    def best(rank: int, start: int) -> tuple[Pace, int] | None:
+        """Pace of the stages from `rank` on, and where stage `rank` stops."""
+        last = rank == num_stages - 1
+        found: tuple[Pace, int] | None = None
+        for stop in stops_that_fit(card, starts, start, usable_bytes[rank], pool_tokens, last):
+            taken_s = s_per_gb[rank] * (bytes_before[stop] - bytes_before[start]) / 1e9
+            pace = Pace(taken_s, taken_s)
+            if not last:
+                rest = best(rank + 1, stop)
+                if rest is None:
+                    continue
+                pace = pace.then(rest[0])
+            if found is None or goal(pace) < goal(found[0]):
+                found = (pace, stop)
+        return found
+
+    whole = best(0, 0)
+    if whole is None:
+        return None
+    ranges: list[range] = []
+    start = 0
+    for rank in range(num_stages):
+        step = best(rank, start)
+        assert step is not None, "best(0, 0) found a way"
+        ranges.append(range(start, step[1]))
+        start = step[1]
+    return whole[0], ranges

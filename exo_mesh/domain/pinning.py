@@ -1,0 +1,117 @@
+"""Layers dealt out by hand: checked as strictly as those that placement chooses itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exo_mesh.domain.fitting import stage_starts
+from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, make_plan
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
+from exo_mesh.errors import InputError, PlacementError
+
+PINNED = "pinned"
+"""The policy of a plan whose layers somebody has dealt out by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Layers `[start, stop)` on this peer, because somebody said so. reserve_bytes, engine: None if left open."""
+
+    peer_id: str
+    start: int
+    stop: int
+    engine: str | None = None
+    reserve_bytes: int | None = None
+
+
+def solve_pinned(
+    card: ModelCard,
+    candidates: Sequence[Candidate],
+    pins: Sequence[Pin],
+    *,
+    context_limit: int,
+    instance_id: str,
+    ballot: Ballot,
+    around: Surroundings = NOTHING_KNOWN,
+) -> Plan:
+    """The plan that deals out the layers as pinned, in the order of the layers.
+
+    Raises InputError if the pins leave a layer out or hold one twice, name a peer that cannot take part or cut where
+    the model must not be cut; PlacementError if they do not fit, or no longer take what they say.
+    """
+    pins = sorted(pins, key=lambda pin: (pin.start, pin.stop))
+    _refuse_gaps(card, pins)
+    by_id = {candidate.peer_id: candidate for candidate in candidates}
+    for pin in pins:
+        if pin.peer_id not in by_id:
+            known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
+            raise _pins_refused(card, f"{pin.peer_id[:8]} is pinned but cannot take part (those that can: {known})")
+    members = [by_id[pin.peer_id] for pin in pins]
+    if len({member.engine for member in members}) > 1:
+        listing = ", ".join(f"{member.peer_id[:8]} {member.engine}" for member in members)
+        raise _pins_refused(card, f"a ring is of one engine, and these differ: {listing}")
+    legal = stage_starts(card, around.cuts.get(members[0].engine))
+    illegal = [pin.start for pin in pins if pin.start not in legal]
+    if illegal:
+        raise _pins_refused(card, f"no stage may begin at layer {illegal[0]}; legal are {', '.join(map(str, legal))}")
+    ring = [(member, range(pin.start, pin.stop)) for member, pin in zip(members, pins, strict=True)]
+    inputs = PlanInputs(tuple((member.peer_id, member.usable_bytes) for member in members), PINNED, len(pins))
+    for pool_tokens in pools_to_try(context_limit):
+        plan = make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs)
+        if all(stage.reserve_bytes <= member.usable_bytes for stage, member in zip(plan.stages, members, strict=True)):
+            _refuse_outdated(plan, pins)
+            return plan
+    raise _pins_do_not_fit(card, ring, context_limit)
+
+
+def _refuse_outdated(plan: Plan, pins: Sequence[Pin]) -> None:
+    """Raises PlacementError if a pin says what its stage takes, as previews do, and that is so no more."""
+    for stage, pin in zip(plan.stages, pins, strict=True):
+        if pin.reserve_bytes not in (None, stage.reserve_bytes):
+            raise PlacementError(
+                f"{stage.shard} at {stage.peer_id[:8]} would take {gigabytes(stage.reserve_bytes)} now, "
+                f"not {gigabytes(pin.reserve_bytes or 0)}: memory has changed since the preview; ask for a new one",
+                reason="outdated",
+                remedy="ask for a new preview",
+            )
+
+
+def _refuse_gaps(card: ModelCard, pins: Sequence[Pin]) -> None:
+    """Raises InputError unless every layer is pinned exactly once, and no peer twice."""
+    expected = 0
+    for pin in pins:
+        if not pin.start == expected < pin.stop <= card.num_layers:
+            raise _pins_refused(
+                card, f"{pin.peer_id[:8]} is pinned to [{pin.start}, {pin.stop}) where layer {expected} was due"
+            )
+        expected = pin.stop
+    if expected != card.num_layers:
+        raise _pins_refused(card, f"layers {expected} to {card.num_layers - 1} are pinned to nobody")
+    if len({pin.peer_id for pin in pins}) != len(pins):
+        raise _pins_refused(card, "a peer has one position in a ring, and one is pinned twice")
+
+
+def _pins_refused(card: ModelCard, problem: str) -> InputError:
+    remedy = "pin each layer exactly once, on peers that `GET /instance/previews` lists"
+    return InputError(f"{card.name} ({card.num_layers} layers): {problem}; {remedy}", param="pins")
+
+
+def _pins_do_not_fit(card: ModelCard, ring: Ring, context_limit: int) -> PlacementError:
+    needs = [stage_bytes(card, layers.start, layers.stop, context_limit) for _, layers in ring]
+    short = [
+        f"{member.peer_id[:8]} needs {gigabytes(need)} for layers {layers.start} to {layers.stop - 1}, "
+        f"usable are {gigabytes(member.usable_bytes)}"
+        for (member, layers), need in zip(ring, needs, strict=True)
+        if need > member.usable_bytes
+    ]
+    remedy = "pin fewer layers there, lower context_limit, or free memory"
+    return PlacementError(
+        f"{card.name} as pinned with a context of {context_limit} tokens: {'; '.join(short)}. {remedy}",
+        reason="memory",
+        need_bytes=sum(needs),
+        have=[(member.peer_id, member.usable_bytes) for member, _ in ring],
+        remedy=remedy,
+    )

@@ -1,0 +1,172 @@
+"""What a ring becomes when stages of it are lost: the plan that makes its peers load the fewest bytes.
+
+A stage that keeps its range keeps its weights and loads nothing; any other loads the whole of its new range, because a
+range belongs to a process. From that alone follows: the lost peer itself, if only its process died, takes its range
+again; else a spare peer takes it; else neighbours absorb it. A balanced split is for another day, when nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations, product
+
+from exo_mesh.domain.fitting import stage_starts, stops_that_fit
+from exo_mesh.domain.footprint import gigabytes, stage_bytes
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Surroundings, make_plan
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
+from exo_mesh.errors import PlacementError
+
+MAX_LOST = 8
+"""Of more lost stages only the first so many are tried with and without a spare each: 2^8 ways, each milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The new plan, and the bytes of weights that each of its peers must read before it runs; 0 keeps what it has."""
+
+    plan: Plan
+    load_bytes: Mapping[str, int]
+
+    @property
+    def total_load_bytes(self) -> int:
+        return sum(self.load_bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Position:
+    """A peer in the new ring. `kept`: the range it holds and runs now, or None. usable_bytes counts what it holds."""
+
+    peer_id: str
+    usable_bytes: int
+    kept: range | None
+
+
+def recover(
+    card: ModelCard,
+    old: Plan,
+    *,
+    holding: Mapping[str, range],
+    usable_bytes: Mapping[str, int],
+    spares: Sequence[Candidate],
+    ballot: Ballot,
+    around: Surroundings = NOTHING_KNOWN,
+) -> Recovery:
+    """The plan of least loading that goes on with `old`, at a higher ballot.
+
+    holding: the range that each surviving runner of the old ring holds. usable_bytes: for each live peer of the old
+    ring, what it could reserve if it gave up the stage it has; a live peer that holds nothing has lost its process.
+    spares: other peers that could take part. The KV pool shrinks to one context if it must. Of equal loading: fewer
+    peers that load, then the shorter ring. Raises PlacementError, with the numbers, if these peers cannot hold the
+    model; then only a new placement may help.
+    """
+    engine = old.stages[0].engine
+    starts = stage_starts(card, around.cuts.get(engine))
+    fitting_spares = sorted(
+        (spare for spare in spares if spare.engine == engine and spare.peer_id not in old.peer_ids),
+        key=lambda spare: (-spare.usable_bytes, spare.peer_id),
+    )
+    best: tuple[tuple[int, int, int], list[_Position], list[range]] | None = None
+    pool_tokens = old.kv_tokens
+    for ring, pool in product(_rings(old, holding, usable_bytes, fitting_spares), (old.kv_tokens, old.context_limit)):
+        ranges = _fewest_bytes(card, ring, starts, pool)
+        if ranges is None:
+            continue
+        loads = [_load_bytes(card, peer, layers) for peer, layers in zip(ring, ranges, strict=True)]
+        score = (sum(loads), sum(1 for load in loads if load), len(ring))
+        if best is None or score < best[0]:
+            best, pool_tokens = (score, ring, ranges), pool
+    if best is None:
+        raise _hopeless(card, old, usable_bytes, fitting_spares)
+    _, ring, ranges = best
+    members = [Candidate(peer.peer_id, peer.usable_bytes, engine) for peer in ring]
+    inputs = PlanInputs(tuple((m.peer_id, m.usable_bytes) for m in members), old.inputs.policy, old.inputs.min_peers)
+    cut = list(zip(members, ranges, strict=True))
+    plan = make_plan(card, cut, old.context_limit, pool_tokens, old.instance_id, ballot, inputs)
+    loads_by_peer = {
+        peer.peer_id: _load_bytes(card, peer, layers) for peer, layers in zip(ring, ranges, strict=True)
+    }  # fmt: skip
+    return Recovery(plan, loads_by_peer)
+
+
+def _rings(
+    old: Plan, holding: Mapping[str, range], usable_bytes: Mapping[str, int], spares: Sequence[Candidate]
+) -> Iterator[list[_Position]]:
+    """The old ring with every live peer in its place, and each place of a dead one given to a spare, or closed."""
+    dead = [index for index, stage in enumerate(old.stages) if stage.peer_id not in usable_bytes][:MAX_LOST]
+    for filled in _subsets(dead, min(len(dead), len(spares))):
+        takers = dict(zip(_largest_first(old, filled), spares, strict=False))
+        ring = []
+        for index, stage in enumerate(old.stages):
+            if index in takers:
+                ring.append(_Position(takers[index].peer_id, takers[index].usable_bytes, None))
+            elif stage.peer_id in usable_bytes:
+                ring.append(_Position(stage.peer_id, usable_bytes[stage.peer_id], holding.get(stage.peer_id)))
+        if ring:
+            yield ring
+
+
+def _subsets(items: Sequence[int], most: int) -> Iterable[tuple[int, ...]]:
+    for size in range(most, -1, -1):
+        yield from combinations(items, size)
+
+
+def _largest_first(old: Plan, indexes: Collection[int]) -> list[int]:
+    """The spare with the most memory is for the largest shard."""
+    return sorted(indexes, key=lambda index: (-old.stages[index].reserve_bytes, index))
+
+
+def _load_bytes(card: ModelCard, peer: _Position, layers: range) -> int:
+    return 0 if peer.kept == layers else card.shard_bytes(layers.start, layers.stop)
+
+
+def _fewest_bytes(
+    card: ModelCard, ring: Sequence[_Position], starts: Sequence[int], pool_tokens: int
+) -> list[range] | None:
+    """Ranges in ring order that fit, with the fewest bytes loaded; None if nothing fits. Dynamic programming."""
+    if len(ring) > len(starts):
+        return None
+
+    @cache
+    def best(rank: int, start: int) -> tuple[int, int] | None:
+        """(bytes that the positions from `rank` on load, where position `rank` stops)."""
+        peer, last = ring[rank], rank == len(ring) - 1
+        found: tuple[int, int] | None = None
+        for stop in stops_that_fit(card, starts, start, peer.usable_bytes, pool_tokens, last):
+            load = _load_bytes(card, peer, range(start, stop))
+            if not last:
+                rest = best(rank + 1, stop)
+                if rest is None:
+                    continue
+                load += rest[0]
+            if found is None or load < found[0]:
+                found = (load, stop)
+        return found
+
+    ranges: list[range] = []
+    start = 0
+    for rank in range(len(ring)):
+        step = best(rank, start)
+        if step is None:
+            return None
+        ranges.append(range(start, step[1]))
+        start = step[1]
+    return ranges
+
+
+def _hopeless(
+    card: ModelCard, old: Plan, usable_bytes: Mapping[str, int], spares: Sequence[Candidate]
+) -> PlacementError:
+    need = sum(stage_bytes(card, s.shard.start, s.shard.stop, old.kv_tokens) for s in old.stages)
+    have = [*sorted(usable_bytes.items()), *((spare.peer_id, spare.usable_bytes) for spare in spares)]
+    remedy = "Place the model anew with a shorter context, or start more peers."
+    listing = ", ".join(f"{peer_id[:8]} {gigabytes(size)}" for peer_id, size in have) or "none"
+    return PlacementError(
+        f"{old.instance_id} needs {gigabytes(need)} as placed, and those left cannot hold it: {listing}. {remedy}",
+        reason="memory",
+        need_bytes=need,
+        have=have,
+        remedy=remedy,
+    )
