@@ -196,7 +196,7 @@ class _Namespace(Namespace):
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         Namespace.__init__(*args, **kwargs)
-        _check_size([*(dict(*args[1:], **kwargs)).values()])
+        _check_size(dict(*args[1:], **kwargs))
 
     def __setitem__(self, name: str, value: Any) -> None:
         _check_size([value])
@@ -240,7 +240,7 @@ def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
     def limited(*args: Any, **kwargs: Any) -> Any:
         return _bounded(function(*args, **kwargs))
 
-    limited.__dict__.update(vars(function) if hasattr(function, "__dict__") else {})
+    limited.__dict__.update(getattr(function, "__dict__", {}))  # a built-in function has none
     return limited
 
 
@@ -252,7 +252,7 @@ def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
             raise TemplateLimitError("the chat template adds up something else than numbers")
         return function(*args, **kwargs)
 
-    numbers_only.__dict__.update(vars(function) if hasattr(function, "__dict__") else {})
+    numbers_only.__dict__.update(vars(function))
     return numbers_only
 
 

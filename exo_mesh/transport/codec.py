@@ -32,6 +32,7 @@ MAX_FRAME_BYTES = 512 * 1024 * 1024
 """Most tensor bytes of one frame: what a peer may make another one allocate."""
 
 MAX_HEADER_BYTES = 512 * 1024
+MAX_DIMENSIONS = 8
 
 _FRAME, _TENSOR, _HELLO, _ACK = b"F", b"T", b"H", b"A"
 _HEADER_LENGTH = struct.Struct("<I")
@@ -173,7 +174,7 @@ def _spec_bytes(spec: _TensorSpec) -> int:
 class _TensorSpec(msgspec.Struct, array_like=True):
     name: str
     dtype: str
-    shape: tuple[_Size, ...]
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 
 
 class _Header(msgspec.Struct, array_like=True):

@@ -29,7 +29,7 @@ REDIAL_FIRST_S, REDIAL_MOST_S = 0.02, 0.5
 
 HELLO_DEADLINE_S = 60.0
 """A stage answers a hello between two frames, and one prefill chunk on a slow device takes seconds. A stopped process
-is found by HTTP/2 pings within two seconds, not by this."""
+is found by HTTP/2 pings within three seconds, not by this."""
 
 _log = logging.getLogger(__name__)
 

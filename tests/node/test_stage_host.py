@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from contextlib import aclosing
 from pathlib import Path
@@ -15,6 +16,14 @@ from exo_mesh.errors import InputError, StageLostError
 from exo_mesh.node.node import Node
 from exo_mesh.node.service import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 async def a_plan(node: Node, instance_id: str) -> Plan:
@@ -97,6 +106,7 @@ async def test_more_context_than_the_model_has_is_refused(tmp_path: Path) -> Non
         assert not instances(node)
 
 
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 async def test_a_ring_works_on_ipv6(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, host="::1") as (node,):
         assert len(await tokens(node, a_request())) == 12

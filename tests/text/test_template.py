@@ -19,6 +19,13 @@ def render(source: str, messages: list[dict[str, Any]] = HI, **options: Any) -> 
     return ChatTemplate.compile(source, "test").render(messages, **options)
 
 
+ROLES = str([message["role"] for message in HI]) + "A" + str(list("b")).upper()
+
+NESTED = """{% set n = namespace(a=[1], b=[1]) %}{% for i in range(99) %}
+{% set n.a = [n.a, n.a] %}{% set n.b = (n.b, n.b) | list %}{% endfor %}"""
+"""Two lists of 2**99 ones each, in 99 objects."""
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -34,6 +41,9 @@ def render(source: str, messages: list[dict[str, Any]] = HI, **options: Any) -> 
         ("{% generation %}said{% endgeneration %}", "said"),
         ("{{ strftime_now('%d %b %Y') }}", "02 Jan 2030"),
         ("{% if tools %}tools{% endif %}{{ extra is defined }}", "False"),
+        ("{% set a, b = (1, [2]) %}{% for x, y in {a: b}.items() %}{{ x }}{{ y }}{% endfor %}", "1[2]"),
+        ("{{ [1, 2] | sum }} {{ [{'n': 1}, {'n': 2}] | sum(attribute='n', start=0.5) }}", "3 3.5"),
+        ("{{ messages | map(attribute='role') | list }}{% filter upper %}a{{ 'b' | list }}{% endfilter %}", ROLES),
         ("a\n  {% if true %}\nb\n  {% endif %}\nc", "a\nb\nc"),
         ("{{ '%s and %05d' % ('x', 7) }} {{ '{:>4}'.format(1) }}", "x and 00007    1"),
     ],
@@ -74,6 +84,15 @@ def test_what_templates_of_the_hub_use(source: str, text: str) -> None:
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{% for i in range(99999) %}" + "x" * 99 + "{% endfor %}",
         "{{ range(10**7) }}",
+        "{{ ([[1] * 40] * 30000) | sum(start=[]) | length }}",
+        "{{ ([[1] * 40000] * 40000) | sort | length }}",
+        NESTED + "{{ n.a }}",
+        NESTED + "{{ n.a == n.b }}",
+        NESTED + "{{ n.a | tojson }}",
+        "{% set n = namespace() %}{% for i in range(99) %}{% set n.a = {'x': n.a, 'y': n.a} %}{% endfor %}",
+        "{% set a = namespace(x=1) %}{% set b = namespace(x=a, y=a) %}{{ b }}",
+        "{{ ('a' * 4000000) " + "| list | string " * 9 + "}}",
+        "{{ ['a' * 4000000] | map('list') " + "| map('string') | map('list') " * 9 + "| list }}",
     ],
 )
 def test_a_template_that_fails_is_an_input_error(source: str) -> None:
