@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.view import RecordKey
-from exo_mesh.membership.detector import Liveness
 from exo_mesh.transport.control_client import ControlClient
 
-MAX_PEERS = 256
+MAX_PEERS = 1024
 MAX_ADDRESSES = 16
 ITSELF = "this is the node itself"
 VERSIONS_PER_INCARNATION = 2**32
@@ -24,14 +22,19 @@ class Peer:
     info: PeerInfo
     addresses: list[str]
     client: ControlClient
-    liveness: Liveness
+    connect: Callable[[str], ControlClient]
+    last_heard: float
     rtt_ms: float | None = None
-    wanted: list[RecordKey] = field(default_factory=list)
-    poke: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def id(self) -> str:
         return self.info.id
+
+    def answered(self, began: float, now: float) -> None:
+        """A call was answered: a sign of life, and a measurement."""
+        self.last_heard = now
+        rtt_ms = 1000 * (now - began)
+        self.rtt_ms = rtt_ms if self.rtt_ms is None else 0.8 * self.rtt_ms + 0.2 * rtt_ms
 
     @property
     def host(self) -> str:
@@ -42,8 +45,8 @@ class Peer:
         """After a failed call: dial the next address, if there is more than one."""
         if len(self.addresses) > 1:
             self.addresses.append(self.addresses.pop(0))
-            old, self.client = self.client, ControlClient(self.addresses[0])
-            await old.close()
+            old, self.client = self.client, self.connect(self.addresses[0])
+            await old.close_when_idle()
 
 
 def addresses_of(info: PeerInfo, seen_host: str) -> list[str]:

@@ -23,6 +23,7 @@ from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
+from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
@@ -77,9 +78,10 @@ class Node:
         self._read_memory = memory_reader
         self._clock = clock
         self._phase = "starting"
-        self._sequence = 0
         self._problems: list[dict[str, str]] = []
         self._identity = take_identity(settings.home)
+        # above every reading of an earlier start, which may still be told about
+        self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
         own = PeerInfo(
             id=self._identity.id,
             incarnation=self._identity.incarnation,

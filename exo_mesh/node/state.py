@@ -119,6 +119,7 @@ def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
             }
             for _, instance in instances.all()
         ],
+        "refused": list(membership.refusals),
     }
 
 

@@ -34,3 +34,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
 ]
 """For every server. No port sharing: a second process on a port must fail, and take another one."""
+
+_QUIET = ("grpc.keepalive_permit_without_calls", 0)
+"""Between any two nodes of a mesh there may be a control channel: pings on idle ones would grow with the square of the
+mesh (40 KB/s per node with 200). The membership asks who lives; a report stream is a call, and keeps its pings."""
+
+CONTROL_CLIENT_OPTIONS = [*(option for option in CLIENT_OPTIONS if option[0] != _QUIET[0]), _QUIET]
+CONTROL_SERVER_OPTIONS = [*(option for option in SERVER_OPTIONS if option[0] != _QUIET[0]), _QUIET]

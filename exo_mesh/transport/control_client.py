@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import grpc.aio
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
-from exo_mesh.transport.channel_options import CLIENT_OPTIONS
+from exo_mesh.transport.channel_options import CONTROL_CLIENT_OPTIONS
 from exo_mesh.transport.control_server import CODE_KEY
 
 CALL_S = 5.0
@@ -34,14 +35,31 @@ class ControlClient:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=[*CLIENT_OPTIONS, *_DIAL_OPTIONS])
+        self._channel = grpc.aio.insecure_channel(address, options=[*CONTROL_CLIENT_OPTIONS, *_DIAL_OPTIONS])
         self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+        self._reports = 0
+        self._no_report = asyncio.Event()
+        self._no_report.set()
 
     async def close(self) -> None:
         await self._channel.close()
 
+    async def close_when_idle(self) -> None:
+        """Close once nobody follows the reports of a stage through this client: a verdict of the membership must not
+        end a ring whose streams are well. Unanswered pings end the stream of a peer that is really gone."""
+        await self._no_report.wait()
+        await self.close()
+
     async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
         reply: pb.HelloReply = await self._call(self._stub.Hello, request, timeout_s)
+        return reply
+
+    async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
+        reply: pb.ProbeReply = await self._call(self._stub.Probe, request, timeout_s)
+        return reply
+
+    async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
+        reply: pb.IndirectProbeReply = await self._call(self._stub.IndirectProbe, request, timeout_s)
         return reply
 
     async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
@@ -84,11 +102,16 @@ class ControlClient:
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """Reports for as long as the stage lives: no deadline here, the receiver watches the time between reports."""
         call = self._stub.Commit(request)
+        self._reports += 1
+        self._no_report.clear()
         try:
             async for item in self._items(call):
                 yield item
         finally:
             call.cancel()
+            self._reports -= 1
+            if not self._reports:
+                self._no_report.set()
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:

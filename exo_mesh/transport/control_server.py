@@ -12,7 +12,7 @@ import grpc.aio
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
-from exo_mesh.transport.channel_options import SERVER_OPTIONS
+from exo_mesh.transport.channel_options import CONTROL_SERVER_OPTIONS
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
@@ -24,6 +24,8 @@ class ControlHandler(Protocol):
     """What a node answers to other nodes. Each method may raise a MeshError, which reaches the caller as such."""
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply: ...
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply: ...
+    async def indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply: ...
     async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply: ...
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply: ...
     async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply: ...
@@ -47,7 +49,7 @@ class ControlServer:
     async def start(self, host: str, port: int, tries: int = 50) -> int:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
         for candidate in range(port, port + (tries if port else 1)):
-            server = grpc.aio.server(options=SERVER_OPTIONS)
+            server = grpc.aio.server(options=CONTROL_SERVER_OPTIONS)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             try:
                 self.port = server.add_insecure_port(f"{bracketed(host)}:{candidate}")
@@ -85,6 +87,12 @@ class _Servicer(rpc.ControlServicer):
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> Any:
         return await _answer(context, lambda r: self._handler.hello(r, host_of_peer(context.peer())), request)
+
+    async def Probe(self, request: pb.ProbeRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.probe, request)
+
+    async def IndirectProbe(self, request: pb.IndirectProbeRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.indirect_probe, request)
 
     async def Exchange(self, request: pb.ExchangeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.exchange, request)
