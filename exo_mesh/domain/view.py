@@ -141,6 +141,10 @@ class View:
                     best[record.key.id] = (record.key.owner, record.value)
         return [best[instance_id] for instance_id in sorted(best)]
 
+    def records_of_instances(self) -> list[tuple[str, InstanceInfo]]:
+        """(owner, instance) of every live record: more than one of an instance while its ownership is being settled."""
+        return [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, InstanceInfo)]
+
     def digest(self) -> str:
         """SHA-256 over all live records; equal views have equal digests on every machine."""
         rows = [[*record.key, record.version, asdict(record.value)] for record in self._live() if record.value]

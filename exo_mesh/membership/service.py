@@ -1,8 +1,8 @@
 """The peers of this node: admission by hello, who lives (membership/swim.py), and the records of all.
 
-Three things go on, each bounded per peer however large the mesh is. Probes ask who lives. News (of peers, and of records
-that changed) is told to a few peers at once and rides on every probe. Anti-entropy compares a digest with one random
-peer each period, and exchanges what differs.
+Three things go on, each bounded per peer however large the mesh is. Probes ask who lives. News (of peers, and of
+records that changed) is told to a few peers at once and rides on every probe. Anti-entropy compares a digest with one
+random peer each period, and exchanges what differs.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ FANOUT = 3
 """Peers that are told news at a time in a mesh of more than ALL_PROBED; in a smaller one, all."""
 
 RECORD_HOPS = 4
-"""How often each peer passes a changed record on in such a mesh: reaches 98 % (1 - e^-4); anti-entropy does the rest."""
+"""How often each peer passes a changed record on in such a mesh: that reaches 98 %; anti-entropy does the rest."""
 
 MAX_NEWS = 12
 MAX_READINGS = 8
-"""Items in one message."""
+"""Items in one message. A probe has half as many readings as an exchange; where all are probed, only one's own."""
 
 MAX_LOST = 256
 LOST_S = 600.0
@@ -65,8 +65,8 @@ class Membership:
     """Starts alone; `suggest` brings it together with others.
 
     on_leave(peer, records) is called when a peer has died or left, with the records of it that were in force;
-    before_refute is awaited when the others hold this node for dead (it stood still, or was cut off), with the view up to
-    date, before they hear that it lives: what they have given to others meanwhile must be freed first.
+    before_refute is awaited when the others hold this node for dead (it stood still, or was cut off), with the view up
+    to date, before they hear that it lives: what they have given to others meanwhile must be freed first.
     `changed` beats whenever the view or the set of living peers has changed.
     """
 
@@ -187,7 +187,7 @@ class Membership:
             updates, records = self._news_for(request.from_peer)
             reply.updates.extend(updates)
             reply.records.extend(records)
-            reply.telemetry.extend(self._readings())
+            reply.telemetry.extend(self._probe_readings())
         else:
             reply.unknown_sender = True
         return reply
@@ -402,7 +402,7 @@ class Membership:
             target=peer.id,
             updates=updates,
             records=records,
-            telemetry=self._readings(),
+            telemetry=self._probe_readings(),
         )
         began = self._clock()
         reply = await peer.client.probe(request, timeout_s)
@@ -604,12 +604,17 @@ class Membership:
             if info.id == message.owner and info.incarnation == life.incarnation and not refusal(self.own, info):
                 self._admit(info, life, list(info.addresses))
 
-    def _readings(self) -> list[pb.Telemetry]:
+    def _readings(self, most: int = MAX_READINGS) -> list[pb.Telemetry]:
         """Our own reading, and a few of what we have of others."""
         own = self._read_telemetry()
+        if most == 1:
+            return [codec.telemetry_to_proto(own)]
         others = [reading for peer_id, reading in self._records.telemetry.items() if peer_id != self.own.id]
-        sample = self._rng.sample(others, min(MAX_READINGS - 1, len(others)))
+        sample = self._rng.sample(others, min(most - 1, len(others)))
         return [codec.telemetry_to_proto(reading) for reading in (own, *sample)]
+
+    def _probe_readings(self) -> list[pb.Telemetry]:
+        return self._readings(1 if len(self._peers) <= ALL_PROBED else MAX_READINGS // 2)
 
     def _knows(self, peer_id: str, incarnation: int) -> bool:
         """Is this caller a living peer? Then its call is a sign of life."""

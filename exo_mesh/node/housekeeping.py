@@ -1,4 +1,4 @@
-"""The slow round of a node: models that came or went, cards of the peers' models, gauges."""
+"""The slow round of a node: rings without an owner, models that came or went, cards of the peers' models, gauges."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.instances import Instances
 from exo_mesh.node.stage_host import StageHost
 
 RESCAN_EVERY_S = 10.0
@@ -15,11 +16,17 @@ ROUND_S = 1.0
 
 
 async def keep_house(
-    catalogue: Catalogue, membership: Membership, host: StageHost, metrics: Metrics, clock: Clock
+    catalogue: Catalogue,
+    membership: Membership,
+    host: StageHost,
+    instances: Instances,
+    metrics: Metrics,
+    clock: Clock,
 ) -> None:
     """Runs until it is cancelled: a round when the view changes, and each ROUND_S."""
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
+        await instances.settle(clock())
         await catalogue.learn()
         if clock() >= rescan_at:
             rescan_at = clock() + RESCAN_EVERY_S

@@ -16,6 +16,7 @@ from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportE
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.members import Members
+from exo_mesh.node.ownership import Claim, Orphans, adopter, beaten, claim
 from exo_mesh.node.placer import BallotBeatenError, Placer
 from exo_mesh.node.ring_keeper import RingKeeper
 from exo_mesh.node.service import InstanceSpec
@@ -26,9 +27,6 @@ from exo_mesh.tasks import TaskOwner
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
 """After a lost race: how long the winner's record may take to get here. Records travel at once, probes take 1 s."""
-
-ORPHAN_S = 10.0
-"""A stage whose owner has died, and that nobody has adopted, is ended after this; the ring may be healthy meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +75,7 @@ class Instances:
         self._progress: dict[str, tuple[int, int]] = {}
         self._highest: dict[str, Ballot] = {}
         self._distrusted: dict[str, Ballot] = {}
+        self._orphans = Orphans()
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
@@ -100,6 +99,10 @@ class Instances:
     def progress(self, model: str) -> tuple[int, int]:
         """(done, total) of the placement of a model that this node has under way; zeros if unknown."""
         return self._progress.get(model, (0, 0))
+
+    @property
+    def is_placing(self) -> bool:
+        return bool(self._flights)
 
     def distrust(self, instance: InstanceInfo) -> None:
         """This plan has failed a request here: use it no more, and place the model by a higher ballot if need be."""
@@ -154,20 +157,46 @@ class Instances:
         return bool(flights)
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        """A peer is gone: the lowest-id live member adopts each ready ring it owned; orphans end after a while."""
+        """A peer is gone: adopt those of its rings that fall to this node."""
         for record in records:
-            if not isinstance(record.value, InstanceInfo):
-                continue
             instance = record.value
-            alive = [peer_id for peer_id in sorted(instance.plan.peer_ids) if self._membership.is_alive(peer_id)]
-            whole = len(alive) == len(set(instance.plan.peer_ids))
-            if whole and instance.state is InstanceState.READY and alive[0] == self._membership.own.id:
+            if not isinstance(instance, InstanceInfo) or record.key.id in self._keepers:
+                continue
+            if adopter(instance, self._membership.is_alive) == self._membership.own.id:
                 _log.info("adopting %s from %s", record.key.id, peer.name)
                 self._keep(RingKeeper(instance.plan, self._members, lambda done, total: None, self._runner_limits))
                 self._keepers[record.key.id].watch()
                 self._membership.put_instance(record.key.id, instance)
-            if self._membership.own.id in alive:
-                self._tasks.start(self._end_orphan(instance), f"orphan of {record.key.id}")
+
+    async def settle(self, now: float) -> None:
+        """Yield rings that others own with more right, and end stages here that nobody owns. Call it each round."""
+        records = self._membership.view.records_of_instances()
+        for keeper in list(self._keepers.values()):
+            match claim(self._membership.own.id, keeper.plan, records):
+                case Claim.HAND_OVER:
+                    await self._hand_over(keeper)
+                case Claim.END:
+                    _log.info("%s is ready by a higher ballot; ending %s", keeper.plan.instance_id, keeper.plan.ballot)
+                    if self._keepers.get(keeper.plan.instance_id) is keeper:
+                        await self.delete_own(keeper.plan.instance_id)
+        for instance_id, ballot in self._orphans.due(self._host.stages(), [one for _, one in records], now):
+            _log.warning("ending the stage of %s (ballot %s): nobody owns it", instance_id, ballot)
+            await self._host.release(instance_id, ballot)
+
+    async def free_beaten(self) -> None:
+        """Before this node says that it lives after all: end the stages whose place others have taken."""
+        instances = [one for _, one in self._membership.view.records_of_instances()]
+        for instance_id, ballot in beaten(self._host.stages(), instances):
+            _log.info("ending the stage of %s (ballot %s): a higher ballot is ready", instance_id, ballot)
+            await self._host.release(instance_id, ballot)
+
+    async def _hand_over(self, keeper: RingKeeper) -> None:
+        instance_id = keeper.plan.instance_id
+        if self._keepers.get(instance_id) is keeper:
+            _log.info("%s has another owner; leaving it to that", instance_id)
+            del self._keepers[instance_id]
+            self._membership.put_instance(instance_id, None)
+            await keeper.close()
 
     async def _place_or_join(self, spec: InstanceSpec) -> InstanceInfo:
         turn = self._turns.setdefault(spec.model, asyncio.Lock())
@@ -260,13 +289,6 @@ class Instances:
         await keeper.release()
         if instance_id not in self._keepers:
             self._membership.put_instance(instance_id, None)
-
-    async def _end_orphan(self, instance: InstanceInfo) -> None:
-        plan = instance.plan
-        await asyncio.sleep(ORPHAN_S)
-        owned = [held for _, held in self._membership.view.instances() if held.plan.instance_id == plan.instance_id]
-        if not any(held.plan.ballot == plan.ballot for held in owned):
-            await self._host.release(plan.instance_id, plan.ballot)
 
     def _above(self, instance_id: str) -> Ballot:
         in_view = [held.plan.ballot for _, held in self._membership.view.instances()

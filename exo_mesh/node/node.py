@@ -92,7 +92,12 @@ class Node:
             addresses=(),
         )
         self.membership = Membership(
-            own, self._read_telemetry, on_leave=self._peer_left, timing=tuning.timing, clock=clock
+            own,
+            self._read_telemetry,
+            on_leave=self._peer_left,
+            before_refute=self._before_refute,
+            timing=tuning.timing,
+            clock=clock,
         )
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
         self._host = StageHost(
@@ -158,7 +163,7 @@ class Node:
             )
         )
         self._host.start()
-        work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
+        work = keep_house(self._catalogue, self.membership, self._host, self._instances, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
         own = Announcement(settings.namespace, self.node_id, port)
         for discovery in self._discoveries:
@@ -267,6 +272,9 @@ class Node:
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self._instances.owner_left(peer, records)
+
+    async def _before_refute(self) -> None:
+        await self._instances.free_beaten()
 
     def _driver_endpoint(self, instance: InstanceInfo) -> str:
         return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,7 @@ class StageHost:
         *,
         limits: HostLimits = HostLimits(),
         clock: Clock = monotonic,
+        make_runner: Callable[..., Runner] = Runner,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -69,7 +71,9 @@ class StageHost:
         self._limits = limits
         self._clock = clock
         self._reservations = Reservations()
+        self._make_runner = make_runner
         self._runners: dict[str, Runner] = {}
+        self._followers: Counter[tuple[str, Ballot]] = Counter()
         self._turn = asyncio.Lock()
         self._tasks = TaskOwner()
 
@@ -95,6 +99,13 @@ class StageHost:
         return usable_bytes(
             self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
         )
+
+    def stages(self) -> dict[tuple[str, Ballot], bool]:
+        """(instance id, ballot) of the committed stages, and whether somebody follows the reports of each."""
+        committed = [lease.plan for lease in self.leases if lease.expires_at is None]
+        return {
+            (plan.instance_id, plan.ballot): self._followers[plan.instance_id, plan.ballot] > 0 for plan in committed
+        }
 
     def promised(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node has promised itself to."""
@@ -132,8 +143,13 @@ class StageHost:
             runner = self._runners.get(instance_id)
             if runner is None:
                 runner = await self._start_runner(lease)
-        async for status in runner.board.watch():
-            yield status
+        self._followers[instance_id, ballot] += 1
+        try:
+            async for status in runner.board.watch():
+                yield status
+        finally:
+            self._followers[instance_id, ballot] -= 1
+            self._followers += Counter()  # drops the zeros
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str) -> None:
         """Tell the stage where the next one listens. Raises StageLostError if this plan does not run here."""
@@ -178,7 +194,7 @@ class StageHost:
             max_queued=settings.max_queued,
         )
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
-        runner = Runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
+        runner = self._make_runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
         self._runners[plan.instance_id] = runner
         self._metrics.runner_started(plan.instance_id)
         self._tasks.start(self._follow(runner, lease), f"runner of {label}")
