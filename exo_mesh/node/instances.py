@@ -144,7 +144,8 @@ class Instances:
         """End an instance that this node owns; False if it owns none of this id."""
         keeper = self._keepers.pop(instance_id, None)
         if keeper is not None:
-            await self._end(instance_id, keeper)
+            # whoever asked may hang up before all members have answered
+            await asyncio.shield(self._tasks.start(self._end(instance_id, keeper), f"end {instance_id}"))
             return True
         key = RecordKey("instance", instance_id, self._membership.own.id)
         record = self._membership.view.get(key)

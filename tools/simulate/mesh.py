@@ -52,7 +52,7 @@ def own_info(index: int, incarnation: int) -> PeerInfo:
     device = Device("cpu", "Generic 16-core processor", ("dummy", "mlx"), "mlx", 16)
     models = tuple(f"organisation/some-model-{number}-8B-4bit" for number in range(3))
     return PeerInfo(
-        id=f"{index:032x}",
+        id=f"{index:08x}" * 4,
         incarnation=incarnation,
         name=f"machine-{index}",
         version="0.1.0",

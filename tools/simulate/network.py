@@ -174,6 +174,9 @@ class SimClient:
                 self._idle.set()
 
     async def _serve(self, process: Process, request: Any, items: asyncio.Queue[Any]) -> None:
+        own = asyncio.current_task()
+        caller = self._network.processes[self._own]
+        watch = self._network.start(process, self._watch_caller(caller, process, own))
         try:
             async for status in process.handler.commit(request):
                 await self._network.pause()
@@ -181,6 +184,18 @@ class SimClient:
             items.put_nowait(None)
         except MeshError as exc:
             items.put_nowait(exc)
+        finally:
+            watch.cancel()
+
+    async def _watch_caller(self, caller: Process, process: Process, serving: asyncio.Task[Any] | None) -> None:
+        """The server sends pings too: a caller that is gone ends the call at this side."""
+        silent_s = 0.0
+        while caller.alive and silent_s < PING_S:
+            await asyncio.sleep(0.5)
+            reached = self._network.connected(self._own, self.address) and not self._network.loop.is_stopped(caller.name)
+            silent_s = 0.0 if reached else silent_s + 0.5
+        if serving is not None:
+            serving.cancel()
 
     async def _call(self, method: Callable[[Any], Any], request: Any, timeout_s: float) -> Any:
         network = self._network
