@@ -73,6 +73,7 @@ class StageHost:
         self._reservations = Reservations()
         self._make_runner = make_runner
         self._runners: dict[str, Runner] = {}
+        self._ballots: dict[str, Ballot] = {}
         self._followers: Counter[tuple[str, Ballot]] = Counter()
         self._turn = asyncio.Lock()
         self._tasks = TaskOwner()
@@ -141,7 +142,8 @@ class StageHost:
                 promised = self._reservations.promised(instance_id)
                 raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
             runner = self._runners.get(instance_id)
-            if runner is None:
+            if runner is None or self._ballots[instance_id] != ballot:
+                await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
                 runner = await self._start_runner(lease)
         self._followers[instance_id, ballot] += 1
         try:
@@ -196,6 +198,7 @@ class StageHost:
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         runner = self._make_runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
         self._runners[plan.instance_id] = runner
+        self._ballots[plan.instance_id] = plan.ballot
         self._metrics.runner_started(plan.instance_id)
         self._tasks.start(self._follow(runner, lease), f"runner of {label}")
         return runner
@@ -211,17 +214,22 @@ class StageHost:
         try:
             await runner.run(on_beat)
         finally:
-            if self._runners.get(instance_id) is runner:
-                del self._runners[instance_id]
+            self._gone(instance_id, runner)
+            if self._reservations.lease(instance_id, lease.plan.ballot) is not None:
                 self._reservations.release(instance_id, lease.plan.ballot)
             self._metrics.stage_gone(instance_id, index)
             failed = runner.board.failed
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
 
     async def _end_runner(self, instance_id: str) -> None:
-        runner = self._runners.pop(instance_id, None)
+        runner = self._runners.get(instance_id)
         if runner is not None:
-            await runner.stop()
+            await runner.stop()  # it counts as running until it is gone, even if this wait is cancelled
+            self._gone(instance_id, runner)
+
+    def _gone(self, instance_id: str, runner: Runner) -> None:
+        if self._runners.get(instance_id) is runner:
+            del self._runners[instance_id], self._ballots[instance_id]
 
     async def _keep_expiring(self) -> None:
         while True:

@@ -184,6 +184,9 @@ class SimClient:
             items.put_nowait(None)
         except MeshError as exc:
             items.put_nowait(exc)
+        except asyncio.CancelledError:
+            items.put_nowait(TransportError(f"the stream to {self.address} is broken"))
+            raise
         finally:
             watch.cancel()
 
