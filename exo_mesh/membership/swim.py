@@ -152,7 +152,8 @@ class Swim:
             return False
         self._members.pop(told.peer_id, None)  # the gone ones in the order of their going
         self._members[told.peer_id] = Member(told.state, told.life, now)
-        self._forget_oldest(now)
+        if told.state in GONE:
+            self._forget_oldest(now)
         return True
 
     def is_accused(self, told: Update) -> bool:

@@ -196,7 +196,9 @@ class StageHost:
             max_queued=settings.max_queued,
         )
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
-        runner = self._make_runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
+        runner = self._make_runner(
+            label, start, settings.host, limits=self._limits.runner, command=self._limits.command
+        )
         self._runners[plan.instance_id] = runner
         self._ballots[plan.instance_id] = plan.ballot
         self._metrics.runner_started(plan.instance_id)

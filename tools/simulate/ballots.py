@@ -1,8 +1,8 @@
 """Whole control planes (placer, ring keeper, stage host, reservations, instances) through seeded misfortune.
 
-Only the processes of the runners are not real. A ledger sees every stage that starts and ends, and checks at each start
-what must never happen: two stages of one instance on one peer at once (so that two plans in force would share a member),
-or a plan that comes up after a higher one was in force there.
+Only the processes of the runners are not real. A ledger sees every stage that starts and ends, and checks at each
+start what must never happen: two stages of one instance on one peer at once (so that two plans in force would share a
+member), or a plan that comes up after a higher one was in force there.
 """
 
 from __future__ import annotations
@@ -250,6 +250,7 @@ class Schedule:
         self.rng = random.Random(seed)
         self.seed = seed
         self.busy_s = busy_s
+        self.over = False
         slow = self.rng.random() < 0.3
         self.network = Network(loop, random.Random(seed + 1), delay_s=(0.001, 0.4 if slow else 0.01))
         self.network.loss = self.rng.choice((0.0, 0.0, 0.01, 0.05))
@@ -272,10 +273,11 @@ class Schedule:
             if node.process.alive:
                 self.loop.wake_process(node.process.name)
         quiet_at = self.loop.time()
-        while (left := self._left_over()) and self.loop.time() - quiet_at < QUIET_S:
+        while (left := self._left_over()) and self.loop.time() - quiet_at < QUIET_S:  # noqa: ASYNC110 - it is the clock
             await asyncio.sleep(0.5)
         problems = [*self.ledger.violations, *left]
         settled_s = self.loop.time() - quiet_at
+        self.over = True
         rings = len({(runner.plan.instance_id, runner.plan.ballot) for runner in self.ledger.by_endpoint.values()})
         return Outcome(self.seed, len(self.nodes), rings, self.ledger.started, settled_s, tuple(problems))
 
@@ -322,6 +324,8 @@ class Schedule:
             self.loop.call_later(self.rng.uniform(0.2, 6.0), self._restart, node)
 
     def _restart(self, node: SimNode) -> None:
+        if self.over:
+            return
         again = SimNode(self.network, self.ledger, node.index, node.incarnation + 1)
         self.nodes[self.nodes.index(node)] = again
         again.begin([address for address in self.addresses if address != again.address])

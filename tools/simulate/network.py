@@ -195,7 +195,9 @@ class SimClient:
         silent_s = 0.0
         while caller.alive and silent_s < PING_S:
             await asyncio.sleep(0.5)
-            reached = self._network.connected(self._own, self.address) and not self._network.loop.is_stopped(caller.name)
+            reached = self._network.connected(self._own, self.address) and not self._network.loop.is_stopped(
+                caller.name
+            )
             silent_s = 0.0 if reached else silent_s + 0.5
         if serving is not None:
             serving.cancel()

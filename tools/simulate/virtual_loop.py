@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when everybody waits, so that an hour of a mesh takes seconds and a seed repeats.
+"""An event loop whose time passes only when everybody waits, so that an hour of a mesh takes seconds.
 
 Every simulated process runs in a context of its own. A process can be stopped as by SIGSTOP: none of its callbacks runs
 until it is woken, while the clock goes on.
