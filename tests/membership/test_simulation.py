@@ -27,7 +27,9 @@ def test_a_mesh_agrees_in_time_after_everything_that_happens_to_it(meshes: dict[
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_nobody_is_given_up_for_lost_messages_or_by_those_who_stood_still(meshes: dict[int, Report], count: int) -> None:
+def test_nobody_is_given_up_for_lost_messages_or_by_those_who_stood_still(
+    meshes: dict[int, Report], count: int
+) -> None:
     assert meshes[count].loss_false == 0 and meshes[count].stalled_false == 0
 
 

@@ -138,7 +138,7 @@ class SimClient:
         self._reports += 1
         self._idle.clear()
         server: asyncio.Task[None] | None = None
-        process = None
+        caller = network.processes[self._own]  # an address may have a new process later
         try:
             await network.pause()
             process = network.processes.get(self.address)
@@ -148,7 +148,7 @@ class SimClient:
             if not process.alive:
                 raise TransportError(f"{self.address} refuses")
             items: asyncio.Queue[pb.StageStatus | MeshError | None] = asyncio.Queue()
-            server = network.start(process, self._serve(process, request, items))
+            server = network.start(process, self._serve(caller, process, request, items))
             silent_s = 0.0
             while silent_s < PING_S:
                 try:
@@ -173,9 +173,8 @@ class SimClient:
             if not self._reports:
                 self._idle.set()
 
-    async def _serve(self, process: Process, request: Any, items: asyncio.Queue[Any]) -> None:
+    async def _serve(self, caller: Process, process: Process, request: Any, items: asyncio.Queue[Any]) -> None:
         own = asyncio.current_task()
-        caller = self._network.processes[self._own]
         watch = self._network.start(process, self._watch_caller(caller, process, own))
         try:
             async for status in process.handler.commit(request):
