@@ -1,9 +1,9 @@
 """Who owns a ring after deaths and partitions, and which stages nobody owns any more. Pure.
 
-An owner dies, or seems to: the lowest-id live member adopts its ready rings. So after a partition, or a false verdict, an
-instance may have two owners: the one whose record stands second yields. A stage that no record speaks for, and whose
-reports nobody follows, is an orphan. A stage whose owner still follows it is none, whatever the membership says of that
-owner: verdicts of the membership kill no healthy ring.
+An owner dies, or seems to: the lowest-id live member adopts its ready rings. So after a partition, or a false verdict,
+an instance may have two owners: the one whose record stands second yields. A stage that no record speaks for, and whose
+reports nobody follows, is an orphan. A stage whose owner still follows it is none, whatever the membership says of
+that owner: verdicts of the membership kill no healthy ring.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from exo_mesh.node.stage_host import StageHost
 from tools.simulate.ballots import play
 from tools.simulate.mesh import Report, report
 
-NUM_SCHEDULES = 150
+NUM_SCHEDULES = 120
 
 
 @pytest.fixture(scope="module")
