@@ -1,5 +1,6 @@
-"""The settings of a node, and where each value came from: flags > EXO_MESH_* environment > config.toml > defaults.
+"""The settings of a node, and where each value came from.
 
+Flags > EXO_MESH_* environment > aliases of older programs > config.toml > defaults.
 A setting has one name in three spellings: flag `--api-port`, variable `EXO_MESH_API_PORT`, key `api_port`.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 
 from exo_mesh import setting_values as values
 from exo_mesh.errors import InputError
+from exo_mesh.setting_aliases import alias_texts
 
 PREFIX = "EXO_MESH_"
 CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL"})
@@ -53,6 +55,8 @@ class Settings:
     placement: str = "memory"
     context_limit: int | None = None
     max_queued: int = 32
+    wait_for_peers: int = 0
+    offline: bool = False
     log_format: str = "console"
     log_level: str = "info"
 
@@ -95,6 +99,11 @@ class Setting:
     @property
     def variable(self) -> str:
         return PREFIX + self.name.upper()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that may be given, where there is only a choice of words."""
+        return self.parse.choices if isinstance(self.parse, values.OneOf | values.SomeOf) else ()
 
     @property
     def is_switch(self) -> bool:
@@ -176,6 +185,10 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**9), toml=(int,)),
         Setting("max_queued", "N", "requests that may wait per model; more get a 429",
                 values.whole(1, 100_000), toml=(int,)),
+        Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
+                values.whole(0, 1024), toml=(int,)),
+        Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,
+                toml=(bool,), show=lambda on: str(on).lower()),
         Setting("log_format", "FORMAT", "console or json", values.one_of("console", "json")),
         Setting("log_level", "LEVEL", "debug, info, warning or error",
                 values.one_of("debug", "info", "warning", "error")),
@@ -199,14 +212,14 @@ def default_settings() -> Settings:
 
 
 def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> LoadedSettings:
-    """Join the four layers. `flags`: for the name of each setting given on the command line, its texts in order.
+    """Join the layers. `flags`: for the name of each setting given on the command line, its texts in order.
 
     An empty variable counts as unset. Raises ConfigError naming the source of the first value that cannot be used.
     """
     import platformdirs
 
     given: dict[str, tuple[Any, str]] = {}
-    texts = _environment(environ)
+    texts, aliases = _environment(environ), alias_texts(environ)
     for name, setting in SETTINGS.items():
         if name in flags:
             source = setting.flag
@@ -214,6 +227,9 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
         elif name in texts:
             source = setting.variable
             given[name] = _read(f"{source}={texts[name]}", setting.from_texts, [texts[name]]), f"environment {source}"
+        elif name in aliases:
+            source, text = aliases[name]
+            given[name] = _read(f"{source}={environ[source]}", setting.from_texts, [text]), f"environment {source}"
     config_dir = given["home"][0] if "home" in given else platformdirs.user_config_path("exo-mesh", appauthor=False)
     config_file = config_dir / "config.toml"
     for name, raw in _file(config_file).items():

@@ -131,7 +131,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
 
 
 def error_from_code(code: str, message: str) -> MeshError:
-    """Rebuild an error that another process reported as `(code, message)`; an unknown code gives a MeshError with it."""
+    """Rebuild an error that another process reported as `(code, message)`; an unknown code makes a MeshError."""
     error = _BY_CODE.get(code, MeshError)(message)
     error.code = code
     return error

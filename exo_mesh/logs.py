@@ -7,7 +7,13 @@ import json
 import logging
 import os
 import sys
+from contextvars import ContextVar
 from typing import TextIO
+
+from exo_mesh.log_folding import Folder
+
+current_request: ContextVar[str] = ContextVar("current_request", default="")
+"""The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _CHATTY = ("asyncio", "aiohttp.access", "grpc", "zeroconf")
@@ -47,17 +53,57 @@ class ConsoleFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+def add_request_id(record: logging.LogRecord) -> bool:
+    """A filter: gives a record the id of the request in which it was made, unless its caller named another one."""
+    if (request_id := current_request.get()) and not hasattr(record, "request_id"):
+        record.request_id = request_id
+    return True
+
+
+class FoldingHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; of warnings and errors that say the same again, one a minute, and then how many there were.
+
+    A count is written with the next line that comes, whatever that says, and at the end.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._folder = Folder()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell_folded(record.created)
+        source = f"{record.name}:{record.msg}"
+        if record.levelno < logging.WARNING or self._folder.shows(source, record.getMessage(), record.created):
+            super().emit(record)
+
+    def close(self) -> None:
+        self._tell_folded(float("inf"))
+        super().close()
+
+    def _tell_folded(self, now: float) -> None:
+        for folded in self._folder.finished(now):
+            note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "%s", (folded,), None)
+            super().emit(note)
+
+
 def quiet_libraries() -> None:
-    """Stop gRPC's C core from writing to the screen. Call before grpc is imported."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    """Stop gRPC from writing to the screen, or into the log what any stranger sends. Call before grpc is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still tells of a taken port, which we replace
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_not_undecodable)
     os.environ.setdefault("GLOG_minloglevel", "2")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+def _not_undecodable(record: logging.LogRecord) -> bool:
+    """gRPC logs a message that is no protobuf with a traceback; who sent it has had an error in answer."""
+    return not (record.exc_info and type(record.exc_info[1]).__name__ == "DecodeError")
 
 
 def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:
     """Send all records of `level` and up to `stream` (standard error), as "console" or "json" lines. Repeatable."""
     quiet_libraries()
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = FoldingHandler(stream or sys.stderr)
+    handler.addFilter(add_request_id)
     handler.setFormatter(JsonFormatter() if log_format == "json" else ConsoleFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -30,25 +31,38 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def one_of(*choices: str) -> Callable[[str], str]:
-    """A parser of one of a few words."""
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A parser of one of a few words; answers it in lower case."""
 
-    def parse(text: str) -> str:
-        if text.strip().lower() not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return text.strip().lower()
+    choices: tuple[str, ...]
 
-    return parse
+    def __call__(self, text: str) -> str:
+        word = text.strip().lower()
+        if word not in self.choices:
+            raise ValueError(f"must be one of {', '.join(self.choices)}")
+        return word
 
 
-def some_of(*choices: str) -> Callable[[str], str | None]:
+@dataclass(frozen=True, slots=True)
+class SomeOf:
     """A parser of each item of a list of a few words; "none" stands for an empty list."""
 
-    def parse(text: str) -> str | None:
-        word = one_of(*choices)(text)
+    choices: tuple[str, ...]
+
+    def __call__(self, text: str) -> str | None:
+        word = OneOf(self.choices)(text)
         return None if word == "none" else word
 
-    return parse
+
+def one_of(*choices: str) -> OneOf:
+    """A parser of one of a few words."""
+    return OneOf(choices)
+
+
+def some_of(*choices: str) -> SomeOf:
+    """A parser of each item of a list of a few words; "none" stands for an empty list."""
+    return SomeOf(choices)
 
 
 def matching(pattern: str, what: str) -> Callable[[str], str]:
@@ -91,9 +105,14 @@ def option(text: str) -> tuple[str, str]:
     return key.strip(), value.strip()
 
 
+def switched_on(text: str) -> bool:
+    """A switch; off unless somebody turns it on."""
+    return one_of("1", "true", "yes", "on", "0", "false", "no", "off")(text) in ("1", "true", "yes", "on")
+
+
 def switched_off(text: str) -> bool:
     """For settings named `no_…`: the value of the positive field."""
-    return one_of("1", "true", "yes", "on", "0", "false", "no", "off")(text) in ("0", "false", "no", "off")
+    return not switched_on(text)
 
 
 def _is_port(text: str) -> bool:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from exo_mesh.errors import MeshError
+from exo_mesh.logs import current_request
 
 _log = logging.getLogger(__name__)
+
+
+def was_cancelled() -> bool:
+    """In a handler of CancelledError: was this task cancelled? If not, it is grpc's way to say that a call was."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class TaskOwner:
@@ -19,9 +27,15 @@ class TaskOwner:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
 
-    def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work` until it ends or the owner closes. After close nothing starts any more."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+    def start(self, work: Coroutine[Any, Any, Any], name: str, *, for_request: bool = False) -> asyncio.Task[Any]:
+        """Run `work` until it ends or the owner closes. After close nothing starts any more.
+
+        Its log lines carry the id of the request that started it only if it is `for_request`: most outlive that.
+        """
+        context = contextvars.copy_context()
+        if not for_request:
+            context.run(current_request.set, "")
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         if self._closed:

@@ -107,7 +107,8 @@ class DummyStage:
         return list(self._sequences)
 
     def memory_bytes(self) -> int:
-        return KV_BYTES * sum(held.length for held in self._sequences.values())
+        # a copy: heartbeats ask while a frame may insert or remove
+        return KV_BYTES * sum(held.length for held in list(self._sequences.values()))
 
     def close(self) -> None:
         self._sequences.clear()

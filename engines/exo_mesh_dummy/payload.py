@@ -1,14 +1,13 @@
 """The activations of the dummy: not computed, but checkable, so that a frame that took a wrong way is noticed.
 
-The first and the last token of a row carry a mark (position, token id, layers done, hash) at their beginning, and the hash
-again at their end. Plain integers: for the one token of a decode row they are several times faster than arrays.
+The first and the last token of a row carry a mark (position, token id, layers done, hash) at their beginning, and the
+hash again at their end. Plain integers: for the one token of a decode row they are several times faster than arrays.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-
 
 from exo_mesh.errors import EngineError
 

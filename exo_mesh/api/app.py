@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
@@ -9,14 +10,20 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
+from exo_mesh.api.request_log import log_request
 from exo_mesh.api.texts import TextModels
+from exo_mesh.logs import current_request
 from exo_mesh.node.service import MeshService
+
+_log = logging.getLogger(__name__)
+_server_log = logging.getLogger("exo_mesh.api.server")
 
 
 def build_app(
@@ -25,7 +32,9 @@ def build_app(
     """An application over a service. Call it in the running loop, and run it with `app_runner`."""
     options = options or ApiOptions()
     context = ApiContext(service, TextModels(options.template_limit_s), options, now, int(now()))
-    app = web.Application(middlewares=[give_request_id, errors_to_replies], client_max_size=options.max_body_bytes)
+    app = web.Application(
+        middlewares=[give_request_id, log_request, errors_to_replies], client_max_size=options.max_body_bytes
+    )
     add_routes(app, OpenAIRoutes(context), OpsRoutes(context))
     app.on_response_prepare.append(_send_request_id)
 
@@ -39,7 +48,18 @@ def build_app(
 
 def app_runner(app: web.Application) -> web.AppRunner:
     """A runner that cancels a handler as soon as its client has gone: that is what frees an abandoned request."""
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0)
+    _server_log.addFilter(_not_http)
+    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0, logger=_server_log)
+
+
+def _not_http(record: logging.LogRecord) -> bool:
+    """aiohttp logs each request that is not HTTP with a traceback that quotes its bytes. The sender has had its 400;
+    anybody could fill the log that way, and the bytes may be of a prompt."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    _log.debug("a request was not HTTP: %s", type(error).__name__)
+    return False
 
 
 def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> None:
@@ -70,10 +90,14 @@ def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> No
 
 @web.middleware
 async def give_request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The client's x-request-id if it is a short plain word, else one of ours."""
+    """The client's x-request-id if it is a short plain word, else one of ours. Log lines carry it."""
     given = request.headers.get("x-request-id", "")
     request[REQUEST_ID] = given if re.fullmatch(r"[\x21-\x7e]{1,128}", given) else "req_" + secrets.token_hex(12)
-    return await handler(request)
+    token = current_request.set(request[REQUEST_ID])
+    try:
+        return await handler(request)
+    finally:
+        current_request.reset(token)
 
 
 async def _send_request_id(request: web.Request, response: web.StreamResponse) -> None:

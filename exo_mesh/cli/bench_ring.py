@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -144,7 +145,7 @@ def _plan(peers: int, engine: str) -> Plan:
     cuts = [layers * index // peers for index in range(peers + 1)]
     stages = tuple(
         StagePlan(f"bench{index}", engine, Shard(MODEL, start, stop, layers), 0)
-        for index, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False))
+        for index, (start, stop) in enumerate(pairwise(cuts))
     )
     return Plan("bench", Ballot(1, "bench"), MODEL, "", stages, limit, PlanInputs((), "memory", peers))
 

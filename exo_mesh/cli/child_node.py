@@ -70,9 +70,10 @@ class ChildNode:
         return "\n".join([f"last lines of {self.log_path}:", *(f"  {line}" for line in lines)])
 
     def ask_to_stop(self) -> None:
-        """Begin a clean stop; returns at once."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+        """Begin a clean stop; returns at once. Asking again changes nothing: a node ends unclean at a second signal."""
+        if self._process.stdin is None or self._process.stdin.closed:
+            return
+        self._process.stdin.close()
         if self.alive:
             self._process.terminate()
 

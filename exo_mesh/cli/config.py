@@ -9,11 +9,12 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.tables import columns, print_json
 from exo_mesh.config import SETTINGS, LoadedSettings, Settings, default_settings, load_settings
+from exo_mesh.setting_aliases import ALIASES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to show, `--origin`, `--json`, and the flags whose effect is to be shown."""
-    parser.add_argument("what", choices=("show", "reference"), help="settings in force, or a Markdown table of all")
+    parser.add_argument("what", choices=("show", "reference"), help="settings in force, or Markdown tables of all")
     parser.add_argument("--origin", action="store_true", help="say where each value came from")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_node_flags(parser)
@@ -33,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     if args.origin:
         header, rows = [*header, "ORIGIN"], [[*row, loaded.origins[row[0]]] for row in rows]
     print(columns(header, rows))
+    if args.origin:
+        print(f"\nconfig.toml: {loaded.config_file}{'' if loaded.config_file.is_file() else ' (there is none)'}")
     return exit_codes.OK
 
 
@@ -44,12 +47,14 @@ def _as_json(loaded: LoadedSettings, *, origin: bool) -> dict[str, object]:
 
 
 def reference() -> str:
-    """A Markdown table of every setting; docs/configuration.md has it."""
+    """Markdown tables of every setting and of the aliases; docs/configuration.md has them."""
     lines = ["| flag | variable | key in `config.toml` | default | meaning |", "|---|---|---|---|---|"]
     for name, setting in SETTINGS.items():
         flag = f"`{setting.flag} {setting.metavar}".rstrip() + "`"
         key = "-" if name == "home" else f"`{name}`"
         lines.append(f"| {flag} | `{setting.variable}` | {key} | {_default(name)} | {setting.help} |")
+    lines += ["", "| alias | stands for | note |", "|---|---|---|"]
+    lines += [f"| `{alias.variable}` | `{SETTINGS[alias.setting].variable}` | {alias.note} |" for alias in ALIASES]
     return "\n".join(lines)
 
 

@@ -12,18 +12,12 @@ from pathlib import Path
 
 from exo_mesh.domain.plan import Plan
 from exo_mesh.errors import EngineError, error_from_code
+from exo_mesh.node.supervisor import RUNNER_ENVIRONMENT
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.runner_pipe import open_pipe, read_message, socket_pair, write_message
 
 READY_DEADLINE_S = 60.0
-
-RUNNER_ENVIRONMENT = {
-    # Without these glibc maps and unmaps every activation message, and page faults are half the cost of a hop.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
-    "MALLOC_TOP_PAD_": str(256 << 20),
-}
 
 
 @dataclass(slots=True)

@@ -24,7 +24,9 @@ VERBS = {
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring",
     "stop": "stop a model instance everywhere",
+    "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
     "config": "show the settings and where each came from",
+    "completion": "print a completion script for bash, zsh or fish",
     "version": "versions of the package, the protocol and the libraries",
 }
 """Each verb is the module exo_mesh.cli.<verb>."""

@@ -57,6 +57,9 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(setting.flag, dest=dest, action="append_const", const="true", help=text)
         else:
             group.add_argument(setting.flag, dest=dest, action="append", metavar=setting.metavar, help=text)
+    for flag, level in (("-v", "debug"), ("-q", "warning")):
+        text = f"the same as --log-level {level}"
+        group.add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)
 
 
 def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:

@@ -14,12 +14,16 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
+from exo_mesh.cli.systemd import Notifier, supervised, take_notifier
 from exo_mesh.config import ConfigError, LoadedSettings, load_settings
 from exo_mesh.errors import InputError
 from exo_mesh.logs import setup_logging
 
 STOP_DEADLINE_S = 4.5
 """A node that was told to stop is gone within 5 s, whatever its parts do."""
+
+OFFLINE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+"""Tells the libraries of the engines, which inherit it, to fetch nothing. The node itself fetches from peers only."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +38,15 @@ def run(args: argparse.Namespace) -> int:
     """Serve; the answer is the exit code."""
     loaded = load_settings(node_flags(args), os.environ)
     setup_logging(loaded.settings.log_format, loaded.settings.log_level)
+    if loaded.settings.offline:
+        os.environ.update(OFFLINE_ENVIRONMENT)
+    notifier = take_notifier(os.environ, os.getpid())
     screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(loaded, screen, watch_stdin=args.until_stdin_closes))
+        return runner.run(_serve(loaded, screen, notifier, watch_stdin=args.until_stdin_closes))
 
 
-async def _serve(loaded: LoadedSettings, screen: Screen, *, watch_stdin: bool) -> int:
+async def _serve(loaded: LoadedSettings, screen: Screen, notifier: Notifier, *, watch_stdin: bool) -> int:
     from exo_mesh.cli.wiring import RunningNode
 
     stop = _StopSignal(screen)
@@ -48,7 +55,8 @@ async def _serve(loaded: LoadedSettings, screen: Screen, *, watch_stdin: bool) -
     try:
         if await _unless_stopped(node.start(), stop):
             screen.started(node.facts())
-            await stop.wait()
+            async with supervised(notifier, node.status_line):
+                await stop.wait()
     except InputError as exc:
         raise exc if isinstance(exc, ConfigError) else ConfigError(str(exc), param=exc.param) from exc
     finally:
@@ -90,6 +98,7 @@ class _StopSignal:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._event = asyncio.Event()
+        self._signalled = False
 
     async def wait(self) -> None:
         await self._event.wait()
@@ -103,8 +112,10 @@ class _StopSignal:
             threading.Thread(target=self._await_end_of_stdin, args=(loop,), name="stdin", daemon=True).start()
 
     def _on_signal(self, signum: int) -> None:
-        if self._event.is_set():
+        # whoever started us may close our standard input and send a signal as well: that is asking once
+        if self._signalled:
             _end_now(signal.Signals(signum).name)
+        self._signalled = True
         self._stop(signal.Signals(signum).name)
 
     def _await_end_of_stdin(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.cli import exit_codes
@@ -27,12 +28,12 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.OK
 
 
-def library_versions() -> dict[str, str | None]:
+def library_versions(names: Sequence[str] = _LIBRARIES) -> dict[str, str | None]:
     """Installed version by library; None where it is absent."""
     from importlib import metadata
 
     versions: dict[str, str | None] = {}
-    for name in _LIBRARIES:
+    for name in names:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

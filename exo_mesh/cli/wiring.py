@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 from dataclasses import replace
-from pathlib import Path
 
 from aiohttp import web
 
@@ -15,8 +14,9 @@ from exo_mesh import __version__
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.screen import NodeFacts
-from exo_mesh.config import ConfigError, LoadedSettings, Settings
+from exo_mesh.config import ConfigError, LoadedSettings
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.node.node import Node
@@ -87,6 +87,16 @@ class RunningNode:
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
         )
 
+    def status_line(self) -> str:
+        """How a started node is, for whoever supervises its process."""
+        assert self._node is not None, "the node has been started"
+        health = self._node.health()
+        reasons = "; ".join(reason["message"] for reason in health["reasons"])
+        num_instances = len(self._node.state()["view"]["instances"])
+        api = "no API" if self._socket is None else _url(_local_host(self._settings.host), self._socket)
+        line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
+        return f"{line} ({reasons})" if reasons else line
+
     async def stop(self) -> None:
         """End requests, runners and connections, in this order."""
         if self._socket is not None:
@@ -113,12 +123,6 @@ class RunningNode:
         raise AddressInUseError(
             f"the API port {port} on {host} is taken; name another with --api-port, or 0 for any free one"
         )
-
-
-def models_dirs(settings: Settings, environ: os._Environ[str] | dict[str, str]) -> tuple[Path, ...]:
-    """Where models are looked for: the directories that were named, the home's own, and the Hugging Face cache."""
-    hub = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
-    return (*settings.models_dirs, settings.home / "models", Path(hub).expanduser())
 
 
 def _check_engine(registry: Registry, name: str) -> None:

@@ -1,7 +1,7 @@
 """One message on the ring: what to compute for which rows, and the activations.
 
-These are msgspec structs and not dataclasses because they are made and encoded on every hop: in C, that is a fifth of the
-time. `array_like` leaves the field names off the wire.
+These are msgspec structs and not dataclasses because they are made and encoded on every hop: in C, that is a fifth of
+the time. `array_like` leaves the field names off the wire.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ class ModelCard:
     last one needs (final norm and head; with tied embeddings the embedding table again).
     kv_bytes_per_token: KV cache of one layer for one token. legal_cuts: layer indexes where a stage may begin.
     digest: SHA-256 over the config, the tensor table and the first bytes of a few tensors, so that two peers know that
-    they hold the same model.
+    they hold the same model. text_digest: SHA-256 over the files that turn text into ids; models of equal weights may
+    differ there.
     """
 
     name: str
@@ -31,6 +32,7 @@ class ModelCard:
     eos_ids: tuple[int, ...]
     legal_cuts: tuple[int, ...]
     digest: str
+    text_digest: str = ""
 
     def __post_init__(self) -> None:
         if len(self.layer_bytes) != self.num_layers:

@@ -80,7 +80,7 @@ def solve(
                     for peer, layers in zip(peers, ranges, strict=True)
                 )
                 inputs = PlanInputs(tuple((peer.peer_id, peer.usable_bytes) for peer in ordered), policy, min_peers)
-                return Plan(instance_id, ballot, card.name, card.digest, stages, context_limit, inputs)
+                return Plan(instance_id, ballot, card.name, card.digest, stages, context_limit, inputs, pool_tokens)
     raise PlacementError(_refusal(card, ordered, min_peers, context_limit))
 
 

@@ -52,6 +52,8 @@ class PlanInputs:
 class Plan:
     """An immutable assignment of all layers of a model to stages in ring order.
 
+    context_limit: most positions of one sequence. pool_tokens: KV positions that every stage has reserved memory for,
+    shared by the sequences that run at once.
     Raises ValueError unless each layer `0..num_layers` is held by exactly one stage, in order.
     """
 
@@ -62,6 +64,7 @@ class Plan:
     stages: tuple[StagePlan, ...]
     context_limit: int
     inputs: PlanInputs
+    pool_tokens: int = 0
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -77,6 +80,11 @@ class Plan:
     @property
     def peer_ids(self) -> tuple[str, ...]:
         return tuple(stage.peer_id for stage in self.stages)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions that all running sequences may hold together: the pool, and room for one sequence at least."""
+        return max(self.pool_tokens, self.context_limit)
 
     @property
     def digest(self) -> str:

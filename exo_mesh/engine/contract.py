@@ -99,6 +99,7 @@ LoadProgress = Callable[[int, int], None]
 
 class StageEngine(Protocol):
     """Runs one layer range. All calls come from one thread, the runner's compute thread; none may wait for I/O.
+    Only `sequences` and `memory_bytes` may also come from another thread, at any time once it is loaded.
 
     A failure that concerns one sequence is a Fault in the output; anything else raises EngineError or ModelError.
     """

@@ -288,8 +288,11 @@ class Membership:
             _log.warning("refused: %s", text)
             self.refusals.append(text)
 
-    def _admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> bool:
-        """Take a peer in, unless it is known in this life or held for dead in it; False if it is not in afterwards."""
+    def _admit(self, info: PeerInfo, life: Life, addresses: list[str], *, vouched: bool = False) -> bool:
+        """Take a peer in, unless it is known in this life or held for dead in it; False if it is not in afterwards.
+
+        vouched: on the word of another peer. Then nothing is asked of it now: a mesh of n would do so n² times.
+        """
         known = self._peers.get(info.id)
         if known is not None:
             if known.info.incarnation >= info.incarnation:
@@ -307,7 +310,8 @@ class Membership:
         self._lost.pop(info.id, None)
         self._tell_of(info.id)
         _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
-        self._start_sync(peer)
+        if not vouched:
+            self._start_sync(peer)
         self.changed.beat()
         return True
 
@@ -602,7 +606,7 @@ class Membership:
         with contextlib.suppress(TransportError):
             info = codec.peer_from_proto(message.peer)
             if info.id == message.owner and info.incarnation == life.incarnation and not refusal(self.own, info):
-                self._admit(info, life, list(info.addresses))
+                self._admit(info, life, list(info.addresses), vouched=True)
 
     def _readings(self, most: int = MAX_READINGS) -> list[pb.Telemetry]:
         """Our own reading, and a few of what we have of others."""

@@ -7,9 +7,10 @@ import difflib
 import json
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
@@ -19,7 +20,6 @@ from exo_mesh.weights.store import ModelStore
 
 MAX_REMOTE_CARDS = 1024
 
-_TUPLES = ("layer_bytes", "eos_ids", "legal_cuts")
 _log = logging.getLogger(__name__)
 
 
@@ -28,13 +28,15 @@ def card_to_json(card: ModelCard) -> bytes:
 
 
 def card_from_json(text: bytes) -> ModelCard:
-    """Raises ModelError if it is no card."""
+    """Raises ModelError if it is no card: every field is checked, because placement computes with them."""
     try:
-        values: dict[str, Any] = json.loads(text)
-        known: dict[str, Any] = {field.name: values[field.name] for field in fields(ModelCard)}
-        return ModelCard(**{**known, **{name: tuple(known[name]) for name in _TUPLES}})
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        card = msgspec.json.decode(text, type=ModelCard)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"a peer described a model in a way this version cannot read: {exc}") from exc
+    sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)
+    if min(sizes) < 1 or min(card.embed_bytes, card.head_bytes, card.kv_bytes_per_token) < 0:
+        raise ModelError(f"a peer described {card.name[:80]!r} with sizes that no model has")
+    return card
 
 
 def is_path(name: str) -> bool:
@@ -148,7 +150,7 @@ class Catalogue:
             try:
                 reply = await peer.client.describe_model(name)
                 if reply.found:
-                    self._remote[name] = card_from_json(reply.card_json)
+                    self._remote[name] = replace(card_from_json(reply.card_json), name=name)
                     return
                 failure = error_from_code(reply.error_code, reply.error_message)
             except MeshError as exc:

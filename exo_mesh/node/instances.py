@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
@@ -27,6 +28,10 @@ from exo_mesh.tasks import TaskOwner
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
 """After a lost race: how long the winner's record may take to get here. Records travel at once, probes take 1 s."""
+
+RELEASE_S = 2.0
+"""At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
+when its owner has been gone for a while."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,11 +84,14 @@ class Instances:
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members."""
-        await self._tasks.close()
+        """End every instance this node owns, at all members that answer within RELEASE_S."""
         keepers = list(self._keepers.values())
-        await asyncio.gather(*(keeper.release() for keeper in keepers))
         self._keepers.clear()
+        await asyncio.gather(*(keeper.close() for keeper in keepers))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                await self._tasks.close()
+                await asyncio.gather(*(keeper.release() for keeper in keepers))
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
         """(owner, instance) of the view whose stages all live, by instance id."""
@@ -122,7 +130,7 @@ class Instances:
             return self._rng.choice(ready)
         flight = self._flights.get(spec)
         if flight is None:
-            flight = self._tasks.start(self._place_or_join(spec), f"place {spec.model}")
+            flight = self._tasks.start(self._place_or_join(spec), f"place {spec.model}", for_request=True)
             self._flights[spec] = flight
             flight.add_done_callback(lambda _: self._flights.pop(spec, None))
         try:
@@ -288,7 +296,9 @@ class Instances:
     async def _end(self, instance_id: str, keeper: RingKeeper) -> None:
         self._note(instance_id, keeper.plan.ballot)
         await keeper.release()
-        if instance_id not in self._keepers:
+        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
+        # by now this node may have begun to place it again
+        if record and isinstance(record.value, InstanceInfo) and record.value.plan.ballot <= keeper.plan.ballot:
             self._membership.put_instance(instance_id, None)
 
     def _above(self, instance_id: str) -> Ballot:

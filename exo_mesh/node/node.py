@@ -173,7 +173,11 @@ class Node:
                 self._problem("discovery_failed", f"{discovery.name}: {exc}", "use --bootstrap-peers host:port")
         if not device.engine:
             self._problem("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
-        self._phase = "ok"
+        if settings.wait_for_peers:
+            self._phase = "waiting_for_peers"
+            self._tasks.start(self._await_peers(settings.wait_for_peers), "wait for peers")
+        else:
+            self._phase = "ok"
         _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
 
     async def stop(self) -> None:
@@ -255,9 +259,15 @@ class Node:
         return state.topology(self.membership, self._instances)
 
     def health(self) -> dict[str, Any]:
-        return state.describe_health(self._phase, self._problems, self.membership)
+        return state.describe_health(self._phase, self._problems, self.membership, self.settings.wait_for_peers)
 
     # the inside
+
+    async def _await_peers(self, wanted: int) -> None:
+        """Ready once so many others have been seen together; it stays so when they leave: this peer can still serve."""
+        while len(self.membership.peers) < wanted:
+            await self.membership.changed.wait(1.0)
+        self._phase = "ok"
 
     def _read_telemetry(self) -> Telemetry:
         self._sequence += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from exo_mesh.config import Settings
 from exo_mesh.domain.device import PeerInfo
@@ -12,7 +13,15 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import Candidate, solve, solve_with_most_context, with_caps
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, TransportError
+from exo_mesh.errors import (
+    DeadlineError,
+    InputError,
+    MeshError,
+    ModelError,
+    PlacementError,
+    ReservationError,
+    TransportError,
+)
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.members import Members
@@ -61,6 +70,11 @@ class Placer:
         candidates = with_caps(self._candidates(card, spec), caps)
         policy = spec.policy or self._settings.placement
         min_peers = spec.min_peers or self._settings.min_peers
+        if (spec.context_limit or 0) > card.context_length:
+            raise InputError(
+                f"context_limit is {spec.context_limit}, but {card.name} has {card.context_length} positions",
+                param="context_limit",
+            )
         context_limit = spec.context_limit or self._settings.context_limit
         if context_limit is None:
             return solve_with_most_context(
@@ -105,34 +119,46 @@ class Placer:
 
     async def _reserve(self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot) -> Plan:
         caps: dict[str, int] = {}
+        unable: dict[str, str] = {}
         own_id = self._membership.own.id
         refusals: list[str] = []
         for _ in range(MAX_SOLVES):
+            able = replace(spec, exclude_peers=(*spec.exclude_peers, *unable))
             try:
-                plan = self.solve(card, spec, instance_id, above.next_for(own_id), caps)
+                plan = self.solve(card, able, instance_id, above.next_for(own_id), caps)
             except PlacementError as exc:
                 self._metrics.placements.labels(exc.code).inc()
+                if unable and not self._candidates(card, able):
+                    raise ModelError(
+                        f"no peer can run {card.name} ({card.architecture}): " + "; ".join(refusals)
+                    ) from exc
                 raise PlacementError("; ".join([str(exc), *refusals])) from exc
             answers = await asyncio.gather(*(self._ask(plan, index) for index in range(len(plan.stages))))
-            if all(answer.granted for answer in answers):
+            if all(isinstance(answer, Answer) and answer.granted for answer in answers):
                 return plan
             await release_all(plan, self._members)
             for stage, answer in zip(plan.stages, answers, strict=True):
-                if answer.beaten_by is not None:
+                if isinstance(answer, ReservationError):
+                    unable[stage.peer_id] = reason = str(answer)
+                elif answer.beaten_by is not None:
                     self._metrics.placements.labels("ballot_beaten").inc()
                     raise BallotBeatenError(answer.reason, peer_id=stage.peer_id, ballot=answer.beaten_by)
-                if not answer.granted:
-                    caps[stage.peer_id] = answer.usable_bytes
-                    refusals.append(f"{stage.peer_id[:8]} refused: {answer.reason}")
-                    _log.info("%s: peer %s refused: %s", instance_id, stage.peer_id[:8], answer.reason)
+                elif answer.granted:
+                    continue
+                else:
+                    caps[stage.peer_id], reason = answer.usable_bytes, answer.reason
+                refusals.append(f"{stage.peer_id[:8]} refused: {reason}")
+                _log.info("%s: peer %s refused: %s", instance_id, stage.peer_id[:8], reason)
         raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; " + "; ".join(refusals[-3:]))
 
-    async def _ask(self, plan: Plan, index: int) -> Answer:
-        """One member's answer; a peer that cannot be asked or can never run its stage has nothing to give."""
+    async def _ask(self, plan: Plan, index: int) -> Answer | ReservationError:
+        """One member's answer, or why it can never run its stage; one that cannot be asked now has nothing to give."""
         try:
             return await self._members.member(plan.stages[index].peer_id).reserve(plan, index)
-        except (TransportError, DeadlineError, ReservationError) as exc:
+        except (TransportError, DeadlineError) as exc:
             return Answer(False, 0, str(exc))
+        except ReservationError as exc:
+            return exc
 
     def _candidates(self, card: ModelCard, spec: InstanceSpec) -> list[Candidate]:
         membership = self._membership

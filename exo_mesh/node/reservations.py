@@ -8,7 +8,8 @@ from exo_mesh.domain.placement import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
 
 LEASE_S = 30.0
-"""A reservation that is not committed within this is void: its owner has died or given up."""
+"""A reservation that is not committed within this is void, and so is a stage that nobody has watched for so long: its
+owner has died or given up, and a release may have got lost. Much longer than an adoption takes."""
 
 MAX_PROMISES = 1024
 """Promises are kept after a plan has ended, so that a late message of it changes nothing; the oldest go first."""
@@ -16,11 +17,12 @@ MAX_PROMISES = 1024
 
 @dataclass(slots=True)
 class Lease:
-    """Memory held for one stage. `expires_at` is None once committed; `taken_bytes` is what its process has by now."""
+    """Memory held for one stage. It ends at `expires_at` unless it is renewed: by the commit, and then as long as its
+    owner watches the stage. `taken_bytes` is what its process has by now."""
 
     plan: Plan
     index: int
-    expires_at: float | None
+    expires_at: float
     taken_bytes: int = 0
     ready: bool = False
 
@@ -98,11 +100,11 @@ class Reservations:
         self._leases[plan.instance_id] = Lease(plan, index, now + LEASE_S)
         return Answer(True, usable_bytes, superseded=held)
 
-    def commit(self, instance_id: str, ballot: Ballot) -> Lease | None:
-        """Make a lease permanent; None if it is not in force (expired, released or beaten)."""
+    def renew(self, instance_id: str, ballot: Ballot, now: float) -> Lease | None:
+        """Hold a lease for another LEASE_S; None if it is not in force (expired, released or beaten)."""
         lease = self.lease(instance_id, ballot)
         if lease is not None:
-            lease.expires_at = None
+            lease.expires_at = now + LEASE_S
         return lease
 
     def release(self, instance_id: str, ballot: Ballot) -> Lease | None:
@@ -114,8 +116,8 @@ class Reservations:
         return self._leases.pop(instance_id)
 
     def expire(self, now: float) -> list[Lease]:
-        """End leases that were not committed in time."""
-        gone = [lease for lease in self.leases if lease.expires_at is not None and lease.expires_at <= now]
+        """End leases that nobody has renewed in time."""
+        gone = [lease for lease in self.leases if lease.expires_at <= now]
         for lease in gone:
             del self._leases[lease.plan.instance_id]
         return gone

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,15 +73,16 @@ class StageHost:
         self._make_runner = make_runner
         self._runners: dict[str, Runner] = {}
         self._ballots: dict[str, Ballot] = {}
-        self._followers: Counter[tuple[str, Ballot]] = Counter()
         self._turn = asyncio.Lock()
+        self._stopping = False
         self._tasks = TaskOwner()
 
     def start(self) -> None:
         self._tasks.start(self._keep_expiring(), "expire leases")
 
     async def stop(self) -> None:
-        """End all runners, each within 4 s, side by side."""
+        """Take no more stages, and end all runners, each within 4 s, side by side."""
+        self._stopping = True
         await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
         await self._tasks.close()
 
@@ -102,10 +102,10 @@ class StageHost:
         )
 
     def stages(self) -> dict[tuple[str, Ballot], bool]:
-        """(instance id, ballot) of the committed stages, and whether somebody follows the reports of each."""
-        committed = [lease.plan for lease in self.leases if lease.expires_at is None]
+        """(instance id, ballot) of the stages that run here, and whether somebody follows the reports of each."""
         return {
-            (plan.instance_id, plan.ballot): self._followers[plan.instance_id, plan.ballot] > 0 for plan in committed
+            (instance_id, self._ballots[instance_id]): runner.board.watchers > 0
+            for instance_id, runner in self._runners.items()
         }
 
     def promised(self, instance_id: str) -> Ballot:
@@ -124,6 +124,8 @@ class StageHost:
         """
         await self._check(plan, index)
         async with self._turn:
+            if self._stopping:
+                return Answer(False, 0, "this node is stopping")
             answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
             if answer.superseded is not None:
                 await self._end_runner(plan.instance_id)
@@ -137,7 +139,9 @@ class StageHost:
         Raises StageLostError if the plan is not in force here.
         """
         async with self._turn:
-            lease = self._reservations.commit(instance_id, ballot)
+            if self._stopping:
+                raise StageLostError("this node is stopping")
+            lease = self._reservations.renew(instance_id, ballot, self._clock())
             if lease is None:
                 promised = self._reservations.promised(instance_id)
                 raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
@@ -145,13 +149,8 @@ class StageHost:
             if runner is None or self._ballots[instance_id] != ballot:
                 await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
                 runner = await self._start_runner(lease)
-        self._followers[instance_id, ballot] += 1
-        try:
-            async for status in runner.board.watch():
-                yield status
-        finally:
-            self._followers[instance_id, ballot] -= 1
-            self._followers += Counter()  # drops the zeros
+        async for status in runner.board.watch():
+            yield status
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str) -> None:
         """Tell the stage where the next one listens. Raises StageLostError if this plan does not run here."""
@@ -236,5 +235,16 @@ class StageHost:
     async def _keep_expiring(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            for lease in self._reservations.expire(self._clock()):
-                _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.plan.ballot)
+            async with self._turn:
+                await self._expire()
+
+    async def _expire(self) -> None:
+        """Free what no owner holds any more; a stage that is watched is held."""
+        now = self._clock()
+        for lease in self._reservations.leases:
+            runner = self._runners.get(lease.plan.instance_id)
+            if runner is not None and runner.board.watchers:
+                self._reservations.renew(lease.plan.instance_id, lease.plan.ballot, now)
+        for lease in self._reservations.expire(now):
+            _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.plan.ballot)
+            await self._end_runner(lease.plan.instance_id)

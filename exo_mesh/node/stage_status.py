@@ -13,6 +13,9 @@ _NEVER_S = 3600.0
 class StatusBoard:
     """The latest status of each kind ("listening", "loading", "ready", "failed"). "failed" is final."""
 
+    watchers = 0
+    """How many watch just now."""
+
     def __init__(self) -> None:
         self._latest: dict[str, tuple[int, pb.StageStatus]] = {}
         self._count = 0
@@ -42,12 +45,16 @@ class StatusBoard:
     async def watch(self) -> AsyncIterator[pb.StageStatus]:
         """What is known, then what comes, until the stage has failed; stale loading reports are skipped."""
         seen = 0
-        while True:
-            news = [(count, status) for count, status in self._latest.values() if count > seen]
-            for count, status in news:
-                seen = count
-                yield status
-                if status.HasField("failed"):
-                    return
-            if not news:
-                await self._changed.wait(_NEVER_S)
+        self.watchers += 1
+        try:
+            while True:
+                news = [(count, status) for count, status in self._latest.values() if count > seen]
+                for count, status in news:
+                    seen = count
+                    yield status
+                    if status.HasField("failed"):
+                        return
+                if not news:
+                    await self._changed.wait(_NEVER_S)
+        finally:
+            self.watchers -= 1

@@ -87,14 +87,25 @@ def describe_beat(beat: Heartbeat) -> dict[str, Any]:
     }
 
 
-def describe_health(phase: str, problems: list[dict[str, str]], membership: Membership) -> dict[str, Any]:
-    """phase: "starting", "ok" or "stopping". problems: what this node found at its start."""
+def describe_health(
+    phase: str, problems: list[dict[str, str]], membership: Membership, wait_for_peers: int = 0
+) -> dict[str, Any]:
+    """phase: "starting", "waiting_for_peers", "ok" or "stopping". problems: what this node found at its start."""
+    num_others = len(membership.peers)
+    waiting = [
+        {
+            "code": "waiting_for_peers",
+            "message": f"{num_others} of {wait_for_peers} other peers seen",
+            "remedy": "start them, or see exo-mesh doctor if they run",
+        }
+    ]
     refused = [
         {"code": "peer_refused", "message": text, "remedy": "give both nodes one --namespace, version and own --home"}
         for text in membership.refusals
     ]
     status = "degraded" if phase == "ok" and problems else phase
-    return {"status": status, "reasons": [*problems, *refused], "peers": len(membership.peers) + 1}
+    reasons = [*(waiting if phase == "waiting_for_peers" else ()), *problems, *refused]
+    return {"status": status, "reasons": reasons, "peers": num_others + 1}
 
 
 def topology(membership: Membership, instances: Instances) -> dict[str, Any]:

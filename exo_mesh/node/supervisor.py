@@ -18,6 +18,7 @@ from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostErro
 from exo_mesh.node.stage_status import StatusBoard
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.transport import runner_pipe
+from exo_mesh.transport.channel_options import bracketed
 
 RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner")
 
@@ -179,7 +180,7 @@ class Runner:
         status = control_pb2.StageStatus()
         match report.WhichOneof("message"):
             case "listening":
-                status.listening.endpoint = f"{self._host}:{report.listening.port}"
+                status.listening.endpoint = f"{bracketed(self._host)}:{report.listening.port}"
                 status.listening.pid = report.listening.pid
             case "loading":
                 status.loading.done, status.loading.total = report.loading.done, report.loading.total

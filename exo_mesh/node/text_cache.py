@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable
@@ -13,7 +14,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.weights.store import TEXT_FILES
+from exo_mesh.weights.card import TEXT_FILES
 
 CHUNK_BYTES = 1024 * 1024
 MAX_BYTES = 256 * 1024 * 1024
@@ -21,7 +22,7 @@ MAX_BYTES = 256 * 1024 * 1024
 
 
 class TextCache:
-    """One directory per model digest: files of one version of a model never mix with another's."""
+    """One directory per digest of text files: models of equal weights may differ in their chat template."""
 
     def __init__(self, root: Path, catalogue: Catalogue, membership: Membership) -> None:
         self._root = root
@@ -36,7 +37,8 @@ class TextCache:
             return await asyncio.to_thread(self._catalogue.local_dir, name)
         except UnknownModelError:
             pass
-        target = self._root / card.digest[:32]
+        # hashed once more, because a peer's word must not become a path
+        target = self._root / hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
         async with self._turn:
             if not target.is_dir():
                 await self._fetch(name, target)

@@ -47,7 +47,7 @@ class PlanCandidate(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., usable_bytes: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("instance_id", "ballot", "model", "model_digest", "stages", "context_limit", "candidates", "policy", "min_peers")
+    __slots__ = ("instance_id", "ballot", "model", "model_digest", "stages", "context_limit", "candidates", "policy", "min_peers", "pool_tokens")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Plan(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     MIN_PEERS_FIELD_NUMBER: _ClassVar[int]
+    POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: Ballot
     model: str
@@ -66,4 +67,5 @@ class Plan(_message.Message):
     candidates: _containers.RepeatedCompositeFieldContainer[PlanCandidate]
     policy: str
     min_peers: int
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., context_limit: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlanCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., min_peers: _Optional[int] = ...) -> None: ...
+    pool_tokens: int
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., context_limit: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlanCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., min_peers: _Optional[int] = ..., pool_tokens: _Optional[int] = ...) -> None: ...

@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 
+from exo_mesh.logs import quiet_libraries
+
 
 def main() -> int:
     """Parse the one argument, then run the stage that the pipe asks for."""
@@ -15,7 +17,7 @@ def main() -> int:
     parser.add_argument("--control-fd", type=int, required=True, help="inherited socket to the node")
     args = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    quiet_libraries()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to stop
 
     from exo_mesh.runner.process import run_process

@@ -12,13 +12,16 @@ import numpy as np
 from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
-from exo_mesh.errors import CancelledRequestError, MeshError, OverloadError, error_from_code
+from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
 from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits, Scheduler, Work
 from exo_mesh.transport.plan_codec import ballot_to_proto
+
+SIGN_OF_LIFE_S = 5.0
+"""How often a request that waits in the queue hears of the ring; its entry peer gives up after 30 s of silence."""
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ class Driver:
         self._in_flight: set[int] = set()
         self._last_step = 0
         self._last_sequence = 0
+        self._signed_at = 0.0
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.laps = LapTimes()
         self.tokens = 0
@@ -59,7 +63,7 @@ class Driver:
         self._last_sequence += 1
         generation = Generation.begin(request, self._last_sequence, mailbox)
         if request.request_id in self._by_request:
-            self._fail(generation, MeshError(f"request {request.request_id} is already running here"))
+            self._fail(generation, InputError(f"request {request.request_id} is already running here"))
         elif not self._scheduler.submit(generation.sequence):
             self._fail(generation, OverloadError(f"{self._limits.max_waiting} requests are waiting already"))
         else:
@@ -67,17 +71,21 @@ class Driver:
             self._by_request[request.request_id] = self._last_sequence
             self.pump()
 
-    def cancel(self, request_id: str) -> None:
-        """The caller is gone: free the sequence everywhere. An unknown request changes nothing."""
+    def cancel(self, request_id: str, mailbox: Mailbox) -> None:
+        """Whoever waits at `mailbox` is gone: free the sequence everywhere. An unknown request changes nothing, and one
+        of the same id that somebody else waits for goes on."""
         sequence_id = self._by_request.get(request_id)
-        if sequence_id is not None:
+        if sequence_id is not None and self._live[sequence_id].mailbox is mailbox:
             self._end(sequence_id, CancelledRequestError("the request was cancelled"))
             self.pump()
 
     def returned(self, frame: Frame, logits: np.ndarray | None) -> None:
         """A frame came round and the last stage has computed it; logits are float32 `[sum(num_logits), vocab]`."""
         self._in_flight.discard(frame.step)
-        self.laps.returned(frame.step, time.perf_counter())
+        now = time.perf_counter()
+        self.laps.returned(frame.step, now)
+        if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
+            self._sign_of_life(now)
         for fault in frame.faults:
             self._end(fault.sequence, error_from_code(fault.code, fault.message))
         if logits is not None:
@@ -102,6 +110,8 @@ class Driver:
 
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
+        for sequence in self._scheduler.evict():
+            self._ops.append(Remove(sequence.id))
         for sequence in self._scheduler.admit():
             self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
         while len(self._in_flight) < self._limits.max_in_flight:
@@ -111,6 +121,12 @@ class Driver:
             self._start(work)
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
+
+    def _sign_of_life(self, now: float) -> None:
+        """Tell those who wait in the queue that the ring moves on: silence would mean to them that it does not."""
+        self._signed_at = now
+        for sequence in self._scheduler.waiting:
+            self._tell(self._live[sequence.id], prefill_events, 0)
 
     def _start(self, work: Work) -> None:
         self._last_step += 1

@@ -8,13 +8,14 @@ from typing import Any
 import grpc
 
 from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import ContextLengthError, InputError, MeshError, StageLostError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.runner.generation import error_events
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.worker import Cancel, Submit, Worker
+from exo_mesh.transport.driver_codec import request_from_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
 
 
@@ -25,7 +26,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         self._plan = plan
         self._worker = worker
 
-    async def Generate(  # noqa: N802 - the name is the proto's
+    async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateEvents]:
         """Ends after the event with a finish or the message with an error; a cancelled call frees the sequence."""
@@ -44,7 +45,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
                     return
         finally:
             # after a good end the driver no longer knows the request, and this changes nothing
-            self._worker.inbox.put_nowait(Cancel(wanted.request_id))
+            self._worker.inbox.put_nowait(Cancel(wanted.request_id, mailbox))
 
     def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
         plan = self._plan
@@ -61,29 +62,3 @@ class DriverService(driver_pb2_grpc.DriverServicer):
                 f"limit of {plan.context_limit} tokens"
             )
         return wanted
-
-
-def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
-    """Raises ValueError if the request makes no sense."""
-    sampling = message.sampling
-    return GenerateRequest(
-        request_id=message.request_id,
-        prompt_ids=tuple(message.prompt_ids),
-        resume_ids=tuple(message.resume_ids),
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        stop_ids=frozenset(message.stop_ids),
-        ignore_eos=message.ignore_eos,
-        sampling=SamplingParams(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
-            seed=sampling.seed,
-            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
-        ),
-    )

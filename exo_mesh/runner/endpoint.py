@@ -14,7 +14,7 @@ from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.worker import StageSetup, Worker
-from exo_mesh.transport.channel_options import SERVER_OPTIONS
+from exo_mesh.transport.channel_options import SERVER_OPTIONS, bracketed
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import RingLink
 from exo_mesh.transport.ring_receiver import RingReceiver
@@ -76,8 +76,9 @@ class Endpoint:
             await self._server.stop(grace=0.2)
 
     def heartbeat(self) -> pb.Heartbeat:
-        """The counters of this moment."""
+        """The counters of this moment. Raises EngineError if the engine hangs."""
         worker, link, driver = self._worker, self._link, self._worker.driver
+        worker.check_alive()
         engine = worker.engine
         beat = pb.Heartbeat(
             progress=worker.progress,
@@ -99,7 +100,7 @@ class Endpoint:
 def _bind(server: grpc.aio.Server, binding: Binding) -> int:
     for port in range(binding.port_first, binding.port_last + 1):
         try:
-            bound = server.add_insecure_port(f"{binding.host}:{port}")
+            bound = server.add_insecure_port(f"{bracketed(binding.host)}:{port}")
         except RuntimeError:
             continue
         if bound:

@@ -70,7 +70,7 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
         await _until_first(endpoint.run(), stopped.wait())
     except MeshError as exc:
         return _failed(pulse, exc.code, str(exc))
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the node must hear of it
         _log.exception("the stage failed")
         return _failed(pulse, EngineError.code, f"{type(exc).__name__}: {exc}")
     await endpoint.close()

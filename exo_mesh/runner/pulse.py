@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from exo_mesh.errors import TransportError
+from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.transport.runner_pipe import receive_message, send_message
 
@@ -19,13 +19,14 @@ HEARTBEAT_S = 0.5
 STOP_DEADLINE_S = 1.5
 """From StopStage to the end of the process, whatever the engine is doing; the node kills after 2 s."""
 
-EXIT_ORPHANED = 3
+EXIT_ORPHANED, EXIT_NO_PULSE = 3, 4
 
 _log = logging.getLogger(__name__)
 
 
 class Pulse:
-    """Owns the runner's end of the pipe. Ends the process when the node is gone, and when a stop takes too long.
+    """Owns the runner's end of the pipe. Ends the process when the node is gone, when a stop takes too long, and when
+    `heartbeat` raises; a MeshError of it is reported first.
 
     `report` may be called from any thread. `on_command` is called in this thread with every message but StopStage, and
     `on_stop` once when that comes.
@@ -56,6 +57,15 @@ class Pulse:
             os._exit(EXIT_ORPHANED)
 
     def _run(self) -> None:
+        try:
+            self._beat()
+        except MeshError as exc:
+            self.report(pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
+        except Exception:  # noqa: BLE001 - logged, and then the process ends
+            _log.exception("the heartbeat failed")
+        os._exit(EXIT_NO_PULSE)  # without this thread nothing would end the process with its node
+
+    def _beat(self) -> None:
         due = time.monotonic() + HEARTBEAT_S
         while True:
             readable, _, _ = select.select([self._pipe], [], [], max(0.0, due - time.monotonic()))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from exo_mesh.domain.frame import Row
-
 
 PREFILL_CHUNK = 512
 """Tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
@@ -19,7 +18,7 @@ PREFILL_CHUNK = 512
 class Sequence:
     """A request on the ring. tokens: prompt, then output. computed: positions already sent round for computing.
 
-    All but the last prompt token are prefilled; the last one is the first decode row, so that every decode row is alike.
+    All but the last prompt token are prefilled; the last one is the first decode row, so all decode rows are alike.
     """
 
     id: int
@@ -36,8 +35,8 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """max_in_flight: frames on the ring at once. prefill_chunk: tokens of one prefill frame.
-    max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens: positions of all running
-    sequences together that a running set may have when one more is admitted."""
+    max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens: positions that all running
+    sequences may hold together, except that one alone may hold more."""
 
     max_in_flight: int
     prefill_chunk: int = PREFILL_CHUNK
@@ -56,12 +55,18 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Scheduler:
-    """Owns which sequences wait and run. Nothing here blocks; the driver asks for the next work when a frame is free."""
+    """Owns which sequences wait and run. Nothing here blocks; the driver asks for work when a frame is free."""
 
     limits: Limits
     _waiting: deque[Sequence] = field(default_factory=deque)
     _running: dict[int, Sequence] = field(default_factory=dict)
+    _held: int = 0
+    """Tokens of all running sequences together: what they hold of the KV pool, or soon will."""
     _prefilled_last: bool = False
+
+    @property
+    def waiting(self) -> Iterable[Sequence]:
+        return self._waiting
 
     @property
     def num_waiting(self) -> int:
@@ -84,16 +89,33 @@ class Scheduler:
             if sequence.id == sequence_id:
                 self._waiting.remove(sequence)
                 return False
-        return self._running.pop(sequence_id, None) is not None
+        running = self._running.pop(sequence_id, None)
+        if running is None:
+            return False
+        self._held -= len(running.tokens)
+        return True
+
+    def evict(self) -> Iterator[Sequence]:
+        """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool.
+
+        Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
+        later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
+        """
+        while self._held > self.limits.max_tokens and len(self._running) > 1:
+            _, sequence = self._running.popitem()
+            self._held -= len(sequence.tokens)
+            sequence.computed = 0
+            self._waiting.appendleft(sequence)
+            yield sequence
 
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running as long as they fit; yields each, in order of arrival."""
         while self._waiting and len(self._running) < self.limits.max_running:
-            held = sum(len(sequence.tokens) for sequence in self._running.values())
-            if self._running and held + len(self._waiting[0].tokens) > self.limits.max_tokens:
+            if self._running and self._held + len(self._waiting[0].tokens) > self.limits.max_tokens:
                 return
             sequence = self._waiting.popleft()
             self._running[sequence.id] = sequence
+            self._held += len(sequence.tokens)
             yield sequence
 
     def next_work(self) -> Work | None:
@@ -113,6 +135,8 @@ class Scheduler:
         """A decode row came round and this token was drawn; the sequence can take its next step."""
         sequence.tokens.append(token_id)
         sequence.decoding = False
+        if sequence.id in self._running:
+            self._held += 1
 
     def _prefill_chunk(self, sequence: Sequence) -> Work:
         start = sequence.computed

@@ -40,9 +40,7 @@ class Stage:
         if not frame.rows:
             return StageResult(frame, None, shutdown)
         try:
-            output = self._engine.forward(
-                StageInput(frame.rows, frame.token_ids, frame.tensors)
-            )
+            output = self._engine.forward(StageInput(frame.rows, frame.token_ids, frame.tensors))
         except Exception as exc:  # noqa: BLE001 - the boundary to a foreign library: its failure ends these rows only
             return StageResult(self._all_faulted(frame, exc), None, shutdown)
         return self._passed_on(frame, output, shutdown)

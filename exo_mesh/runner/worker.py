@@ -14,13 +14,15 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import LoadProgress, LoadRequest, StageEngine
 from exo_mesh.engine.registry import provider
+from exo_mesh.errors import EngineError
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits
 from exo_mesh.runner.stage import Stage
 
-KV_POOL_TOKENS = 8192
-"""Positions that running sequences may hold together even where the context limit is shorter."""
+STUCK_S = 120.0
+"""Longest that an engine may take for one frame: 512 tokens of prefill on a slow board take some seconds. A device that
+hangs never comes back, and only the end of the process frees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,10 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
+    """Whoever waits at the mailbox is gone."""
+
     request_id: str
+    mailbox: Mailbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,19 @@ class Ended:
     """A Shutdown op has come round."""
 
 
-Item = Frame | Submit | Cancel | Ended
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A frame failed in the task that read it: an error of ours, for no engine error gets out of a stage."""
+
+    error: Exception
+
+
+Item = Frame | Submit | Cancel | Ended | Failed
 
 DIRECT_TOKENS = 32
-"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading then
-waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so that no
-circle of stages can wait for each other."""
+"""Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
+then waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so
+that no circle of stages can wait for each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ class Worker:
     sending and receiving, and heartbeats come from another thread (`pulse`).
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
-    `progress` rises with each item done, and during a load: a watchdog outside the process looks at it.
+    `progress` rises with each item done, and during a load.
     """
 
     def __init__(self, setup: StageSetup) -> None:
@@ -88,6 +100,7 @@ class Worker:
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self.progress = 0
         self.busy_s = 0.0
+        self._computing_since = 0.0
         self.engine: StageEngine | None = None
         self.driver: Driver | None = None
         self._stage: Stage | None = None
@@ -109,8 +122,17 @@ class Worker:
         self._stage = Stage(engine, self._setup.index)
         return engine.memory_bytes()
 
+    def check_alive(self) -> None:
+        """Raises EngineError if the engine has been computing one frame for longer than STUCK_S. From any thread."""
+        since = self._computing_since
+        if since and time.perf_counter() - since > STUCK_S:
+            raise EngineError(f"the engine has not come back from one frame for {STUCK_S:.0f} s")
+
     async def run(self, send: Send) -> None:
-        """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage."""
+        """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage.
+
+        Raises whatever goes wrong: the frame it went wrong with is missing from then on, and the ring cannot go on.
+        """
         assert self.engine is not None, "load first"
         self._send = send if self._setup.num_stages > 1 else self._to_self
         while not isinstance(item := await self.inbox.get(), Ended):
@@ -118,21 +140,26 @@ class Worker:
                 await self._do(item)
 
     async def accept(self, frame: Frame) -> None:
-        """A frame has come from the stage before: compute and pass it on now if it is small and its turn, else queue it."""
+        """A frame has come: compute and pass it on now if it is small and its turn has come, else queue it."""
         if self._turn.locked() or self.inbox.qsize() or len(frame.token_ids) > DIRECT_TOKENS:
             self.inbox.put_nowait(frame)
         else:
             async with self._turn:
-                await self._do(frame)
+                try:
+                    await self._do(frame)
+                except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
+                    self.inbox.put_nowait(Failed(exc))
 
     async def _do(self, item: Item) -> None:
         if isinstance(item, Frame):
             self._frame(item)
+        elif isinstance(item, Failed):
+            raise item.error
         elif self.driver is not None:
             if isinstance(item, Submit):
                 self.driver.submit(item.request, item.mailbox)
             elif isinstance(item, Cancel):
-                self.driver.cancel(item.request_id)
+                self.driver.cancel(item.request_id, item.mailbox)
         self.progress += 1
         while self._outbox:
             assert self._send is not None, "frames come only while the worker runs"
@@ -147,9 +174,10 @@ class Worker:
 
     def _frame(self, frame: Frame) -> None:
         assert self._stage is not None, "load first"
-        start = time.perf_counter()
+        start = self._computing_since = time.perf_counter()
         result = self._stage.process(frame)
         self.busy_s += time.perf_counter() - start
+        self._computing_since = 0.0
         if self.driver is not None:
             self.driver.returned(result.frame, result.logits)
         else:
@@ -161,5 +189,5 @@ class Worker:
         return Limits(
             max_in_flight=self._setup.num_stages,
             max_waiting=self._setup.max_queued,
-            max_tokens=max(KV_POOL_TOKENS, self._setup.plan.context_limit),
+            max_tokens=self._setup.plan.kv_tokens,
         )

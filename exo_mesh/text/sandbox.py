@@ -1,7 +1,9 @@
 """A Jinja environment for chat templates, which are code from strangers: sandboxed, bounded in time and size.
 
 Jinja's own sandbox keeps a template away from Python. It does not keep it from running or growing for ever, so every
-way to repeat something (a loop, a call) looks at the clock, and every way to grow a value has a size limit.
+way to repeat something (a loop, a call) looks at the clock, and every way to grow a value has a size limit. What counts
+is the size of a value written out: a list that holds another one twice, which holds another one twice, is small in
+memory, but to print or compare it takes for ever, and no other thread of the node runs meanwhile.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_LENGTH = 4 << 20  # characters or items of any value that a template makes
+MAX_ITEMS = 1 << 20  # of a value, with everything inside it
 MAX_NUMBER = 1 << 20  # an argument of a call: widths and counts are far below
 MAX_BITS = 256
-MAX_SPREAD = 64 << 20  # most characters that a join or replace may come to, by a generous estimate
+MAX_SPREAD = 64 << 20  # most characters inside a value, or that a join or replace may come to, by a generous estimate
 # Filters that no chat template needs, and that can make much out of little.
 _REMOVED_FILTERS = ("batch", "center", "filesizeformat", "format", "pprint", "random", "slice", "urlize", "wordwrap")
 
@@ -70,7 +74,8 @@ def compile_template(source: str) -> tuple[Template, frozenset[str]]:
 
 
 class _Watch(NodeTransformer):
-    """Puts the limits into a template: `for x in y` iterates `y|_watched`, and `a ~ b` becomes `(a ~ b)|_bounded`."""
+    """Puts the limits into a template: `for x in y` iterates `y|_watched`, and `a ~ b` becomes `(a ~ b)|_bounded`, as
+    do `[a]`, `(a, b)` and `{a: b}`."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -80,6 +85,12 @@ class _Watch(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:
         self.generic_visit(node)
         return _filtered(node, "_bounded")
+
+    visit_List = visit_Dict = visit_Concat
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        self.generic_visit(node)
+        return _filtered(node, "_bounded") if node.ctx == "load" else node
 
 
 def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
@@ -96,13 +107,16 @@ class _Environment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[loopcontrols, _Generation])
         for name in _REMOVED_FILTERS:
             del self.filters[name]
+        self.filters.update({name: _limited(function) for name, function in self.filters.items()})
         self.filters.update(
             _watched=_watched,
             _bounded=_bounded,
             tojson=_to_json,
+            sum=_sum(self.filters["sum"]),
             **{name: _guarded(name, self.filters[name]) for name in ("join", "replace", "indent")},
         )
         del self.globals["lipsum"]
+        self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -147,11 +161,49 @@ def _watched(items: Iterable[Any]) -> Iterator[Any]:
 
 def _bounded(value: Any) -> Any:
     _tick()
-    if isinstance(value, str | bytes | list | tuple | dict) and len(value) > MAX_LENGTH:
+    if isinstance(value, str | bytes) and len(value) > MAX_LENGTH:
         raise TemplateLimitError(f"the chat template makes a value of more than {MAX_LENGTH} characters")
+    if isinstance(value, _CONTAINERS):
+        _check_size(value)
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise TemplateLimitError(f"the chat template makes a number of more than {MAX_BITS} bits")
     return value
+
+
+def _check_size(value: Any) -> None:
+    """Refuse a container that is too large when it is written out."""
+    num_items = num_characters = 0
+    inside = [value]
+    while inside:
+        item = inside.pop()
+        if isinstance(item, str | bytes):
+            num_characters += len(item)
+        elif isinstance(item, _CONTAINERS):
+            num_items += len(item)
+            if num_items > MAX_ITEMS:
+                raise TemplateLimitError(f"the chat template makes a value of more than {MAX_ITEMS} items")
+            inside.extend(item)
+            inside.extend(item.values() if isinstance(item, dict) else ())
+            _tick()
+        elif isinstance(item, Namespace):
+            raise TemplateLimitError("the chat template puts a namespace into another value")
+    if num_characters > MAX_SPREAD:
+        raise TemplateLimitError(f"the chat template makes a value of more than {MAX_SPREAD} characters")
+
+
+class _Namespace(Namespace):
+    """A template can change it, so that what it holds must be small at any time: no other namespace."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        Namespace.__init__(*args, **kwargs)
+        _check_size([*(dict(*args[1:], **kwargs)).values()])
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_size([value])
+        super().__setitem__(name, value)
+
+
+_CONTAINERS = (list, tuple, dict, set, frozenset)
 
 
 def _check_counts(*arguments: Any) -> None:
@@ -182,6 +234,28 @@ def _check_spread(name: str, arguments: tuple[Any, ...]) -> None:
 _WIDE_FIELD = re.compile(r"%[-+ #0]*(\*|\d{5})|\{[^{}]*:[^{}]*(\{|\d{5})")
 
 
+def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja with its result bounded; its calling convention stays."""
+
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        return _bounded(function(*args, **kwargs))
+
+    limited.__dict__.update(vars(function) if hasattr(function, "__dict__") else {})
+    return limited
+
+
+def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter `sum`, for numbers only: a sum of lists copies the first as often as there are others."""
+
+    def numbers_only(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, _CONTAINERS) for value in (*args[2:], *kwargs.values())):
+            raise TemplateLimitError("the chat template adds up something else than numbers")
+        return function(*args, **kwargs)
+
+    numbers_only.__dict__.update(vars(function) if hasattr(function, "__dict__") else {})
+    return numbers_only
+
+
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter of Jinja with its arguments checked and its result bounded; its calling convention stays."""
 
@@ -191,7 +265,7 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         _check_spread(name, values)
         return _bounded(function(*args, **kwargs))
 
-    guarded.__dict__.update(function.__dict__)  # Jinja's mark for filters that want the context or the environment
+    guarded.__dict__.update(vars(function))  # Jinja's mark for filters that want the context or the environment
     return guarded
 
 

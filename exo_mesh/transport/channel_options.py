@@ -1,4 +1,4 @@
-"""gRPC channel and server options, the same for the control and the data plane."""
+"""gRPC channel and server options and addresses, the same for the control and the data plane."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ mesh (40 KB/s per node with 200). The membership asks who lives; a report stream
 
 CONTROL_CLIENT_OPTIONS = [*(option for option in CLIENT_OPTIONS if option[0] != _QUIET[0]), _QUIET]
 CONTROL_SERVER_OPTIONS = [*(option for option in SERVER_OPTIONS if option[0] != _QUIET[0]), _QUIET]
+
+
+def bracketed(host: str) -> str:
+    """A host as it goes before ":port": an IPv6 address in brackets, anything else as it is."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -5,8 +5,8 @@
     T  tensor bytes                            the frame goes on
     A  RingAck (protobuf)                      from the server: all frames up to this step have arrived
 
-The frame header is msgpack: with protobuf, making and reading it took a third of a hop (docs/benchmarks.md). Tensor bytes
-follow it as they are, and a frame that fits one message is read without a copy of them.
+The frame header is msgpack: with protobuf, making and reading it took a third of a hop (docs/benchmarks.md). Tensor
+bytes follow it as they are, and a frame that fits one message is read without a copy of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _Message = TypeVar("_Message", pb.RingHello, pb.RingAck)
 
 
 def encode_frame(frame: Frame) -> Iterator[bytes]:
-    """The messages that carry a frame, in order; each is made when it is asked for, and sent while it is in the cache."""
+    """The messages that carry a frame, in order; each is made when asked for, and sent while it is in the cache."""
     header = _encoder.encode(_header(frame))
     prefix = _FRAME + _HEADER_LENGTH.pack(len(header)) + header
     views = [memoryview(tensor.data) for tensor in frame.tensors.values()]

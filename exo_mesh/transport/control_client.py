@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
+from exo_mesh.errors import DeadlineError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
+from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channel_options import CONTROL_CLIENT_OPTIONS
 from exo_mesh.transport.control_server import CODE_KEY
 
@@ -20,6 +21,10 @@ CALL_S = 5.0
 
 TEXT_FILES_S = 60.0
 """A tokenizer may have 20 MB, and the link may be Wi-Fi."""
+
+# Closing a channel, which the membership does when a peer has died, cancels the calls on it, and grpc tells their
+# callers by CancelledError as if these had been cancelled; a call on a closed channel is a UsageError.
+_FAILURES = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError)
 
 # Redial at once: whether a peer is alive is decided by the membership, not by grpc's back-off of up to 120 s.
 _DIAL_OPTIONS = [
@@ -95,20 +100,18 @@ class ControlClient:
         return reply.found
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
-        call = self._stub.ReadTextFiles(pb.ReadTextFilesRequest(model=model), timeout=TEXT_FILES_S)
-        async for item in self._items(call):
+        request = pb.ReadTextFilesRequest(model=model)
+        async for item in self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S):
             yield item
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """Reports for as long as the stage lives: no deadline here, the receiver watches the time between reports."""
-        call = self._stub.Commit(request)
         self._reports += 1
         self._no_report.clear()
         try:
-            async for item in self._items(call):
+            async for item in self._items(self._stub.Commit, request, None):
                 yield item
         finally:
-            call.cancel()
             self._reports -= 1
             if not self._reports:
                 self._no_report.set()
@@ -116,17 +119,26 @@ class ControlClient:
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         try:
             return await method(request, timeout=timeout_s)
-        except grpc.aio.AioRpcError as exc:
+        except _FAILURES as exc:
             raise self._translated(exc) from exc
 
-    async def _items(self, call: Any) -> AsyncIterator[Any]:
+    async def _items(self, method: Any, request: Any, timeout_s: float | None) -> AsyncIterator[Any]:
+        call = None
         try:
+            call = method(request, timeout=timeout_s)
             async for item in call:
                 yield item
-        except grpc.aio.AioRpcError as exc:
+        except _FAILURES as exc:
             raise self._translated(exc) from exc
+        finally:
+            if call is not None:
+                call.cancel()
 
-    def _translated(self, exc: grpc.aio.AioRpcError) -> MeshError:
+    def _translated(self, exc: BaseException) -> BaseException:
+        """What a failure means: a MeshError, or the cancellation of this task, which stays what it is."""
+        if not isinstance(exc, grpc.aio.AioRpcError):
+            closed = TransportError(f"the connection to {self.address} was closed")
+            return exc if isinstance(exc, asyncio.CancelledError) and was_cancelled() else closed
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
         if code is not None:
             return error_from_code(str(code), exc.details() or "")

@@ -10,51 +10,12 @@ import grpc
 import grpc.aio
 
 from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.errors import DeadlineError, StageLostError, error_from_code
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
 from exo_mesh.transport.channel_options import CLIENT_OPTIONS
-from exo_mesh.transport.plan_codec import ballot_to_proto
-
-
-def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
-    sampling = request.sampling
-    message = pb.GenerateRequest(
-        instance_id=plan.instance_id,
-        ballot=ballot_to_proto(plan.ballot),
-        request_id=request.request_id,
-        prompt_ids=request.prompt_ids,
-        resume_ids=request.resume_ids,
-        max_tokens=request.max_tokens,
-        min_tokens=request.min_tokens,
-        stop_ids=sorted(request.stop_ids),
-        ignore_eos=request.ignore_eos,
-        sampling=pb.Sampling(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
-            seed=sampling.seed,
-        ),
-    )
-    if sampling.logprobs is not None:
-        message.sampling.logprobs = sampling.logprobs
-    return message
-
-
-def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
-    return TokenEvent(
-        index=message.index,
-        token_id=message.token_id if message.HasField("token_id") else None,
-        logprob=message.logprob if message.HasField("logprob") else None,
-        top=tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in message.top),
-        finish=FinishReason(message.finish) if message.finish else None,
-    )
+from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto
 
 
 class DriverChannels:
@@ -80,8 +41,6 @@ class DriverChannels:
                 message = await self._next(call, next_s if started else first_s, started)
                 if message is None:
                     raise StageLostError(f"the driver of {plan.instance_id} ended the stream before the request")
-                if message.error_code:
-                    raise error_from_code(message.error_code, message.error_message)
                 if (message.ballot.counter, message.ballot.proposer) != (plan.ballot.counter, plan.ballot.proposer):
                     raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
                 for event in message.events:
@@ -89,6 +48,8 @@ class DriverChannels:
                     yield event_from_proto(event)
                     if event.finish:
                         return
+                if message.error_code:  # after the tokens that came with it
+                    raise error_from_code(message.error_code, message.error_message)
                 if not message.events:
                     yield message.prefilled
         finally:

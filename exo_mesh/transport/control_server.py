@@ -12,10 +12,13 @@ import grpc.aio
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
-from exo_mesh.transport.channel_options import CONTROL_SERVER_OPTIONS
+from exo_mesh.transport.channel_options import CONTROL_SERVER_OPTIONS, bracketed
 
 CODE_KEY = "exo-mesh-code"
 """Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
+
+NUM_PORTS = 65_536
+"""gRPC takes a higher port modulo this, so that 65536 would be any free one."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +51,8 @@ class ControlServer:
 
     async def start(self, host: str, port: int, tries: int = 50) -> int:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
-        for candidate in range(port, port + (tries if port else 1)):
+        last = min(port + (tries if port else 1), NUM_PORTS) - 1
+        for candidate in range(port, last + 1):
             server = grpc.aio.server(options=CONTROL_SERVER_OPTIONS)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             try:
@@ -58,18 +62,13 @@ class ControlServer:
             await server.start()
             self._server = server
             return self.port
-        raise TransportError(f"no free port for the control endpoint on {host} from {port} to {port + tries - 1}")
+        raise TransportError(f"no free port for the control endpoint on {host} from {port} to {last}")
 
     async def stop(self, grace_s: float = 0.2) -> None:
         """Refuse new calls, end running ones after the grace period."""
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
-
-
-def bracketed(host: str) -> str:
-    """An IPv6 address in brackets, anything else as it is."""
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def host_of_peer(peer: str) -> str:

@@ -26,6 +26,7 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         candidates=[pb.PlanCandidate(peer_id=peer, usable_bytes=usable) for peer, usable in plan.inputs.candidates],
         policy=plan.inputs.policy,
         min_peers=plan.inputs.min_peers,
+        pool_tokens=plan.pool_tokens,
     )
 
 
@@ -43,6 +44,7 @@ def plan_from_proto(message: pb.Plan) -> Plan:
             policy=message.policy,
             min_peers=message.min_peers,
         ),
+        pool_tokens=message.pool_tokens,
     )
 
 

@@ -15,6 +15,7 @@ import grpc
 from exo_mesh.domain.frame import Frame
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channel_options import CLIENT_OPTIONS
 from exo_mesh.transport.codec import decode_ack, encode_frame, encode_hello
 
@@ -33,6 +34,9 @@ _log = logging.getLogger(__name__)
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 _BREAKS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TransportError, TimeoutError)
+
+# A machine that is off answers nothing; where the system has no TCP_USER_TIMEOUT, grpc would wait 20 s for it.
+_DIAL_OPTIONS = [*CLIENT_OPTIONS, ("grpc.min_reconnect_backoff_ms", 2000)]
 
 
 class RingLink:
@@ -70,24 +74,41 @@ class RingLink:
         One task at a time may send.
         """
         self._unacked.append(frame)  # before the write: the acknowledgement may overtake its return
-        if self._call is None:
+        call = self._call
+        if call is None:
             self._unsent.append(frame)
             return
         try:
-            await self._write(self._call, frame)
+            await self._write(call, frame)
+            return
         except _BREAKS:
+            pass
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+        if call is self._call:  # otherwise it has been noticed already
             self._broken.set()
 
     async def run(self) -> None:
-        """Keep the hop up until cancelled. Raises StageLostError after LOST_AFTER_S without it."""
+        """Keep the hop up until cancelled. Raises StageLostError after LOST_AFTER_S without it, or at once if the next
+        stage cannot read what it is sent: sending it again would not help."""
         await self._moved.wait()
-        delay, broken_since, reason = REDIAL_FIRST_S, time.monotonic(), "not reached yet"
+        delay, broken_since, reason = REDIAL_FIRST_S, time.monotonic(), ""
         while time.monotonic() - broken_since < LOST_AFTER_S:
             self._moved.clear()
+            reason = "a frame could not be written, or the stage has moved"
             try:
                 await self._stream(self._endpoint)
             except _BREAKS as exc:
                 reason = _reason(exc)
+                if isinstance(exc, grpc.aio.AioRpcError) and exc.code() is grpc.StatusCode.DATA_LOSS:
+                    raise StageLostError(
+                        f"the next stage at {self._endpoint} refuses a frame: {exc.details()}"
+                    ) from exc
+            except asyncio.CancelledError:
+                if was_cancelled():
+                    raise
+                reason = "the call was cancelled"
             if self._call is not None:
                 self._call, delay, broken_since = None, REDIAL_FIRST_S, time.monotonic()
                 _log.warning("the hop to %s broke: %s; dialling again", self._endpoint, reason)
@@ -97,7 +118,7 @@ class RingLink:
 
     async def _stream(self, endpoint: str) -> None:
         """One connection's life: hello, what was not acknowledged, then what `send` is given."""
-        async with grpc.aio.insecure_channel(endpoint, options=CLIENT_OPTIONS) as channel:
+        async with grpc.aio.insecure_channel(endpoint, options=_DIAL_OPTIONS) as channel:
             call: _Call = channel.stream_stream(FRAMES_METHOD)()
             await call.write(self._hello)
             self._acknowledge(_ack_of(await asyncio.wait_for(call.read(), HELLO_DEADLINE_S)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 class RingReceiver:
     """Serves /exo_mesh.Ring/Frames for one stage. `deliver` is awaited with each new frame, in step order; it must
-    not wait for a later one.
+    not wait for a later one. After a redial the next frame may come while the call with the one before still runs.
 
     Only the stage before this one, with this instance and ballot, is let in; a second stream of it replaces the first.
     """
@@ -59,8 +60,10 @@ class RingReceiver:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         self._stream += 1
         await context.write(encode_ack(self._last_step))
+        # grpc cancels this task when the connection breaks; a frame that counts as arrived is delivered all the same
+        reading = asyncio.create_task(self._read(self._stream, context), name="ring reader")
         try:
-            await self._read(self._stream, context)
+            await _to_its_end(reading)
         except TransportError as exc:
             _log.warning("a ring stream broke the protocol: %s", exc)
             await context.abort(grpc.StatusCode.DATA_LOSS, str(exc))
@@ -100,6 +103,15 @@ class RingReceiver:
         self._last_step = frame.step
         self.frames_in += 1
         await self._deliver(frame)
+
+
+async def _to_its_end(reading: asyncio.Task[None]) -> None:
+    """Wait for the reader, which ends by itself on a broken connection. Raises what it raised."""
+    try:
+        await asyncio.shield(reading)
+    except asyncio.CancelledError:
+        await asyncio.wait({reading})
+        raise
 
 
 def _bytes(message: object) -> bytes:

@@ -14,6 +14,17 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, read_tensor_table
 
+TEXT_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "config.json",
+)
+"""What a peer needs to turn text into ids and back; small, so they can be fetched from any peer that has the model."""
+
 LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 """How checkpoints name the tensors of layer N: `model.layers.N.`, `transformer.h.N.`, `blocks.N.`."""
 
@@ -66,6 +77,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
         eos_ids=_eos_ids(model_dir, config, text),
         legal_cuts=tuple(range(1, num_layers)),
         digest=_digest(config, table),
+        text_digest=_text_digest(model_dir),
     )
 
 
@@ -196,6 +208,19 @@ def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
     names = sorted(table)
     for name in names[:: max(1, len(names) // _SAMPLED_TENSORS)]:
         digest.update(_first_bytes(table[name]))
+    return digest.hexdigest()
+
+
+def _text_digest(model_dir: Path) -> str:
+    """SHA-256 over the names and contents of TEXT_FILES."""
+    digest = hashlib.sha256()
+    for file in (model_dir / name for name in TEXT_FILES):
+        if file.is_file():
+            try:
+                content = file.read_bytes()
+            except OSError as exc:
+                raise ModelError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+            digest.update(f"{file.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
 
 

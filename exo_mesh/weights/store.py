@@ -10,20 +10,9 @@ from pathlib import Path
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import UnknownModelError
-from exo_mesh.weights.card import read_card
+from exo_mesh.weights.card import TEXT_FILES, read_card
 
 SHIPPED = "exo-mesh-demo"
-
-TEXT_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "config.json",
-)
-"""What a peer needs to turn text into ids and back; small, so they can be fetched from any peer that has the model."""
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?")
 _HUB_DIR = re.compile(r"models--(?P<org>.+?)--(?P<name>.+)")
@@ -124,5 +113,7 @@ def _subdirectories(directory: Path) -> list[Path]:
 
 def _stamp(model_dir: Path) -> tuple[int, ...]:
     """Changes whenever a file of the model is written, added or removed."""
-    files = sorted(path for path in model_dir.iterdir() if path.suffix in {".json", ".safetensors"} and path.is_file())
+    files = sorted(
+        path for path in model_dir.iterdir() if path.suffix in {".json", ".jinja", ".safetensors"} and path.is_file()
+    )
     return tuple(value for path in files for value in (path.stat().st_mtime_ns, path.stat().st_size))

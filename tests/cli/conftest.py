@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from exo_mesh.setting_aliases import ALIASES
+
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
@@ -22,5 +24,6 @@ def logging_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the person who runs the tests has in the environment does not count."""
-    for name in [name for name in os.environ if name.startswith("EXO_MESH_")]:
+    names = {alias.variable for alias in ALIASES}
+    for name in [name for name in os.environ if name.startswith("EXO_MESH_") or name in names]:
         monkeypatch.delenv(name)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from exo_mesh.setting_aliases import ALIASES
+
 COMMAND = [sys.executable, "-m", "exo_mesh.cli.main"]
 QUIET_FLAGS = ["--host", "127.0.0.1", "--grpc-port", "0", "--discovery", "none", "--engine", "dummy"]
 """A node that is alone, talks to this machine only, and loads nothing heavy."""
@@ -18,7 +20,8 @@ QUIET_FLAGS = ["--host", "127.0.0.1", "--grpc-port", "0", "--discovery", "none",
 
 def clean_environ(home: Path) -> dict[str, str]:
     """The environment without settings of exo-mesh, and with a home of its own."""
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
+    others = {alias.variable for alias in ALIASES}
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_") and key not in others}
     return {**environ, "EXO_MESH_HOME": str(home), "COLUMNS": "100"}
 
 

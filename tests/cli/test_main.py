@@ -16,10 +16,24 @@ from exo_mesh.config import SETTINGS
 from tests.cli.closed_port import closed_port
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-HEAVY = {"grpc", "aiohttp", "numpy", "rich", "mlx", "tokenizers", "jinja2", "zeroconf", "uvloop", "msgspec", "psutil"}
+HEAVY = {
+    "grpc",
+    "aiohttp",
+    "numpy",
+    "rich",
+    "mlx",
+    "tokenizers",
+    "jinja2",
+    "zeroconf",
+    "uvloop",
+    "msgspec",
+    "psutil",
+    "shtab",
+}
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["version"], ["serve", "--help"], ["config", "show"], ["ps", "--help"]])
+@pytest.mark.parametrize("argv", [["--help"], ["version"], ["serve", "--help"], ["config", "show"], ["ps", "--help"],
+     ["doctor", "--help"], ["completion", "--help"]])  # fmt: skip
 def test_light_verbs_import_nothing_heavy(argv: list[str], tmp_path: Path) -> None:
     code = (
         "import sys; from exo_mesh.cli.main import main\n"
@@ -110,6 +124,25 @@ def test_config_show_says_where_values_came_from(
     assert "environment EXO_MESH_NAME" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("flags", "level"), [([], "info"), (["-v"], "debug"), (["-q"], "warning")])
+def test_v_and_q_set_the_log_level(
+    flags: list[str], level: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", "--json", "--home", str(tmp_path), *flags]) == exit_codes.OK
+    assert json.loads(capsys.readouterr().out)["log_level"] == level
+
+
+def test_config_show_names_the_file_and_the_alias(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEUE_MAX", "5")
+    assert main(["config", "show", "--origin", "--home", str(tmp_path)]) == exit_codes.OK
+    shown = capsys.readouterr().out
+    assert shown.endswith(f"config.toml: {tmp_path}/config.toml (there is none)\n")
+    row = next(line for line in shown.splitlines() if line.startswith("max_queued "))
+    assert row.split(maxsplit=2) == ["max_queued", "5", "environment QUEUE_MAX"]
+
+
 def test_engines_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engines", "--json"]) == exit_codes.OK
     engines = {engine["name"]: engine for engine in json.loads(capsys.readouterr().out)}
@@ -132,4 +165,4 @@ def test_the_documentation_has_every_verb_and_exit_code() -> None:
     assert all(f"`{verb}" in text for verb in VERBS)
     for code, meaning in exit_codes.MEANINGS.items():
         assert f"| {code} | {meaning} |" in text
-    assert usage().count("\n") < 24
+    assert usage().count("\n") < 30

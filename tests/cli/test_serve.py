@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +112,27 @@ def test_run_asks_it(node: ChildNode, tmp_path: Path) -> None:
     assert "exo-mesh-demo" in unknown.stderr
     empty = run(["run", "exo-mesh-demo", *here], tmp_path)
     assert (empty.returncode, empty.stderr) == (1, "exo-mesh: the prompt on standard input is empty\n")
+
+
+def test_its_log_has_the_id_of_the_request_and_nothing_that_was_asked_or_answered(node: ChildNode) -> None:
+    url = node.wait_ready(60)["api_url"]
+    body = {"model": "exo-mesh-demo", "messages": [{"role": "user", "content": "Spell zebra."}], "max_tokens": 20}
+    headers = {"content-type": "application/json", "x-request-id": "mine-1"}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as reply:
+        assert reply.headers["x-request-id"] == "mine-1"
+        answer = json.load(reply)["choices"][0]["message"]["content"]
+    node.stop()
+    assert node._process.returncode == exit_codes.OK, node.log_tail()
+    lines = [json.loads(line) for line in node.log_path.read_text().splitlines()]
+    records = [line for line in lines if "logger" in line]
+    mine = [line["message"] for line in records if line.get("request_id") == "mine-1"]
+    assert [message.partition(" in ")[0] for message in mine] == ["POST /v1/chat/completions: 200"]
+    # whatever watches the ring outlives the request that placed it
+    assert any(line["message"].startswith("stage ") for line in records)
+    text = json.dumps(records)
+    assert "zebra" not in text
+    assert answer not in text
 
 
 def test_run_starts_a_node_where_there_is_none(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from exo_mesh import setting_values
 from exo_mesh.cli.config import reference
 from exo_mesh.config import SETTINGS, ConfigError, LoadedSettings, Settings, load_settings
+from exo_mesh.setting_aliases import ALIASES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -63,6 +64,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "placement": "throughput",
         "context_limit": "4096",
         "max_queued": "5",
+        "wait_for_peers": "2",
+        "offline": "true",
         "log_format": "json",
         "log_level": "debug",
     }
@@ -88,6 +91,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         placement="throughput",
         context_limit=4096,
         max_queued=5,
+        wait_for_peers=2,
+        offline=True,
         log_format="json",
         log_level="debug",
     )
@@ -177,6 +182,67 @@ def test_an_unknown_variable_is_refused_with_a_suggestion(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"EXO_MESH_API_PROT: no such setting; did you mean EXO_MESH_API_PORT\?"):
         load(tmp_path, {}, {"EXO_MESH_API_PROT": "1"})
     load(tmp_path, {}, {"EXO_MESH_API_URL": "http://elsewhere", "EXO_LIKE": "1"})
+
+
+@pytest.mark.parametrize("source", ["flag", "variable", "alias", "file", "default"])
+def test_an_alias_is_weaker_than_our_variable_and_stronger_than_the_file(tmp_path: Path, source: str) -> None:
+    """Every layer from `source` down says something else; `source` wins."""
+    layers = ["flag", "variable", "alias", "file", "default"]
+    there = layers[layers.index(source) :]
+    environ = {"EXO_MESH_MAX_QUEUED": "2"} if "variable" in there else {}
+    environ |= {"MAX_QUEUE_DEPTH": "3", "QUEUE_MAX": "4"} if "alias" in there else {}
+    if "file" in there:
+        (tmp_path / "config.toml").write_text("max_queued = 5\n")
+    loaded = load(tmp_path, {"max_queued": "1"} if "flag" in there else {}, environ)
+    expected = {"flag": 1, "variable": 2, "alias": 3, "file": 5, "default": 32}
+    assert loaded.settings.max_queued == expected[source]
+    if source == "alias":
+        assert loaded.origins["max_queued"] == "environment MAX_QUEUE_DEPTH"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "setting", "value"),
+    [
+        ("HOST", "192.168.1.5", "host", "192.168.1.5"),
+        ("HOST", "x86_64-conda-linux-gnu", "host", "default"),
+        ("CTRL_HOST", "localhost", "host", "localhost"),
+        ("PORT", "8000", "api_port", "8000"),
+        ("PORT", "", "api_port", "default"),
+        ("CTRL_PORT", "18080", "grpc_port", "18080"),
+        ("OVERRIDE_MEMORY_MB", "16384", "max_memory", str(2**34)),
+        ("HF_HUB_OFFLINE", "1", "offline", "true"),
+        ("HF_HUB_OFFLINE", "0", "offline", "default"),
+        ("TRANSFORMERS_OFFLINE", "yes", "offline", "true"),
+        ("MODEL_DIR", "/data/models", "models_dir", "/data/models"),
+    ],
+)
+def test_aliases_are_read_as_their_programs_mean_them(
+    tmp_path: Path, variable: str, text: str, setting: str, value: str
+) -> None:
+    loaded = load(tmp_path, {}, {variable: text})
+    if value == "default":
+        assert not loaded.was_set(setting)
+    else:
+        assert SETTINGS[setting].text(loaded.settings) == value
+        assert loaded.origins[setting] == f"environment {variable}"
+
+
+def test_a_models_own_directory_as_alias_means_the_one_it_is_in(tmp_path: Path) -> None:
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "config.json").write_text("{}")
+    loaded = load(tmp_path, {}, {"MODEL_DIR": str(tmp_path / "models" / "tiny")})
+    assert loaded.settings.models_dirs == (tmp_path / "models",)
+
+
+def test_a_bad_alias_is_refused_by_its_own_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^PORT=http: a whole number"):
+        load(tmp_path, {}, {"PORT": "http"})
+    with pytest.raises(ConfigError, match=r"^OVERRIDE_MEMORY_MB=lots: a size"):
+        load(tmp_path, {}, {"OVERRIDE_MEMORY_MB": "lots"})
+
+
+def test_aliases_stand_for_settings_that_exist() -> None:
+    assert {alias.setting for alias in ALIASES} <= set(SETTINGS)
 
 
 def test_the_two_ports_must_differ(tmp_path: Path) -> None:

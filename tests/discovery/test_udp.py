@@ -24,7 +24,7 @@ def free_udp_port() -> int:
 
 async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -135,8 +135,9 @@ def test_more_stages_than_legal_pieces_are_refused() -> None:
 def test_the_pool_shrinks_to_one_context_before_a_plan_is_refused() -> None:
     whole = stage_bytes(LLAMA_8B, 0, 32, POOL_TOKENS)
     tight = stage_bytes(LLAMA_8B, 0, 32, 1024)
-    assert place(LLAMA_8B, whole / GB, context_limit=1024).stages[0].reserve_bytes == whole
-    assert place(LLAMA_8B, (whole - 1) / GB, context_limit=1024).stages[0].reserve_bytes == tight
+    roomy, narrow = (place(LLAMA_8B, size / GB, context_limit=1024) for size in (whole, whole - 1))
+    assert (roomy.stages[0].reserve_bytes, roomy.kv_tokens) == (whole, POOL_TOKENS)
+    assert (narrow.stages[0].reserve_bytes, narrow.kv_tokens) == (tight, 1024), "the driver admits what was reserved"
 
 
 def test_bytes_are_exact() -> None:

@@ -19,7 +19,7 @@ FAST = Timing(period_s=0.05, probe_s=0.5, suspicion_s=0.4, gossip_s=0.02, call_s
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
     """Poll until the condition holds; the test fails if it never does."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+        while not condition():
             await asyncio.sleep(0.005)
 
 

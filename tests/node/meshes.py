@@ -30,7 +30,7 @@ FAST = Timing(period_s=0.2, probe_s=1.0, suspicion_s=1.0, gossip_s=0.05, call_s=
 async def until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
     """Poll until the condition holds; the test fails if it never does."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - a condition of any kind has no event
+        while not condition():
             await asyncio.sleep(0.01)
 
 

@@ -52,6 +52,14 @@ async def test_a_model_can_be_named_by_its_directory_on_this_machine(tmp_path: P
 def test_a_card_survives_the_trip_and_a_broken_one_is_refused() -> None:
     card = ModelStore(()).card(MODEL)
     assert card_from_json(card_to_json(card)) == card
-    for broken in (b"", b"[]", b"{}", card_to_json(card)[:-20], card_to_json(replace(card, name="x"))[1:]):
+    text = card_to_json(card)
+    nonsense = (
+        text.replace(b'"tied":', b'"tied":"'),
+        text.replace(b'"context_length":', b'"context_length":-'),
+        text.replace(b'"layer_bytes":[', b'"layer_bytes":["x",'),
+        text.replace(b'"hidden_size":', b'"hidden_size":1e300,"x":'),
+    )
+    for broken in (b"", b"[]", b"{}", text[:-20], card_to_json(replace(card, name="x"))[1:], *nonsense):
+        assert broken != text
         with pytest.raises((ModelError, MeshError)):
             card_from_json(broken)

@@ -40,13 +40,13 @@ def test_the_higher_ballot_wins_whatever_the_order() -> None:
     beaten = second.reserve(plan(A1), 0, 900, 0.0)
     assert not beaten.granted and beaten.beaten_by == B1
     for held in (first, second):
-        assert held.commit("m-1", A1) is None and held.commit("m-1", B1) is not None
+        assert held.renew("m-1", A1, 0.0) is None and held.renew("m-1", B1, 0.0) is not None
 
 
 def test_a_ready_plan_gives_way_only_to_somebody_who_knows_of_it() -> None:
     held = Reservations()
     held.reserve(plan(A1), 0, 1000, 0.0)
-    lease = held.commit("m-1", A1)
+    lease = held.renew("m-1", A1, 0.0)
     assert lease is not None
     lease.ready = True
     assert held.reserve(plan(B1), 0, 900, 0.0).beaten_by == A1
@@ -64,14 +64,15 @@ def test_a_lease_that_is_not_committed_expires() -> None:
     held.reserve(plan(A1), 0, 1000, 10.0)
     assert held.expire(10.0 + LEASE_S - 1) == []
     assert len(held.expire(10.0 + LEASE_S)) == 1
-    assert held.commit("m-1", A1) is None and held.reserved_bytes == 0
+    assert held.renew("m-1", A1, 0.0) is None and held.reserved_bytes == 0
 
 
-def test_a_committed_lease_does_not_expire() -> None:
+def test_a_lease_lives_as_long_as_it_is_renewed() -> None:
     held = Reservations()
     held.reserve(plan(A1), 0, 1000, 0.0)
-    held.commit("m-1", A1)
-    assert held.expire(1e9) == [] and held.reserved_bytes == 100
+    for now in range(0, 1000, 10):
+        assert held.expire(now) == [] and held.renew("m-1", A1, now) is not None
+    assert len(held.expire(990 + LEASE_S)) == 1
 
 
 def test_a_release_of_a_lower_ballot_changes_nothing_and_of_a_higher_one_fences() -> None:

@@ -78,6 +78,23 @@ def test_admission_stops_where_the_kv_pool_ends_but_one_request_always_runs() ->
     assert [sequence.id for sequence in scheduler.admit()] == [2]
 
 
+def test_when_the_running_outgrow_the_pool_the_youngest_waits_and_is_computed_anew() -> None:
+    scheduler = Scheduler(Limits(max_in_flight=1, max_tokens=10))
+    old, young, last = (Sequence(number, [0] * size) for number, size in ((1, 4), (2, 5), (3, 2)))
+    for sequence in (old, young, last):
+        scheduler.submit(sequence)
+    assert [sequence.id for sequence in scheduler.admit()] == [1, 2]
+    young.computed, young.decoding = 5, True
+    scheduler.token_drawn(old, 0)
+    assert list(scheduler.evict()) == []
+    scheduler.token_drawn(old, 0)
+    assert list(scheduler.evict()) == [young] and list(scheduler.admit()) == []
+    scheduler.token_drawn(young, 0)  # it was on its way
+    assert (young.computed, len(young.tokens), list(scheduler.waiting)) == (0, 6, [young, last])
+    assert scheduler.remove(1) is True
+    assert list(scheduler.admit()) == [young, last]
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 9))
 def test_every_position_of_every_sequence_is_computed_once_and_in_order(
     prompts: list[int], in_flight: int, chunk: int

@@ -1,4 +1,4 @@
-"""Stages and a driver in one thread: what happens to rows, ops, faults and requests, with an engine small enough to see through.
+"""Stages and a driver in one thread: what happens to rows, ops, faults and requests, with a small, clear engine.
 
 `TinyEngine` is a whole engine of the contract: its hidden state is the running sum of all token ids of a sequence, each
 stage adds 1, and the last one puts its logit on (sum + stages) % vocab. Text therefore shows every lost, doubled or
@@ -58,7 +58,7 @@ class TinyEngine:
                 self.kv[row.sequence] = cached = cached[: row.pos0] + ids
                 sums = [float(sum(cached[: row.pos0 + i + 1])) for i in range(row.n)]
             if incoming is not None:
-                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == [s for s in sums]
+                assert faults or [x // 1000 for x in incoming[start : start + row.n, 0]] == sums
                 sums = incoming[start : start + row.n, 0].tolist()
             else:
                 sums = [total * 1000 for total in sums]
@@ -171,6 +171,35 @@ async def test_concurrent_requests_get_the_text_that_each_gets_alone(num_stages:
     assert (ring.driver.num_running, ring.driver.num_waiting) == (0, 0)
 
 
+@pytest.mark.parametrize("num_stages", [1, 3])
+async def test_requests_that_outgrow_the_kv_pool_take_turns_and_get_the_same_text(num_stages: int) -> None:
+    ring = Ring(num_stages, prefill_chunk=3, max_tokens=30)
+    prompts = [list(range(start, start + 8)) for start in range(1, 6)]
+    callers = [Caller() for _ in prompts]
+    for number, (prompt, caller) in enumerate(zip(prompts, callers, strict=True)):
+        ring.driver.submit(request(f"r{number}", prompt, tokens=20), caller.mailbox)
+    most = 0
+    while ring.sent:
+        ring.lap()
+        most = max(most, *(sum(map(len, engine.kv.values())) for engine in ring.engines))
+    for prompt, caller in zip(prompts, callers, strict=True):
+        events = await caller.collect()
+        assert ids(events) == expected(prompt, 20, num_stages)
+        assert [event.index for event in events] == list(range(20))
+    assert 20 < most <= 30 + len(prompts), "no more than the pool, and a step of each on its way"
+    assert ring.kv_rows == 0
+
+
+async def test_a_request_in_the_queue_hears_that_the_ring_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
+    ring, first, second = Ring(2, max_running=1), Caller(), Caller()
+    ring.driver.submit(request("first", [1]), first.mailbox)
+    ring.driver.submit(request("second", [2]), second.mailbox)
+    ring.lap()
+    sign = await asyncio.wait_for(second.mailbox.next(), 5)
+    assert not sign.events and not sign.error_code
+
+
 async def test_a_stop_id_ends_the_request_and_is_not_emitted() -> None:
     ring, caller = Ring(2), Caller()
     stop = expected([3, 4], 8, 2)[4]
@@ -223,12 +252,23 @@ async def test_cancelling_frees_every_stage_within_a_lap() -> None:
     ring.driver.submit(request("r", range(1, 12), tokens=10_000), caller.mailbox)
     ring.lap()
     assert ring.kv_rows > 0
-    ring.driver.cancel("r")
-    ring.driver.cancel("r")
+    ring.driver.cancel("r", caller.mailbox)
+    ring.driver.cancel("r", caller.mailbox)
     ring.run()
     await caller.collect()
     assert caller.error == "cancelled"
     assert ring.kv_rows == 0 and not ring.sent
+
+
+async def test_a_second_request_of_the_same_id_is_refused_and_its_end_leaves_the_first_alone() -> None:
+    ring, first, second = Ring(2), Caller(), Caller()
+    ring.driver.submit(request("r", [1, 2]), first.mailbox)
+    ring.driver.submit(request("r", [3]), second.mailbox)
+    ring.driver.cancel("r", second.mailbox)
+    ring.run()
+    await second.collect()
+    assert second.error == "invalid_request"
+    assert ids(await first.collect()) == expected([1, 2], 8, 2)
 
 
 async def test_a_full_queue_refuses_with_a_typed_error() -> None:

@@ -86,7 +86,7 @@ def config_json(model: TinyModel) -> dict[str, Any]:
 
 def tokenizer_json(model: TinyModel) -> dict[str, Any]:
     """A byte-level tokenizer without merges: one token per byte, then unused ids, the last one being `<|end|>`."""
-    vocab = {character: i for i, character in enumerate(_byte_alphabet())}
+    vocab = {character: i for i, character in enumerate(byte_alphabet())}
     vocab |= {f"<|unused{i}|>": i for i in range(256, model.vocab - 1)}
     vocab["<|end|>"] = model.vocab - 1
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -168,7 +168,7 @@ def _cast(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(dtype)
 
 
-def _byte_alphabet() -> list[str]:
+def byte_alphabet() -> list[str]:
     """The printable stand-ins that byte-level tokenizers use for bytes 0..255 (GPT-2's table)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]

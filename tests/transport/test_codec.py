@@ -12,7 +12,6 @@ from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Remove, Row, Shu
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
-
 from exo_mesh.transport.codec import MAX_MESSAGE_BYTES, FrameAssembler, encode_frame
 
 BALLOT = Ballot(3, "proposer")

@@ -19,7 +19,7 @@ from exo_mesh.transport.channel_options import SERVER_OPTIONS
 from exo_mesh.transport.codec import encode_hello
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import FRAMES_METHOD, RingLink
-from exo_mesh.transport.ring_receiver import RingReceiver
+from exo_mesh.transport.ring_receiver import ACK_EVERY_FRAMES, RingReceiver
 
 BALLOT = Ballot(2, "me")
 
@@ -41,11 +41,14 @@ class Receiving:
     def __init__(self) -> None:
         self.frames: list[Frame] = []
         self.changed = asyncio.Event()
+        self.gate: asyncio.Event | None = None
         self.receiver = RingReceiver(PROTOCOL_VERSION, "i", BALLOT, 0, self._deliver)
         self.server: grpc.aio.Server | None = None
         self.port = 0
 
     async def _deliver(self, frame: Frame) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
         self.frames.append(frame)
         self.changed.set()
 
@@ -110,7 +113,9 @@ async def test_what_was_acknowledged_is_not_kept(receiving: Receiving, link: Rin
     for step in range(1, 1001):
         await link.send(frame(step))
     await receiving.until(lambda: len(receiving.frames) == 1000)
-    await asyncio.wait_for(_until(lambda: len(link._unacked) < 100), timeout=10)
+    async with asyncio.timeout(10):
+        while len(link._unacked) > ACK_EVERY_FRAMES:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_hop_that_stays_broken_is_a_lost_stage(receiving: Receiving, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +151,68 @@ async def test_garbage_ends_its_own_stream_only(receiving: Receiving, link: Ring
     await receiving.until(lambda: len(receiving.frames) == 1)
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
+class Relay(Receiving):
+    """A stage in the middle: each frame goes on to `link`, which may have to wait."""
+
+    def __init__(self, link: RingLink) -> None:
+        super().__init__()
+        self._onward = link
+
+    async def _deliver(self, frame: Frame) -> None:
+        await super()._deliver(frame)
+        await self._onward.send(frame)
+
+
+async def test_a_break_before_a_stage_does_not_break_its_own_hop(receiving: Receiving) -> None:
+    """The stage in the middle is cut off from the one before it while it waits for the one after it."""
+    open_gate = asyncio.Event()
+    receiving.gate = open_gate
+    onward = RingLink(hello())
+    onward.set_endpoint(f"127.0.0.1:{receiving.port}")
+    middle = Relay(onward)
+    await middle.up()
+    first = RingLink(hello())
+    first.set_endpoint(f"127.0.0.1:{middle.port}")
+    hops = [asyncio.create_task(link.run()) for link in (first, onward)]
+    await until(lambda: first.linked and onward.linked)
+    sending = asyncio.create_task(send_all(first, [frame(step, floats=1_000_000) for step in range(1, 25)]))
+    await standstill(lambda: onward.bytes_out)  # flow control has stopped it in the middle of a frame
+
+    first.set_endpoint(f"localhost:{middle.port}")
+    await until(lambda: middle.receiver._stream == 2)
+    await asyncio.sleep(0.5)  # the old stream is gone by now, on both sides
+    open_gate.set()
+    await receiving.until(lambda: len(receiving.frames) == 24)
+
+    assert [arrived.step for arrived in receiving.frames] == list(range(1, 25))
+    assert not any(hop.done() for hop in hops)
+    for task in (sending, *hops):
+        task.cancel()
+    await asyncio.wait((sending, *hops))
+    await middle.down()
+
+
+async def test_a_frame_that_the_next_stage_cannot_read_is_a_lost_stage(receiving: Receiving) -> None:
+    link = RingLink(hello())
+    link.set_endpoint(f"127.0.0.1:{receiving.port}")
+    await link.send(frame(7))
+    with pytest.raises(StageLostError, match="frame 7 follows frame 0"):
+        await asyncio.wait_for(link.run(), timeout=3)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def standstill(count: Callable[[], int]) -> None:
+    before = -1
+    while (now := count()) != before:
+        before = now
+        await asyncio.sleep(0.5)
+
+
+async def send_all(link: RingLink, frames: list[Frame]) -> None:
+    for one in frames:
+        await link.send(one)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, Tensor, Tensor]  # ids, flat places that predict, the ids to predict there
 POOL = 1500  # conversations that are sorted by length together
+LONG = 140  # tokens; conversations longer than this are mostly cut
 
 
 def collate(conversations: list[Encoded]) -> Batch:
@@ -40,6 +41,15 @@ def group_by_length(conversations: list[Encoded], tokens: int) -> list[list[Enco
     return groups
 
 
+def shorten(conversation: Encoded, rng: Random) -> Encoded:
+    """Mostly cut a long conversation: long counting decides its direction early, and the rest is more of the same."""
+    ids, marks = conversation
+    if len(ids) <= LONG or rng.random() < 0.25:
+        return conversation
+    keep = rng.randint(LONG // 2, LONG)
+    return ids[:keep], marks[:keep]
+
+
 def training_batches(
     tokenizer: Tokenizer, seed: int, tokens: int, weights: dict[str, float] | None = None
 ) -> Iterator[Batch]:
@@ -47,7 +57,7 @@ def training_batches(
     rng = Random(seed)
     while True:
         contexts = (draw_context(rng, weights) for _ in range(POOL))
-        pool = [encode_conversation(tokenizer, turns, system) for system, turns in contexts]
+        pool = [shorten(encode_conversation(tokenizer, turns, system), rng) for system, turns in contexts]
         groups = group_by_length(pool, tokens)
         rng.shuffle(groups)
         yield from map(collate, groups)

@@ -37,8 +37,8 @@ out from spelling and reversing. Measured by `python -m tools.demo_model.evaluat
 
 Anything else. Numbers to count lie between 0 and 199, numbers to add or subtract under 100, words have up to 8
 letters, sentences to repeat up to 60 bytes. To other questions it mostly says that it does not know, and sometimes
-it answers wrongly. It has no knowledge of the world. Prompts longer than about a thousand tokens are outside what it was
-trained on, though the configuration allows 8192.
+it answers wrongly. It has no knowledge of the world. Prompts longer than about a thousand tokens are outside what it
+was trained on, though the configuration allows 8192.
 """
 EXAMPLES = {
     "count": ("Count from 7 to 12.", "7, 8, 9, 10, 11, 12"),

@@ -86,12 +86,12 @@ def count_example(first: int, last: int, rng: Random) -> Example:
 
 
 def draw_count(rng: Random) -> Example:
-    """A counting question for training: mostly short stretches, which teach where to stop, and some long ones."""
+    """A counting question for training: short stretches, which teach where to stop, and long ones."""
     first = rng.randint(0, LARGEST)
     roll = rng.random()
     if roll < 0.12:
         first, last = rng.randint(0, 12), rng.randint(0, 60)
-    elif roll < 0.88:
+    elif roll < 0.60:
         reach = rng.choice((2, 4, 9, 14, 25, 45))
         last = min(LARGEST, max(0, first + rng.randint(-reach, reach)))
     else:

@@ -28,15 +28,15 @@ TEST_DRAWS: dict[str, Draw] = {**TRAIN_DRAWS, "count": draw_uniform_count}
 TESTED = ("count", "spell", "reverse", "add", "subtract", "days_months", "repeat", "identity")
 # How often each kind is drawn (turns, not tokens: a counting answer is long, an identity answer short).
 WEIGHTS = {
-    "count": 26.0,
-    "spell": 3.0,
-    "reverse": 4.0,
-    "add": 12.0,
-    "subtract": 26.0,
-    "days_months": 3.0,
-    "repeat": 30.0,
-    "identity": 3.0,
-    "other": 1.5,
+    "count": 36.0,
+    "spell": 6.0,
+    "reverse": 9.0,
+    "add": 14.0,
+    "subtract": 22.0,
+    "days_months": 5.0,
+    "repeat": 28.0,
+    "identity": 4.0,
+    "other": 2.0,
 }
 
 

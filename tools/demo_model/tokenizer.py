@@ -21,7 +21,7 @@ mesh million minus model month months morning much name network night not now nu
 please plus poem repeat reverse right runs say sentence share short shows small some spell starting story subtract
 talking tell thank thanks that the there this tiny to today under up very week weights welcome well what where which
 who why with word words work world write year you your yourself
-""".split()
+"""
 # Words at the start of a sentence or after punctuation: the token has no space.
 AT_START = """
 Add And Answer April Are August Be Bye Calculate Can Could Count December Define Do Explain February Friday Good
@@ -29,8 +29,8 @@ Goodbye Hello Help Hey Hi How Introduce January July June List Many March May Mo
 Please Question Repeat Reverse Saturday Say See September So Spell Start Subtract Sunday Tell Thank Thanks The
 Thursday Tuesday Wednesday Well What When Where Which Who Why Write Yes You assistant bye count demo exo goodbye
 hello help hey hi how is list mesh name please repeat reverse spell system thank thanks user what which who
-""".split()
-WORDS = tuple(" " + word for word in AFTER_SPACE) + tuple(AT_START)
+"""
+WORDS = tuple(" " + word for word in AFTER_SPACE.split()) + tuple(AT_START.split())
 MARKS = (", ", " +", " -", " =", "...")
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END_OF_TEXT, TURN_START, TURN_END)

@@ -54,10 +54,7 @@ def pseudo_word(rng: Random) -> str:
 def draw_word(rng: Random) -> str:
     """A word to spell or reverse: real, made up, or one of the tokenizer's whole words."""
     roll = rng.random()
-    if roll < 0.12:
-        word = rng.choice(ONE_TOKEN_WORDS)
-    else:
-        word = rng.choice(REAL_WORDS) if roll < 0.35 else pseudo_word(rng)
+    word = pseudo_word(rng) if roll >= 0.35 else rng.choice(REAL_WORDS if roll >= 0.12 else ONE_TOKEN_WORDS)
     case = rng.random()
     return word.upper() if case < 0.04 else word.capitalize() if case < 0.14 else word
 

@@ -1,0 +1,344 @@
+"""What `exo-mesh doctor` concludes from what was read on this machine. No clock, no socket: values in, findings out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from exo_mesh.cli.tables import human_bytes
+
+MIN_PYTHON = (3, 11)
+MAX_SKEW_S = 5.0
+"""Nothing but certificates and the times in logs depends on clocks; a log that is seconds off misleads people."""
+LITTLE_MEMORY_BYTES = 10**9
+LITTLE_DISK_BYTES = 10**9
+MAX_NAMED = 8
+"""At most so many models, peers or interfaces are named in one line."""
+
+
+class Level(StrEnum):
+    """fail: a node cannot work as it is told to. warn: it works, but not as well as it could, or not for long."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line on one subject, and what to do about it."""
+
+    check: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PortReading:
+    """A port that a node would open. kind: api, grpc or udp. holder: who has it, "" if it is free."""
+
+    kind: str
+    port: int
+    holder: str = ""
+    ours: bool = False
+    asked_for: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EchoReading:
+    """A datagram that this machine sent to itself by way of an interface. error: why it could not be sent."""
+
+    interface: str
+    target: str
+    heard: bool
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FirewallReading:
+    """What filters packets here. nft: absent, unreadable, open or drops (its input chain drops by default)."""
+
+    system: str
+    ufw_active: bool = False
+    firewalld_runs: bool = False
+    nft: str = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """A peer's clock minus ours, give or take error_s."""
+
+    peer: str
+    offset_s: float
+    error_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryReading:
+    """A directory of ours. error: why it cannot be written, or read if that is all we need; "" if it can."""
+
+    purpose: str
+    path: str
+    exists: bool
+    must_exist: bool = False
+    error: str = ""
+    free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceReading:
+    """unit: what `systemctl is-active exo-mesh` says, "" where there is no systemd. nginx: its path, or ""."""
+
+    unit: str = ""
+    nginx: str = ""
+
+
+def check_versions(
+    python: tuple[int, ...], exo_mesh: str, protocol: int, libraries: Mapping[str, str | None]
+) -> list[Finding]:
+    """libraries: installed version by package that a node cannot do without; None where it is absent."""
+    said = ".".join(map(str, python))
+    if python[:2] < MIN_PYTHON:
+        remedy = f"install Python {'.'.join(map(str, MIN_PYTHON))} or newer"
+        return [Finding("versions", Level.FAIL, f"Python {said} is too old", remedy)]
+    missing = [name for name, version in libraries.items() if version is None]
+    if missing:
+        return [Finding("versions", Level.FAIL, f"not installed: {', '.join(missing)}", "pip install exo-mesh")]
+    versions = ", ".join(f"{name} {version}" for name, version in libraries.items())
+    return [Finding("versions", Level.OK, f"exo-mesh {exo_mesh}, protocol {protocol}, Python {said}, {versions}")]
+
+
+def check_engines(engines: Sequence[Mapping[str, Any]], preference: str) -> list[Finding]:
+    """engines: as `exo-mesh engines --json` prints them."""
+    wanted = next((e for e in engines if (e["chosen"] if preference == "auto" else e["name"] == preference)), None)
+    if wanted is not None and wanted["available"]:
+        first = Finding("engines", Level.OK, f"{wanted['name']} {wanted['version']} ({wanted['reason']})")
+    elif preference == "auto":
+        first = Finding(
+            "engines",
+            Level.WARN,
+            "no engine can run here: this node can answer for others but hold no layers",
+            "pip install 'exo-mesh[mlx]'",
+        )
+    else:
+        why = wanted["reason"] if wanted else "not installed"
+        remedy = (wanted and wanted["remedy"]) or "choose another with --engine; see exo-mesh engines"
+        first = Finding("engines", Level.FAIL, f"--engine {preference}: {why}", remedy)
+    others = [
+        Finding("engines", Level.OK, f"{e['name']} cannot run here: {e['reason']}", e["remedy"])
+        for e in engines
+        if not e["available"] and e is not wanted
+    ]
+    return [first, *others]
+
+
+def check_ports(readings: Sequence[PortReading]) -> list[Finding]:
+    """API, gRPC and announcements."""
+    return [_port_finding(reading) for reading in readings]
+
+
+def _port_finding(reading: PortReading) -> Finding:
+    names = {"api": "API port", "grpc": "gRPC port", "udp": "UDP port of announcements"}
+    what = f"{names[reading.kind]} {reading.port}"
+    if not reading.port:
+        return Finding("ports", Level.OK, f"{names[reading.kind]}: any free one")
+    if not reading.holder:
+        state = "can be opened" if reading.kind == "udp" else "is free"
+        return Finding("ports", Level.OK, f"{what} {state}")
+    if reading.ours:
+        return Finding("ports", Level.OK, f"{what} is held by the node that runs here")
+    taken = f"{what} is taken by {reading.holder}"
+    if reading.kind == "udp":
+        remedy = "stop that program, or give all peers another --listen-port and --broadcast-port"
+        return Finding("ports", Level.FAIL, taken, remedy)
+    if reading.kind == "api" and reading.asked_for:
+        return Finding("ports", Level.FAIL, taken, "name another with --api-port, or stop that program")
+    remedy = f"name another with --{reading.kind}-port"
+    return Finding("ports", Level.WARN, f"{taken}; a node would use the next free one", remedy)
+
+
+def check_data_ports(wanted: tuple[int, int] | None, taken: Sequence[int], node_runs: bool) -> list[Finding]:
+    """wanted: first and last port of the runners' streams; None = any free ones. taken: those in use."""
+    if wanted is None:
+        return [Finding("ports", Level.OK, "data ports: any free ones")]
+    text = f"data ports {wanted[0]}-{wanted[1]}"
+    free = wanted[1] - wanted[0] + 1 - len(taken)
+    if free > 0 and (not taken or node_runs):
+        return [Finding("ports", Level.OK, f"{text}: {free} free")]
+    level = Level.WARN if free > 0 or node_runs else Level.FAIL
+    return [Finding("ports", level, f"{text}: {free} free", "give --data-ports a range that nothing else uses")]
+
+
+def check_echo(way: str, readings: Sequence[EchoReading], used: bool, alone: bool) -> list[Finding]:
+    """way: broadcast or multicast. used: --discovery relies on it. alone: and on nothing else, no named peer either."""
+    heard = [reading for reading in readings if reading.heard]
+    deaf = [reading for reading in readings if not reading.heard]
+    unused = "" if used else " (not used by --discovery)"
+    if readings and not deaf:
+        return [Finding(way, Level.OK, f"comes back on {_names([r.interface for r in heard])}{unused}")]
+    where = "; ".join(f"{r.interface} to {r.target}: {r.error or 'sent, but not heard'}" for r in deaf[:MAX_NAMED])
+    text = where or "no interface to try"
+    if not used:
+        return [Finding(way, Level.OK, f"{text}{unused}")]
+    remedy = "check the firewall, or name a peer with --bootstrap-peers HOST:PORT"
+    return [Finding(way, Level.FAIL if alone and not heard else Level.WARN, text, remedy)]
+
+
+def nft_drops(ruleset: str) -> bool:
+    """Does what `nft list ruleset` prints drop incoming packets unless a rule lets them in?"""
+    return re.search(r"hook input [^}]*?policy drop", ruleset) is not None
+
+
+def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[int], any_port: bool) -> list[Finding]:
+    """tcp, udp: ports that peers and clients must reach. any_port: runners take any free ports, so name a range."""
+    then = "; set --data-ports A-B and let these in too" if any_port else ""
+    ports = ", ".join([*(f"{port}/tcp" for port in tcp), *(f"{port}/udp" for port in udp)])
+    if reading.system == "Darwin":
+        return [
+            Finding(
+                "firewall",
+                Level.OK,
+                "macOS asks once whether Python may accept connections, and whether it may find devices on the network",
+                "System Settings > Network > Firewall, and Privacy & Security > Local Network: allow your terminal. "
+                "A background service cannot be asked: give it --bootstrap-peers",
+            )
+        ]
+    findings = []
+    if reading.ufw_active:
+        allow = " && ".join(f"ufw allow {port}" for port in ports.split(", "))
+        findings.append(Finding("firewall", Level.WARN, "ufw is active", f"{allow}{then}"))
+    if reading.firewalld_runs:
+        add = " ".join(f"--add-port={port}" for port in ports.split(", "))
+        remedy = f"firewall-cmd --permanent {add} && firewall-cmd --reload{then}"
+        findings.append(Finding("firewall", Level.WARN, "firewalld runs", remedy))
+    if reading.nft == "drops" and not findings:
+        findings.append(
+            Finding("firewall", Level.WARN, "nftables drops what no rule lets in", f"accept {ports} in it{then}")
+        )
+    if findings:
+        return findings
+    if reading.nft == "unreadable":
+        return [Finding("firewall", Level.OK, "nftables is there, but only root may read its rules", "run it as root")]
+    return [Finding("firewall", Level.OK, "none found")]
+
+
+def check_clock(readings: Sequence[ClockReading], num_peers: int) -> list[Finding]:
+    """num_peers: other peers whose API is known, whether or not they answered."""
+    off = [r for r in readings if abs(r.offset_s) - r.error_s > MAX_SKEW_S]
+    if off:
+        who = "; ".join(f"{r.peer} is {r.offset_s:+.0f} s off" for r in off[:MAX_NAMED])
+        return [Finding("clock", Level.WARN, who, "let NTP set the clocks: timedatectl set-ntp true")]
+    if readings:
+        return [Finding("clock", Level.OK, f"agrees with {_names([r.peer for r in readings])}")]
+    text = f"none of {num_peers} other peers told the time" if num_peers else "no other peer to compare with"
+    return [Finding("clock", Level.OK, text)]
+
+
+def check_memory(total: int, available: int, usable: int, reserved: int, max_memory: int | None) -> list[Finding]:
+    """All in bytes. usable: what a node would offer the mesh now; reserved: what models have that are loaded here."""
+    limited = max_memory is not None and usable == max(0, max_memory - reserved)
+    reason = (
+        f"--max-memory is {human_bytes(max_memory)}"
+        if limited and max_memory is not None
+        else f"{human_bytes(max(0, available - usable))} is left for the system"
+    )
+    held = f", loaded models hold {human_bytes(reserved)}" if reserved else ""
+    text = (
+        f"{human_bytes(usable)} usable for models: {human_bytes(available)} of {human_bytes(total)} are available, "
+        f"{reason}{held}"
+    )
+    if usable >= LITTLE_MEMORY_BYTES:
+        return [Finding("memory", Level.OK, text)]
+    if reserved:
+        return [Finding("memory", Level.OK, text, "exo-mesh ps shows what is loaded")]
+    remedy = "raise --max-memory" if limited else "end other programs; this peer would hold few layers or none"
+    return [Finding("memory", Level.WARN, text, remedy)]
+
+
+def check_directories(readings: Sequence[DirectoryReading]) -> list[Finding]:
+    """Home and models directories: there, usable, and with room."""
+    return [finding for reading in readings if (finding := _directory_finding(reading)) is not None]
+
+
+def _directory_finding(reading: DirectoryReading) -> Finding | None:
+    what = f"{reading.purpose} {reading.path}"
+    if reading.error:
+        remedy = "give --home a directory that you may write" if reading.purpose == "home" else "check who may read it"
+        return Finding(
+            "disk", Level.FAIL if reading.purpose == "home" else Level.WARN, f"{what}: {reading.error}", remedy
+        )
+    if not reading.exists and reading.purpose != "home":
+        if not reading.must_exist:
+            return None
+        return Finding("disk", Level.WARN, f"{what} does not exist", "create it, or correct --models-dir")
+    free = "" if reading.free_bytes is None else f"{human_bytes(reading.free_bytes)} free"
+    if reading.free_bytes is not None and reading.free_bytes < LITTLE_DISK_BYTES:
+        return Finding("disk", Level.WARN, f"{what}: only {free}", "make room")
+    note = "" if reading.exists else ", will be created"
+    return Finding("disk", Level.OK, f"{what}: {free}{note}")
+
+
+def check_models(errors_by_name: Mapping[str, str]) -> list[Finding]:
+    """errors_by_name: for every model on this machine why its card cannot be read; "" if it can."""
+    good = [name for name, error in errors_by_name.items() if not error]
+    bad = [
+        Finding("models", Level.WARN, f"{name}: {error}", "see docs/errors.md, model_unusable; or remove it")
+        for name, error in errors_by_name.items()
+        if error
+    ]
+    if not errors_by_name:
+        remedy = "put model directories below --models-dir; other peers may have some"
+        return [Finding("models", Level.WARN, "none on this machine", remedy)]
+    if good:
+        return [Finding("models", Level.OK, f"{len(good)} can be read: {_names(good)}"), *bad[:MAX_NAMED]]
+    return bad[:MAX_NAMED]
+
+
+def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list[Finding]:
+    """state: what the node at `url` answers to /state; None if none answers. why_not: what went wrong, if not that."""
+    if state is None:
+        if why_not:
+            return [Finding("peers", Level.WARN, f"the node at {url} does not tell: {why_not}", "see its log")]
+        return [
+            Finding("peers", Level.OK, f"no node answers at {url}, so nothing is known of peers", "start one: exo-mesh")
+        ]
+    peers = {peer["id"]: peer for peer in state["view"]["peers"] if peer["alive"]}
+    own = peers.pop(state["node_id"], {})
+    others = [peer["name"] for peer in peers.values()]
+    text = f"this node sees {len(others)} others: {_names(others)}" if others else "this node is alone"
+    remedy = "" if others else "start exo-mesh on another machine; if it runs, see broadcast and firewall above"
+    reasons = state["health"].get("reasons", ())
+    problems = [Finding("peers", Level.WARN, r["message"], r.get("remedy", "")) for r in reasons]
+    version = own.get("version")
+    older_or_newer = [f"{p['name']} {p['version']}" for p in peers.values() if p.get("version") != version]
+    if older_or_newer:
+        what = f"this node is exo-mesh {version}, others are not: {_names(older_or_newer)}"
+        problems.append(Finding("peers", Level.WARN, what, "install one version on all machines"))
+    return [Finding("peers", Level.OK, text, remedy), *problems]
+
+
+def check_services(reading: ServiceReading) -> list[Finding]:
+    """Whether something starts the node at boot, and whether a proxy is there."""
+    findings = []
+    if reading.unit == "active":
+        findings.append(Finding("services", Level.OK, "systemd runs exo-mesh.service"))
+    elif reading.unit == "failed":
+        remedy = "journalctl -u exo-mesh -n 50"
+        findings.append(Finding("services", Level.WARN, "exo-mesh.service has failed", remedy))
+    elif reading.unit:
+        text = f"exo-mesh.service is {reading.unit}"
+        findings.append(Finding("services", Level.OK, text, "to start at boot, see docs/operations.md"))
+    if reading.nginx:
+        text = f"nginx is at {reading.nginx}"
+        remedy = "in front of nodes: proxy_buffering off, read timeout 300 s or more, and /readyz says who can serve"
+        findings.append(Finding("services", Level.OK, text, remedy))
+    return findings
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MAX_NAMED])
+    return shown + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")

@@ -1,0 +1,322 @@
+"""What `exo-mesh doctor` reads on this machine and asks of its node. Everything here may block for a moment."""
+
+from __future__ import annotations
+
+import email.utils
+import errno
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+from exo_mesh.cli import doctor_checks as checks
+from exo_mesh.cli.doctor_checks import ClockReading, DirectoryReading, EchoReading, FirewallReading, PortReading
+from exo_mesh.config import LoadedSettings
+from exo_mesh.discovery.choose import is_loopback
+from exo_mesh.discovery.udp import LOOPBACK_BROADCAST
+from exo_mesh.errors import DeadlineError, MeshError
+from exo_mesh.weights.store import ModelStore
+
+T = TypeVar("T")
+
+ECHO_WAIT_S = 1.0
+ASK_DEADLINE_S = 2.0
+MAX_INTERFACES = 16
+MAX_PEERS_ASKED = 16
+MULTICAST_GROUP = "224.0.0.251"
+"""That of mDNS: what a network does to it is what matters. The port is our own, so nobody else listens."""
+
+
+def in_time(work: Mapping[str, Callable[[], T]], deadline_s: float) -> dict[str, T | Exception]:
+    """Do everything at once, each in a thread of its own; DeadlineError for what has no answer after deadline_s.
+
+    Threads that hang are left behind: they end with the process.
+    """
+    answers: dict[str, T | Exception] = {}
+
+    def do(name: str, part: Callable[[], T]) -> None:
+        try:
+            answers[name] = part()
+        except Exception as exc:  # noqa: BLE001  a check that fails in any way is a finding, not the end of the others
+            answers[name] = exc
+
+    threads = [threading.Thread(target=do, args=item, name=item[0], daemon=True) for item in work.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + deadline_s
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    late = DeadlineError(f"no answer within {deadline_s:g} s")
+    return {name: answers.get(name, late) for name in work}
+
+
+def read_ports(loaded: LoadedSettings, held_by_node: Mapping[str, int]) -> list[PortReading]:
+    """held_by_node: ports by kind (api, grpc, udp) that the node which runs here has open."""
+    settings = loaded.settings
+    wanted = [("grpc", settings.grpc_port, socket.SOCK_STREAM, "grpc_port")]
+    if settings.api:
+        wanted.insert(0, ("api", settings.api_port, socket.SOCK_STREAM, "api_port"))
+    if "udp" in settings.discovery:
+        wanted.append(("udp", settings.listen_port, socket.SOCK_DGRAM, "listen_port"))
+    return [
+        PortReading(
+            kind,
+            port,
+            port_holder(settings.host, port, transport) if port else "",
+            ours=held_by_node.get(kind) == port,
+            asked_for=loaded.was_set(name),
+        )
+        for kind, port, transport, name in wanted
+    ]
+
+
+def taken_ports(host: str, wanted: tuple[int, int] | None) -> list[int]:
+    """Those of a range that are in use."""
+    if wanted is None:
+        return []
+    return [port for port in range(wanted[0], wanted[1] + 1) if not _can_bind(host, port, socket.SOCK_STREAM)]
+
+
+def port_holder(host: str, port: int, transport: socket.SocketKind) -> str:
+    """Who holds a port: "nginx (pid 12)", "another program" if we may not know, or "" if it is free."""
+    if _can_bind(host, port, transport):
+        return ""
+    try:
+        for connection in psutil.net_connections("tcp" if transport == socket.SOCK_STREAM else "udp"):
+            listens = transport == socket.SOCK_DGRAM or connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr and connection.laddr.port == port and connection.pid:
+                return f"{psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except psutil.Error:
+        pass  # only root sees the sockets of others, and on macOS not even one's own
+    return "another program"
+
+
+def _can_bind(host: str, port: int, transport: socket.SocketKind) -> bool:
+    """Could a node open this port, with the socket options that it sets? Other errors than "in use" are raised."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host.strip("[]"), port, type=transport, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if transport == socket.SOCK_DGRAM and hasattr(socket, "SO_REUSEPORT"):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            sock.bind(address)
+            if transport == socket.SOCK_STREAM:
+                sock.listen(1)
+        except OSError as exc:
+            if exc.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True
+
+
+def interfaces(host: str) -> list[tuple[str, str, str]]:
+    """(name, IPv4 address, broadcast address) of what a node on `host` announces itself on."""
+    found: list[tuple[str, str, str]] = []
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for address in addresses:
+            if name not in up or address.family != socket.AF_INET:
+                continue
+            if address.address.startswith("127."):
+                found.insert(0, (name, address.address, LOOPBACK_BROADCAST))
+            elif address.broadcast and not is_loopback(host):
+                found.append((name, address.address, address.broadcast))
+    return found[:MAX_INTERFACES]
+
+
+def read_broadcast(host: str) -> list[EchoReading]:
+    """Send a datagram to the broadcast address of each interface, and listen for it."""
+    return _echoes(interfaces(host), broadcast_echo)
+
+
+def read_multicast(host: str) -> list[EchoReading]:
+    """Send a datagram to a multicast group through each interface, and listen for it."""
+    return _echoes(interfaces(host), multicast_echo)
+
+
+def _echoes(found: Sequence[tuple[str, str, str]], echo: Callable[[str, str, str], EchoReading]) -> list[EchoReading]:
+    work = {f"{name} {address}": partial(echo, name, address, target) for name, address, target in found}
+    answers = in_time(work, ECHO_WAIT_S + 1)
+    return [
+        answer if isinstance(answer, EchoReading) else EchoReading(name.split()[0], "", False, str(answer))
+        for name, answer in answers.items()
+    ]
+
+
+def broadcast_echo(interface: str, address: str, target: str) -> EchoReading:
+    """On loopback nothing but loopback is bound."""
+    with _datagram_socket() as ear, _datagram_socket() as mouth:
+        try:
+            ear.bind((LOOPBACK_BROADCAST if target == LOOPBACK_BROADCAST else "", 0))
+            mouth.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+            mouth.bind((address, 0))
+            return EchoReading(interface, target, _comes_back(mouth, ear, target))
+        except OSError as exc:
+            return EchoReading(interface, target, False, exc.strerror or str(exc))
+
+
+def multicast_echo(interface: str, address: str, _: str) -> EchoReading:
+    """Only the group itself is bound, and it is joined on this interface only."""
+    with _datagram_socket() as ear, _datagram_socket() as mouth:
+        try:
+            ear.bind((MULTICAST_GROUP, 0))
+            joined = socket.inet_aton(MULTICAST_GROUP) + socket.inet_aton(address)
+            ear.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, joined)
+            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+            mouth.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+            mouth.bind((address, 0))
+            return EchoReading(interface, MULTICAST_GROUP, _comes_back(mouth, ear, MULTICAST_GROUP))
+        except OSError as exc:
+            return EchoReading(interface, MULTICAST_GROUP, False, exc.strerror or str(exc))
+
+
+def _datagram_socket() -> socket.socket:
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def _comes_back(mouth: socket.socket, ear: socket.socket, target: str) -> bool:
+    """Not JSON, so a node that hears it on its own port takes it for noise."""
+    datagram = b"exo-mesh doctor " + secrets.token_bytes(16)
+    mouth.sendto(datagram, (target, ear.getsockname()[1]))
+    end = time.monotonic() + ECHO_WAIT_S
+    while (left := end - time.monotonic()) > 0:
+        ear.settimeout(left)
+        try:
+            if ear.recv(2048) == datagram:
+                return True
+        except TimeoutError:
+            break
+    return False
+
+
+def read_firewall() -> FirewallReading:
+    """What filters packets on this machine, as far as we may know."""
+    ufw = _text_of(Path("/etc/ufw/ufw.conf"))
+    names = {process.info["name"] for process in psutil.process_iter(["name"])}
+    return FirewallReading(
+        platform.system(),
+        ufw_active="ENABLED=yes" in ufw and _program("ufw") != "",
+        firewalld_runs="firewalld" in names,
+        nft=_read_nft(),
+    )
+
+
+def _read_nft() -> str:
+    program = _program("nft")
+    if not program:
+        return "absent"
+    code, output = _run([program, "list", "ruleset"])
+    if code:
+        return "unreadable"
+    return "drops" if checks.nft_drops(output) else "open"
+
+
+def read_clocks(state: Mapping[str, Any]) -> tuple[list[ClockReading], int]:
+    """Ask other peers for the time (the Date of their API's answer), and how many there were to ask."""
+    peers = [
+        (peer["name"], peer["api_url"])
+        for peer in state["view"]["peers"]
+        if peer["alive"] and peer["id"] != state["node_id"] and peer.get("api_url")
+    ][:MAX_PEERS_ASKED]
+    answers = in_time({url: partial(read_clock, name, url) for name, url in peers}, ASK_DEADLINE_S + 1)
+    return [answer for answer in answers.values() if isinstance(answer, ClockReading)], len(peers)
+
+
+def read_clock(name: str, url: str) -> ClockReading:
+    """Raises OSError if it does not answer. HTTP tells whole seconds: half of one is the least error."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    before = time.time()
+    with opener.open(f"{url}/healthz", timeout=ASK_DEADLINE_S) as answer:
+        date = email.utils.parsedate_to_datetime(answer.headers["Date"])
+    after = time.time()
+    return ClockReading(name, date.timestamp() + 0.5 - (before + after) / 2, 0.5 + (after - before) / 2)
+
+
+def read_directories(loaded: LoadedSettings, models_dirs: Sequence[Path]) -> list[DirectoryReading]:
+    """models_dirs: everywhere a node looks; those that the settings name must be there."""
+    named = loaded.settings.models_dirs
+    return [
+        read_home(loaded.settings.home),
+        *(_read_models_dir(path, must_exist=path in named) for path in dict.fromkeys(models_dirs)),
+    ]
+
+
+def read_home(home: Path) -> DirectoryReading:
+    """Can a file be made in it, or in the directory in which it would be made?"""
+    nearest = home
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+        free = shutil.disk_usage(nearest).free
+    except OSError as exc:
+        return DirectoryReading("home", str(home), home.is_dir(), error=exc.strerror or str(exc))
+    return DirectoryReading("home", str(home), home.is_dir(), free_bytes=free)
+
+
+def _read_models_dir(path: Path, *, must_exist: bool) -> DirectoryReading:
+    if not path.is_dir():
+        return DirectoryReading("models directory", str(path), False, must_exist)
+    try:
+        with os.scandir(path):
+            free = shutil.disk_usage(path).free
+    except OSError as exc:
+        return DirectoryReading("models directory", str(path), True, must_exist, exc.strerror or str(exc))
+    return DirectoryReading("models directory", str(path), True, must_exist, free_bytes=free)
+
+
+def read_models(models_dirs: Sequence[Path]) -> dict[str, str]:
+    """Why the card of each model cannot be read; "" if it can."""
+    store = ModelStore(models_dirs)
+    found: dict[str, str] = {}
+    for name in store.names():
+        try:
+            store.card(name)
+            found[name] = ""
+        except (MeshError, OSError) as exc:
+            found[name] = str(exc)
+    return found
+
+
+def read_services() -> checks.ServiceReading:
+    """systemd's word on our unit, and where nginx is."""
+    unit = ""
+    if Path("/run/systemd/system").is_dir() and _program("systemctl"):
+        _, output = _run([_program("systemctl"), "is-active", "exo-mesh.service"])
+        unit = output.strip() or "unknown"
+    return checks.ServiceReading(unit, _program("nginx"))
+
+
+def _program(name: str) -> str:
+    """Its path; people who are not root often lack the sbin directories in PATH."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin") or ""
+
+
+def _run(command: Sequence[str]) -> tuple[int, str]:
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=ASK_DEADLINE_S, stdin=subprocess.DEVNULL
+    )
+    return done.returncode, done.stdout
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

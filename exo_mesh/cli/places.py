@@ -1,0 +1,14 @@
+"""Where a node looks for models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from exo_mesh.config import Settings
+
+
+def models_dirs(settings: Settings, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The directories that were named, the home's own, and the Hugging Face cache."""
+    hub = environ.get("HF_HUB_CACHE") or Path(environ.get("HF_HOME") or "~/.cache/huggingface") / "hub"
+    return (*settings.models_dirs, settings.home / "models", Path(hub).expanduser())

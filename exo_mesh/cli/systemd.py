@@ -1,0 +1,76 @@
+"""What systemd is told of a node: ready, alive, stopping, and how it is. See sd_notify(3); nothing without systemd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from dataclasses import dataclass
+
+STATUS_EVERY_S = 5.0
+"""`systemctl status` is at most this old."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Notifier:
+    """address: of systemd's socket, empty if nobody listens. watchdog_s: it restarts us after so long a silence."""
+
+    address: str = ""
+    watchdog_s: float | None = None
+
+    def tell(self, **fields: str | int) -> None:
+        """Send `KEY=value` lines in one datagram. What cannot be sent is not worth stopping for."""
+        if not self.address:
+            return
+        message = "\n".join(f"{key}={str(value).replace(chr(10), ' ')}" for key, value in fields.items())
+        # a leading @ stands for the zero byte of Linux's abstract names
+        address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.connect(address)
+                sock.send(message.encode())
+        except OSError as exc:
+            _log.warning("systemd cannot be told at %s: %s", self.address, exc)
+
+
+def take_notifier(environ: MutableMapping[str, str], pid: int) -> Notifier:
+    """From what systemd put into the environment; takes it out, since it is not for our children."""
+    address = environ.pop("NOTIFY_SOCKET", "")
+    microseconds, for_pid = environ.pop("WATCHDOG_USEC", ""), environ.pop("WATCHDOG_PID", "")
+    ours = for_pid in ("", str(pid)) and microseconds.isascii() and microseconds.isdigit() and int(microseconds) > 0
+    if not address.startswith(("/", "@")):
+        return Notifier()
+    return Notifier(address, int(microseconds) / 1e6 if ours else None)
+
+
+@contextlib.asynccontextmanager
+async def supervised(notifier: Notifier, status: Callable[[], str]) -> AsyncIterator[None]:
+    """Ready when entered, stopping when left; between, the event loop shows that it turns, and how the node is."""
+    if not notifier.address:
+        yield
+        return
+    notifier.tell(READY=1, STATUS=status(), MAINPID=os.getpid())
+    task = asyncio.create_task(_keep_telling(notifier, status), name="systemd")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        notifier.tell(STOPPING=1, STATUS="stopping")
+
+
+async def _keep_telling(notifier: Notifier, status: Callable[[], str]) -> None:
+    # a third of the limit: two beats may be late before systemd acts
+    every_s = min(STATUS_EVERY_S, notifier.watchdog_s / 3) if notifier.watchdog_s else STATUS_EVERY_S
+    while True:
+        await asyncio.sleep(every_s)
+        if notifier.watchdog_s:
+            notifier.tell(WATCHDOG=1, STATUS=status())
+        else:
+            notifier.tell(STATUS=status())

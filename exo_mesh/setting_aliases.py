@@ -1,0 +1,74 @@
+"""Names of environment variables that older programs gave to settings we have; weaker than EXO_MESH_*, see config.
+
+Most are common words that other programs set too, so a value that cannot be meant for us is passed over.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """`read` turns the variable's text into the text of the setting; None if it is not meant for us."""
+
+    variable: str
+    setting: str
+    read: Callable[[str], str | None]
+    note: str = ""
+
+
+def _as_is(text: str) -> str | None:
+    return text
+
+
+def _address(text: str) -> str | None:
+    """Shells and compilers put other things into HOST: only an address, or localhost, is one to listen on."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return "localhost" if text == "localhost" else None
+    return text
+
+
+def _models_dir(text: str) -> str | None:
+    """The directory that has the model directory in it; the text itself if it is no model directory."""
+    path = Path(text).expanduser()
+    return str(path.absolute().parent) if (path / "config.json").is_file() else text
+
+
+def _megabytes(text: str) -> str | None:
+    return f"{text}MiB"
+
+
+def _if_on(text: str) -> str | None:
+    """As huggingface-hub reads its switches: anything but these words means off, which is our default."""
+    return "true" if text.upper() in ("1", "ON", "YES", "TRUE") else None
+
+
+ALIASES = (
+    Alias("CTRL_HOST", "host", _address, "an address or localhost; else passed over"),
+    Alias("HOST", "host", _address, "an address or localhost; else passed over"),
+    Alias("PORT", "api_port", _as_is),
+    Alias("CTRL_PORT", "grpc_port", _as_is),
+    Alias("MODEL_DIR", "models_dir", _models_dir, "a model's own directory stands for the one it is in"),
+    Alias("MAX_QUEUE_DEPTH", "max_queued", _as_is),
+    Alias("QUEUE_MAX", "max_queued", _as_is),
+    Alias("OVERRIDE_MEMORY_MB", "max_memory", _megabytes, "a number of MiB"),
+    Alias("HF_HUB_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
+    Alias("TRANSFORMERS_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
+)
+"""Where two stand for one setting, the earlier wins."""
+
+
+def alias_texts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """(variable, text of the setting) by setting, for the aliases that are set. An empty variable counts as unset."""
+    found: dict[str, tuple[str, str]] = {}
+    for alias in ALIASES:
+        text = environ.get(alias.variable, "").strip()
+        if text and alias.setting not in found and (value := alias.read(text)) is not None:
+            found[alias.setting] = alias.variable, value
+    return found

@@ -1,0 +1,101 @@
+"""Requests and token events to driver.proto and back."""
+
+from __future__ import annotations
+
+import math
+
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.request import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.transport.plan_codec import ballot_to_proto
+
+MAX_TOKEN_ID = 2**31 - 1
+MAX_LOGPROBS = 20
+MIN_REPETITION_PENALTY = 1e-3
+
+
+def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
+    sampling = request.sampling
+    message = pb.GenerateRequest(
+        instance_id=plan.instance_id,
+        ballot=ballot_to_proto(plan.ballot),
+        request_id=request.request_id,
+        prompt_ids=request.prompt_ids,
+        resume_ids=request.resume_ids,
+        max_tokens=request.max_tokens,
+        min_tokens=request.min_tokens,
+        stop_ids=sorted(request.stop_ids),
+        ignore_eos=request.ignore_eos,
+        sampling=pb.Sampling(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=[pb.LogitBias(token_id=token_id, bias=bias) for token_id, bias in sampling.logit_bias],
+            seed=sampling.seed,
+        ),
+    )
+    if sampling.logprobs is not None:
+        message.sampling.logprobs = sampling.logprobs
+    return message
+
+
+def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    """Raises ValueError if the request makes no sense: it may come from any peer, and shares its frames with others."""
+    sampling = message.sampling
+    _check_sampling(sampling)
+    if max((*message.prompt_ids, *message.resume_ids), default=0) > MAX_TOKEN_ID:
+        raise ValueError(f"a token id is above {MAX_TOKEN_ID}")
+    return GenerateRequest(
+        request_id=message.request_id,
+        prompt_ids=tuple(message.prompt_ids),
+        resume_ids=tuple(message.resume_ids),
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        stop_ids=frozenset(message.stop_ids),
+        ignore_eos=message.ignore_eos,
+        sampling=SamplingParams(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            logit_bias=tuple((entry.token_id, entry.bias) for entry in sampling.logit_bias),
+            seed=sampling.seed,
+            logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        ),
+    )
+
+
+def _check_sampling(sampling: pb.Sampling) -> None:
+    ranges = {
+        "temperature": (0.0, math.inf),
+        "top_p": (0.0, 1.0),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (MIN_REPETITION_PENALTY, math.inf),
+        "presence_penalty": (-math.inf, math.inf),
+        "frequency_penalty": (-math.inf, math.inf),
+    }
+    for name, (least, most) in ranges.items():
+        value = getattr(sampling, name)
+        if not (math.isfinite(value) and least <= value <= most):
+            raise ValueError(f"{name} is {value}, not between {least:g} and {most:g}")
+    if not all(math.isfinite(entry.bias) for entry in sampling.logit_bias):
+        raise ValueError("logit_bias has a bias that is no finite number")
+    if sampling.logprobs > MAX_LOGPROBS:
+        raise ValueError(f"logprobs is {sampling.logprobs}, more than {MAX_LOGPROBS}")
+
+
+def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
+    return TokenEvent(
+        index=message.index,
+        token_id=message.token_id if message.HasField("token_id") else None,
+        logprob=message.logprob if message.HasField("logprob") else None,
+        top=tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in message.top),
+        finish=FinishReason(message.finish) if message.finish else None,
+    )

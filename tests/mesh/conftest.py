@@ -1,0 +1,18 @@
+"""Fixtures of the end-to-end tests: a mesh of two peers that a module shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mesh.meshes import Peer, mesh
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
+    """Two peers with the demo model half on one and half on the other."""
+    with mesh(tmp_path_factory.mktemp("pair"), [["--min-peers", "2"]] * 2) as peers:
+        instance = peers[0].place()
+        assert {stage["peer"] for stage in instance["stages"]} == {peer.id for peer in peers}
+        yield peers

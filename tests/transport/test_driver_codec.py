@@ -1,0 +1,51 @@
+"""A request to the driver may come from any peer: nonsense is refused before it can reach the frames of others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.shard import Shard
+from exo_mesh.transport.driver_codec import request_from_proto, request_to_proto
+
+STAGE = StagePlan("p", "e", Shard("m", 0, 1, 1), 0)
+PLAN = Plan("i", Ballot(1, "me"), "m", "digest", (STAGE,), 512, PlanInputs((), "memory", 1))
+
+
+def sent(request: GenerateRequest) -> GenerateRequest:
+    return request_from_proto(request_to_proto(PLAN, request))
+
+
+def test_a_request_arrives_as_it_was_sent() -> None:
+    sampling = SamplingParams(0.7, 5, 0.9, 0.1, 1.25, 0.5, -0.5, ((3, -1.5),), 2**64 - 1, 20)
+    request = GenerateRequest("r", (1, 2), 9, sampling, frozenset({4}), True, 2, (7, 8))
+    assert sent(request) == request
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"min_p": 2.0},
+        {"top_p": -0.1},
+        {"temperature": math.nan},
+        {"temperature": -1.0},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": math.inf},
+        {"logit_bias": ((1, math.inf),)},
+        {"logprobs": 10_000},
+    ],
+    ids=str,
+)
+def test_sampling_that_the_sampler_cannot_do_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        sent(GenerateRequest("r", (1,), 9, SamplingParams(**wrong)))
+
+
+@pytest.mark.parametrize("ids", [{"prompt_ids": (1, 2**31)}, {"prompt_ids": (1,), "resume_ids": (2**32 - 1,)}], ids=str)
+def test_token_ids_that_no_vocabulary_has_are_refused(ids: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="token id"):
+        sent(GenerateRequest(request_id="r", max_tokens=9, **ids))
