@@ -521,7 +521,10 @@ class Membership:
         """Pass news of a peer (its id) or of a record on."""
         num_others = len(self._peers)
         small = num_others <= ALL_PROBED
-        if isinstance(key, str):
+        held = self._swim.member(key) if isinstance(key, str) else None
+        if held is not None and held.state is State.ALIVE and held.life.refutation == 0 and not small:
+            times = RECORD_HOPS  # a join, with its record: nobody's life hangs on it
+        elif isinstance(key, str):
             times = max(retransmissions(num_others), num_others if small else 0)
         elif small:
             times = num_others if own else 2  # its owner tells everybody

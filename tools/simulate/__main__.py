@@ -7,6 +7,7 @@ python -m tools.simulate ballots --schedules 10000 --jobs 4   plans through deat
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import sys
 import time
@@ -18,6 +19,11 @@ HEAD = (
     "peers  seed  join_s  msg/s   B/s  busiest B/s  change_s  kill_s  heal_s  "
     "false (5% loss)  false (stalls)  disagree  wall_s"
 )
+
+
+def quiet() -> None:
+    """Thousands of deaths are no news here."""
+    logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
 
 
 def show_meshes(peers: list[int], seed: int, brief: bool) -> int:
@@ -42,7 +48,7 @@ def show_ballots(first_seed: int, schedules: int, jobs: int) -> int:
     num_rings = num_stages = num_bad = done = 0
     longest_s = 0.0
     seeds = range(first_seed, first_seed + schedules)
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, quiet) as pool:
         for outcome in pool.imap_unordered(ballots.play, seeds, chunksize=10):
             done += 1
             num_rings += outcome.rings
@@ -74,6 +80,7 @@ def main() -> None:
     plans.add_argument("--first-seed", type=int, default=0)
     plans.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    quiet()
     if options.verb == "mesh":
         sys.exit(min(1, show_meshes(options.peers, options.seed, options.brief)))
     sys.exit(min(1, show_ballots(options.first_seed, options.schedules, options.jobs)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.transport.control_client import ControlClient
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
-
-logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
 
 NUM_SEEDS = 3
 """Peers of which every peer knows the address at its start."""
