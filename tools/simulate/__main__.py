@@ -7,23 +7,17 @@ python -m tools.simulate ballots --schedules 10000 --jobs 4   plans through deat
 from __future__ import annotations
 
 import argparse
-import logging
 import multiprocessing
 import sys
 import time
 
 from tools.simulate import ballots
-from tools.simulate.mesh import report
+from tools.simulate.mesh import quiet, report
 
 HEAD = (
     "peers  seed  join_s  msg/s   B/s  busiest B/s  change_s  kill_s  heal_s  "
     "false (5% loss)  false (stalls)  disagree  wall_s"
 )
-
-
-def quiet() -> None:
-    """Thousands of deaths are no news here."""
-    logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
 
 
 def show_meshes(peers: list[int], seed: int, brief: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,6 +21,11 @@ from tools.simulate.virtual_loop import VirtualLoop, run
 
 NUM_SEEDS = 3
 """Peers of which every peer knows the address at its start."""
+
+
+def quiet() -> None:
+    """Thousands of deaths are no news here. Not in __main__: a pool's processes cannot import that."""
+    logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
 
 
 class Handler:
