@@ -69,7 +69,7 @@ class Pulse:
     """Wakes everybody who waits, each time something changed; keeps no state, so look before waiting."""
 
     def __init__(self) -> None:
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, so that a simulation repeats
 
     def beat(self) -> None:
         """Wake all who wait now."""
@@ -80,10 +80,10 @@ class Pulse:
     async def wait(self, timeout_s: float) -> bool:
         """True at the next beat, False after timeout_s without one."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             done, _ = await asyncio.wait((waiter,), timeout=timeout_s)
             return bool(done)
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
             waiter.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -73,19 +73,24 @@ class View:
     change nothing. Times are seconds of any monotonic clock, given by the caller."""
 
     def __init__(self) -> None:
-        self._records: dict[RecordKey, Record] = {}
+        self._owners: dict[str, dict[RecordKey, Record]] = {}
         self._deleted_at: dict[RecordKey, float] = {}
+        self._sums: dict[str, int] = {}
+        self.sum = 0
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
-        """Take over what is newer; answer what changed. Owners over MAX_RECORDS_PER_OWNER get no new keys."""
+        """Take over what is newer; answer what changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
+        Deletions among them are taken to be of `now`."""
         changed = []
         for record in records:
-            held = self._records.get(record.key)
+            owned = self._owners.setdefault(record.key.owner, {})
+            held = owned.get(record.key)
             if held is not None and held.version >= record.version:
                 continue
-            if held is None and self._count(record.key.owner) >= MAX_RECORDS_PER_OWNER:
+            if held is None and len(owned) >= MAX_RECORDS_PER_OWNER:
                 continue
-            self._records[record.key] = record
+            owned[record.key] = record
+            self._add(held, record)
             if record.deleted:
                 self._deleted_at[record.key] = now
             else:
@@ -95,35 +100,40 @@ class View:
 
     def drop_owner(self, owner: str) -> list[Record]:
         """Forget all records of an owner that is gone; answer the live ones among them."""
-        gone = [record for key, record in self._records.items() if key.owner == owner]
+        gone = list(self._owners.pop(owner, {}).values())
         for record in gone:
-            del self._records[record.key]
             self._deleted_at.pop(record.key, None)
+        self.sum ^= self._sums.pop(owner, 0)
         return [record for record in gone if not record.deleted]
 
     def expire(self, now: float) -> None:
         """Forget deletions older than TOMBSTONE_S."""
         for key in [key for key, at in self._deleted_at.items() if now - at > TOMBSTONE_S]:
-            del self._deleted_at[key], self._records[key]
+            del self._deleted_at[key], self._owners[key.owner][key]
+
+    def deleted_at(self, key: RecordKey) -> float | None:
+        """When a deleted record was deleted."""
+        return self._deleted_at.get(key)
 
     def get(self, key: RecordKey) -> Record | None:
-        return self._records.get(key)
+        return self._owners.get(key.owner, {}).get(key)
 
     def versions(self) -> dict[RecordKey, int]:
         """What this view holds, deletions included."""
-        return {key: record.version for key, record in self._records.items()}
+        return {key: record.version for owned in self._owners.values() for key, record in owned.items()}
 
-    def newer_than(self, have: Mapping[RecordKey, int]) -> list[Record]:
-        """Records, deletions included, that somebody with the versions `have` lacks."""
-        return [record for key, record in self._records.items() if have.get(key, -1) < record.version]
+    def of_owner(self, owner: str) -> list[Record]:
+        """All records of an owner, deletions included."""
+        return list(self._owners.get(owner, {}).values())
 
-    def wanted_from(self, have: Mapping[RecordKey, int], owners: Collection[str]) -> list[RecordKey]:
-        """Keys of the given owners of which somebody with the versions `have` holds a newer version."""
-        return [
-            key
-            for key, version in have.items()
-            if key.owner in owners and (key not in self._records or self._records[key].version < version)
-        ]
+    def newest_of(self, owner: str) -> int:
+        """The highest version held of an owner's records, deletions included; 0 if there is none."""
+        return max((record.version for record in self._owners.get(owner, {}).values()), default=0)
+
+    def sum_of(self, owner: str) -> int:
+        """64 bits over keys and versions of an owner's live records; `sum` is the same over all. Equal views have equal
+        sums, whatever they have forgotten of deletions; cheap, where `digest` is not."""
+        return self._sums.get(owner, 0)
 
     def peers(self) -> list[PeerInfo]:
         """Peer records, by id."""
@@ -140,13 +150,9 @@ class View:
                     best[record.key.id] = (record.key.owner, record.value)
         return [best[instance_id] for instance_id in sorted(best)]
 
-    def plans_of(self, instance_id: str) -> set[Ballot]:
-        """Ballots of the plans that living owners say make up this instance; in order there is one at most."""
-        return {
-            record.value.plan.ballot
-            for record in self._live()
-            if record.key.id == instance_id and isinstance(record.value, InstanceInfo)
-        }
+    def records_of_instances(self) -> list[tuple[str, InstanceInfo]]:
+        """(owner, instance) of every live record: more than one of an instance while its ownership is being settled."""
+        return [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, InstanceInfo)]
 
     def digest(self) -> str:
         """SHA-256 over all live records; equal views have equal digests on every machine."""
@@ -155,7 +161,16 @@ class View:
         return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def _live(self) -> list[Record]:
-        return [record for record in self._records.values() if not record.deleted]
+        return [record for owned in self._owners.values() for record in owned.values() if not record.deleted]
 
-    def _count(self, owner: str) -> int:
-        return sum(1 for key in self._records if key.owner == owner)
+    def _add(self, held: Record | None, record: Record) -> None:
+        change = _hash(record) if held is None else _hash(held) ^ _hash(record)
+        self._sums[record.key.owner] = self._sums.get(record.key.owner, 0) ^ change
+        self.sum ^= change
+
+
+def _hash(record: Record) -> int:
+    if record.deleted:
+        return 0
+    text = json.dumps([*record.key, record.version], separators=(",", ":"))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

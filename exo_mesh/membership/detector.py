@@ -1,47 +1,30 @@
-"""Deciding whether a peer is alive. Pure: the caller brings the time."""
+"""How patient the membership is, and when to dial an address again. Pure: the caller brings the time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEAD_AFTER_S = 3.0
-"""A peer that nobody here has heard for this long is dead: three probes, a second apart."""
-
-MIN_FAILURES = 2
-"""Probes that must have failed as well: a node that itself stood still for a while has heard nobody, and must ask
-before it judges."""
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds. call_s: longest wait for an answer to a probe. retry_s: pause after a failed one."""
+    """Seconds. period_s: between two rounds of probes, and of anti-entropy. probe_s: for the answer to a direct probe,
+    and as much again for an indirect one. suspicion_s: for a suspect of a mesh of up to 16 to refute. gossip_s: between
+    two rounds of telling news. call_s: for other calls. stall_s: a node that was not scheduled for this long has stood
+    still itself.
 
-    exchange_every_s: float = 1.0
-    retry_s: float = 0.3
+    In a small mesh a silent peer is dead everywhere after at most period + 2 probe + suspicion = 4 s on a LAN, one
+    whose process was killed (its port refuses) after 2.5 s.
+    """
+
+    period_s: float = 1.0
+    probe_s: float = 0.75
+    suspicion_s: float = 1.5
+    gossip_s: float = 0.2
     call_s: float = 1.5
-    dead_after_s: float = DEAD_AFTER_S
+    stall_s: float = 1.0
 
 
 LAN = Timing()
-
-
-@dataclass(slots=True)
-class Liveness:
-    """What is known of one peer's signs of life; any message of it counts. Mutated by the three methods."""
-
-    last_heard: float
-    dead_after_s: float = DEAD_AFTER_S
-    failures: int = 0
-
-    def heard(self, now: float) -> None:
-        self.last_heard = now
-        self.failures = 0
-
-    def probe_failed(self) -> None:
-        self.failures += 1
-
-    def is_dead(self, now: float) -> bool:
-        return self.failures >= MIN_FAILURES and now - self.last_heard > self.dead_after_s
 
 
 @dataclass(slots=True)

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from exo_mesh.discovery.interfaces import recent_interfaces
 from exo_mesh.domain.addresses import Path, dialable, joined
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.view import RecordKey
 from exo_mesh.errors import MeshError
-from exo_mesh.membership.detector import Liveness
 from exo_mesh.transport.control_client import ControlClient
 
-MAX_PEERS = 256
+MAX_PEERS = 1024
 MAX_ADDRESSES = 16
 ANSWER_S = 0.8
 """How long another address of a peer that does not answer at one is waited for: a LAN needs 3 ms to connect, Wi-Fi 100,
@@ -38,16 +36,20 @@ class Peer:
     info: PeerInfo
     addresses: list[str]
     client: ControlClient
-    liveness: Liveness
+    last_heard: float
     rtt_ms: float | None = None
-    wanted: list[RecordKey] = field(default_factory=list)
-    poke: asyncio.Event = field(default_factory=asyncio.Event)
     paths: dict[str, Path] = field(default_factory=dict)
     retired: list[ControlClient] = field(default_factory=list)
 
     @property
     def id(self) -> str:
         return self.info.id
+
+    def answered(self, began: float, now: float) -> None:
+        """A call was answered: a sign of life, and a measurement."""
+        self.last_heard = now
+        rtt_ms = 1000 * (now - began)
+        self.rtt_ms = rtt_ms if self.rtt_ms is None else 0.8 * self.rtt_ms + 0.2 * rtt_ms
 
     @property
     def host(self) -> str:
@@ -71,8 +73,9 @@ class Peer:
         self.client = client
         self.rtt_ms = None
 
-    async def try_next_address(self) -> None:
-        """After a failed call: ask at all other addresses at once, and go on where the peer itself answers first."""
+    async def try_next_address(self) -> bool:
+        """After a failed call: ask at all other addresses at once, and go on where the peer itself answers first; True
+        if it does."""
         others = [address for address in self.addresses if address != self.client.address]
         found = await first_answer(self.id, [self.client.at(address) for address in others])
         if found is not None:
@@ -80,12 +83,18 @@ class Peer:
                       found.address)  # fmt: skip
             self.use(found)
             self.paths.clear()  # something has changed: measure again
+        return found is not None
 
     async def close_retired(self) -> None:
         """Close the clients that nothing uses any more."""
         idle = [client for client in self.retired if client.is_idle]
         self.retired = [client for client in self.retired if not client.is_idle]
         await asyncio.gather(*(client.close() for client in idle))
+
+    async def close_when_idle(self) -> None:
+        """Close every connection to the peer once no stage reports over it."""
+        clients, self.retired = [self.client, *self.retired], []
+        await asyncio.gather(*(client.close_when_idle() for client in clients))
 
     async def close(self) -> None:
         """Close every connection to the peer; calls under way end."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.domain.view import InstanceInfo, Record, RecordKey, View
+from exo_mesh.domain.view import TOMBSTONE_S, InstanceInfo, Record, RecordKey, View
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.control_codec import record_from_proto
+from exo_mesh.transport.control_codec import record_from_proto, record_to_proto
 
 
 class Records:
@@ -25,30 +25,45 @@ class Records:
         self._incarnation_of = incarnation_of
         self._version = own_incarnation * VERSIONS_PER_INCARNATION
 
-    def write(self, kind: str, record_id: str, value: PeerInfo | InstanceInfo | None, now: float) -> None:
+    def write(self, kind: str, record_id: str, value: PeerInfo | InstanceInfo | None, now: float) -> RecordKey:
         """Write a record of our own; None deletes it."""
         self._version += 1
-        self.view.merge([Record(RecordKey(kind, record_id, self._own_id), self._version, value)], now)
+        key = RecordKey(kind, record_id, self._own_id)
+        self.view.merge([Record(key, self._version, value)], now)
+        return key
 
-    def take(self, messages: Iterable[pb.Record], now: float) -> tuple[list[Record], list[PeerInfo]]:
-        """Merge what a peer sent; answer what changed, and peers that the sender knows and we do not."""
-        accepted: list[Record] = []
-        strangers: list[PeerInfo] = []
+    def take(self, messages: Iterable[pb.Record], now: float) -> list[Record]:
+        """Merge what a peer sent; answer what changed."""
+        changed: list[Record] = []
         for message in messages:
+            owner = message.owner
+            incarnation = self._incarnation_of(owner)
+            if owner == self._own_id or message.version // VERSIONS_PER_INCARNATION != incarnation:
+                continue
+            if message.deleted and not 0 <= message.deleted_s <= TOMBSTONE_S:
+                continue
             try:
                 record = record_from_proto(message)
             except TransportError:  # a newer protocol may have records that this version cannot read
                 continue
-            owner = record.key.owner
-            if owner == self._own_id:
-                continue
-            incarnation = self._incarnation_of(owner)
-            if incarnation is None:
-                if isinstance(record.value, PeerInfo) and record.value.id == owner:
-                    strangers.append(record.value)
-            elif record.version // VERSIONS_PER_INCARNATION == incarnation:
-                accepted.append(record)
-        return self.view.merge(accepted, now), strangers
+            changed += self.view.merge([record], now - message.deleted_s)
+        return changed
+
+    def message(self, key: RecordKey, now: float) -> pb.Record | None:
+        """A record as it is told to others."""
+        record = self.view.get(key)
+        return None if record is None else self._message(record, now)
+
+    def messages_of(self, owner: str, now: float) -> list[pb.Record]:
+        """All records of an owner, deletions included."""
+        return [self._message(record, now) for record in self.view.of_owner(owner)]
+
+    def differs(self, summary: pb.OwnerSummary) -> tuple[bool, bool]:
+        """(have we news of this owner, have they), by what they hold of it."""
+        if self.view.sum_of(summary.owner) == summary.digest:
+            return False, False
+        newest = self.view.newest_of(summary.owner)
+        return newest >= summary.newest, newest <= summary.newest
 
     def take_telemetry(self, reading: Telemetry) -> None:
         """Keep a reading of a living peer if it is newer."""
@@ -61,3 +76,7 @@ class Records:
         """Drop all that a peer wrote; answer its records that were in force."""
         self.telemetry.pop(peer_id, None)
         return self.view.drop_owner(peer_id)
+
+    def _message(self, record: Record, now: float) -> pb.Record:
+        deleted_at = self.view.deleted_at(record.key)
+        return record_to_proto(record, 0.0 if deleted_at is None else now - deleted_at)

@@ -41,11 +41,17 @@ class ControlService:
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
 
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply:
+        return self._membership.answer_probe(request)
+
+    async def indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply:
+        return await self._membership.answer_indirect_probe(request)
+
     async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
-        return await self._membership.answer_exchange(request)
+        return self._membership.answer_exchange(request)
 
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
-        return await self._membership.answer_goodbye(request)
+        return self._membership.answer_goodbye(request)
 
     async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply:
         reply = await self._catalogue.describe(request.model)

@@ -1,6 +1,7 @@
 """The instances that this node owns: watched, adopted, given up, and ended; each has one owner and one plan.
 
-What each case is for is in docs/placement.md under "Reserve, commit, and who is right".
+What is to be done is decided in `ownership`, which is pure; here it is done. What each case is for is in
+docs/placement.md under "Reserve, commit, and who is right".
 """
 
 from __future__ import annotations
@@ -16,14 +17,12 @@ from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.members import Members
+from exo_mesh.node.ownership import Claim, Orphans, adopter, beaten, claim
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.ring_keeper import RingKeeper
 from exo_mesh.node.stage_host import StageHost
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.tasks import TaskOwner
-
-ORPHAN_S = 10.0
-"""A stage whose owner has died, and that nobody has adopted, is ended after this; the ring may be healthy meanwhile."""
 
 RELEASE_S = 2.0
 """At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
@@ -46,6 +45,7 @@ class Custody:
         self._runner_limits = runner_limits
         self._highest: dict[str, Ballot] = {}
         self._ownerless: dict[str, InstanceInfo] = {}
+        self._orphans = Orphans()
         self._tasks = TaskOwner()
 
     def start(self) -> None:
@@ -65,16 +65,15 @@ class Custody:
         """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
         for record in records:
             instance = record.value
-            if (
-                isinstance(instance, InstanceInfo)
-                and instance.state is InstanceState.READY
-                and self._membership.own.id in instance.plan.peer_ids
-            ):
+            if isinstance(instance, InstanceInfo) and self._membership.own.id in instance.plan.peer_ids:
                 self._ownerless[record.key.id] = instance
         self._membership.changed.beat()
 
     def keep(self, keeper: RingKeeper) -> None:
-        """From now on this node owns the ring, and ends it when a stage is lost."""
+        """From now on this node owns the ring, instead of any other of that instance; it ends when a stage is lost."""
+        stale = self.keepers.get(keeper.plan.instance_id)
+        if stale is not None:
+            self._start_end(stale)
         self.keepers[keeper.plan.instance_id] = keeper
         self._tasks.start(self._watch(keeper), f"watch {keeper.plan.instance_id}")
 
@@ -87,10 +86,20 @@ class Custody:
         del self.keepers[instance_id]
         failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
         self._membership.put_instance(instance_id, failed)
-        await self.end(instance_id, keeper)
+        await self.end(keeper)
 
-    async def end(self, instance_id: str, keeper: RingKeeper) -> None:
-        """Release a ring that is in `keepers` no more, and take back this node's word of it."""
+    async def end(self, keeper: RingKeeper) -> None:
+        """Release a ring that is in `keepers` no more, and take back this node's word of it.
+
+        This goes on if whoever asked hangs up before all members have answered.
+        """
+        await asyncio.shield(self._start_end(keeper))
+
+    def _start_end(self, keeper: RingKeeper) -> asyncio.Task[None]:
+        return self._tasks.start(self._end(keeper), f"end {keeper.plan.instance_id}")
+
+    async def _end(self, keeper: RingKeeper) -> None:
+        instance_id = keeper.plan.instance_id
         self.note(instance_id, keeper.ballot)
         await keeper.release()
         record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
@@ -101,47 +110,52 @@ class Custody:
     # the order of instances: one owner and one plan each, wherever they came from
 
     async def _keep_order(self) -> None:
-        """Each time the view changes: give way to higher ballots, adopt what has lost its owner, end orphans."""
-        orphan_since: dict[tuple[str, Ballot], float] = {}
+        """Each time the view changes: yield to those with more right, adopt what has lost its owner, end orphans."""
         while True:
-            self._give_way()
+            await self._yield()
             for instance in list(self._ownerless.values()):
                 await self._adopt_if_due(instance)
-            await self._end_orphans(orphan_since)
+            await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
 
-    def _give_way(self) -> None:
-        """Two sides of a split mesh may each have placed or adopted an instance: the lower ballot ends."""
-        for owner, instance in self._membership.view.instances():
-            instance_id = instance.plan.instance_id
-            keeper = self.keepers.get(instance_id)
-            beaten = keeper is not None and owner != self._membership.own.id and instance.ballot > keeper.ballot
-            if keeper is not None and beaten and instance.state is InstanceState.READY:
-                _log.info("%s of ballot %s gives way to ballot %s", instance_id, keeper.ballot, instance.ballot)
-                del self.keepers[instance_id]
-                self._tasks.start(self.end(instance_id, keeper), f"give way: {instance_id}")
+    async def _yield(self) -> None:
+        """Two sides of a split mesh may each have placed an instance; and who was given up may be there after all."""
+        records = self._membership.view.records_of_instances()
+        for instance_id, keeper in list(self.keepers.items()):
+            verdict = claim(self._membership.own.id, keeper.plan, keeper.ballot, records)
+            if verdict is Claim.KEEP or self.keepers.get(instance_id) is not keeper:
+                continue
+            del self.keepers[instance_id]
+            if verdict is Claim.END:
+                _log.info("%s of ballot %s gives way to a higher one", instance_id, keeper.ballot)
+                self._start_end(keeper)
+            else:
+                _log.info("%s of ballot %s has another owner; leaving it to that", instance_id, keeper.ballot)
+                self._membership.put_instance(instance_id, None)
+                await keeper.close()
 
     async def _adopt_if_due(self, instance: InstanceInfo) -> None:
-        """Adopt a ring without an owner if it is whole and this is its lowest-id member; a later round tries again."""
+        """Adopt a ring without an owner if that falls to this node; a later round tries again."""
         plan = instance.plan
-        known = self._membership.view.plans_of(plan.instance_id)
         runs_here = any(lease.plan == plan for lease in self._host.leases)
-        if not runs_here or any(ballot >= plan.ballot for ballot in known):
-            del self._ownerless[plan.instance_id]
+        known = [one for _, one in self._records_of(plan.instance_id)]
+        if not runs_here or plan.instance_id in self.keepers or any(one.ballot >= instance.ballot for one in known):
+            self._ownerless.pop(plan.instance_id, None)
             return
-        alive = [peer_id for peer_id in sorted(plan.peer_ids) if self._membership.is_alive(peer_id)]
-        if len(alive) < len(plan.peer_ids) or alive[0] != self._membership.own.id:
+        if adopter(instance, self._membership.is_alive) != self._membership.own.id:
             return
         adopted = max(self.above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
-        answers = await asyncio.gather(*(self._ask_to_adopt(plan, index, adopted) for index in range(len(alive))))
+        answers = await asyncio.gather(*(self._ask_to_adopt(plan, index, adopted) for index in range(len(plan.stages))))
         for answer in answers:
             if not answer.granted:
                 _log.info("%s cannot be adopted yet: %s", plan.instance_id, answer.reason)
                 self.note(plan.instance_id, answer.beaten_by or NO_BALLOT)
                 return
-        _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
         self._ownerless.pop(plan.instance_id, None)
         self.note(plan.instance_id, adopted)
+        if any(owner == self._membership.own.id for owner, _ in self._records_of(plan.instance_id)):
+            return  # meanwhile this node has begun to place it, by a higher ballot
+        _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
         keeper = RingKeeper(plan, self._members, lambda done, total: None, self._runner_limits, adopted)
         self.keep(keeper)
         keeper.watch()
@@ -153,26 +167,26 @@ class Custody:
         except MeshError as exc:
             return Answer(False, 0, str(exc))
 
-    async def _end_orphans(self, since: dict[tuple[str, Ballot], float]) -> None:
-        """End stages here whose plan no living owner has spoken of for ORPHAN_S; `since` lasts from round to round."""
-        now = asyncio.get_running_loop().time()
-        running = {(lease.plan.instance_id, lease.plan.ballot): lease for lease in self._host.leases}
-        orphans = {
-            key: lease
-            for key, lease in running.items()
-            if lease.committed and key[1] not in self._membership.view.plans_of(key[0])
-        }
-        for key in since.keys() - orphans.keys():
-            del since[key]
-        for key, lease in orphans.items():
-            if now - since.setdefault(key, now) >= ORPHAN_S:
-                _log.warning("the stage of %s (ballot %s) has no owner: ending it", key[0], lease.ballot)
-                await self._host.release(key[0], lease.ballot)
+    async def _end_orphans(self, now: float) -> None:
+        instances = [one for _, one in self._membership.view.records_of_instances()]
+        for instance_id, ballot in self._orphans.due(self._host.stages(), instances, now):
+            _log.warning("ending the stage of %s (ballot %s): nobody owns it", instance_id, ballot)
+            await self._host.release(instance_id, ballot)
+
+    async def free_beaten(self) -> None:
+        """Before this node says that it lives after all: end the stages whose place others have taken."""
+        instances = [one for _, one in self._membership.view.records_of_instances()]
+        for instance_id, ballot in beaten(self._host.stages(), instances):
+            _log.info("ending the stage of %s (ballot %s): a higher ballot is ready", instance_id, ballot)
+            await self._host.release(instance_id, ballot)
+
+    def _records_of(self, instance_id: str) -> list[tuple[str, InstanceInfo]]:
+        records = self._membership.view.records_of_instances()
+        return [(owner, one) for owner, one in records if one.plan.instance_id == instance_id]
 
     def above(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node knows of: a new plan needs a higher one."""
-        in_view = [held.ballot for _, held in self._membership.view.instances()
-                   if held.plan.instance_id == instance_id]  # fmt: skip
+        in_view = [one.ballot for _, one in self._records_of(instance_id)]
         return max([self._highest.get(instance_id, NO_BALLOT), self._host.promised(instance_id), *in_view])
 
     def note(self, instance_id: str, ballot: Ballot) -> None:

@@ -94,6 +94,10 @@ class Instances:
         """(done, total) of the placement of a model that this node has under way; zeros if unknown."""
         return self._progress.get(model, (0, 0))
 
+    @property
+    def is_placing(self) -> bool:
+        return bool(self._flights)
+
     def distrust(self, instance: InstanceInfo) -> None:
         """This plan has failed a request here: use it no more, and place the model by a higher ballot if need be."""
         plan = instance.plan
@@ -134,7 +138,7 @@ class Instances:
         """End an instance that this node owns; False if it owns none of this id."""
         keeper = self._custody.keepers.pop(instance_id, None)
         if keeper is not None:
-            await self._custody.end(instance_id, keeper)
+            await self._custody.end(keeper)
             return True
         key = RecordKey("instance", instance_id, self._membership.own.id)
         record = self._membership.view.get(key)
@@ -191,7 +195,7 @@ class Instances:
 
         stale = self._custody.keepers.pop(instance_id, None)
         if stale is not None:
-            await self._custody.end(instance_id, stale)
+            await self._custody.end(stale)
         try:
             keeper, instance = await self._placer.place(
                 card, spec, instance_id, self._custody.above(instance_id), on_progress

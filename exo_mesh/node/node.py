@@ -24,6 +24,7 @@ from exo_mesh.errors import MeshError
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.paths import PathKeeper
+from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
@@ -85,9 +86,10 @@ class Node:
         self._clock = clock
         credentials = own_credentials(settings)
         self._phase = "starting"
-        self._sequence = 0
         self._problems: list[dict[str, str]] = []
         self._identity = take_identity(settings.home)
+        # above every reading of an earlier start, which may still be told about
+        self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
         own = PeerInfo(
             id=self._identity.id,
             incarnation=self._identity.incarnation,
@@ -101,6 +103,7 @@ class Node:
             own,
             self._read_telemetry,
             on_leave=self._peer_left,
+            before_refute=self._before_refute,
             timing=tuning.timing,
             clock=clock,
             dial=lambda address: ControlClient(address, credentials),
@@ -298,6 +301,9 @@ class Node:
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self._custody.owner_left(peer, records)
+
+    async def _before_refute(self) -> None:
+        await self._custody.free_beaten()
 
     def _driver_endpoint(self, instance: InstanceInfo) -> str:
         return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)

@@ -172,8 +172,10 @@ class Placer:
         except BaseException as exc:
             outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
             self._metrics.placements.labels(outcome).inc()
-            await keeper.release()
-            self._membership.put_instance(instance_id, None)
+            try:
+                await keeper.release()  # which may be cancelled in its turn: two peers may delete at once
+            finally:
+                self._membership.put_instance(instance_id, None)
             raise
         self._metrics.placements.labels("ready").inc()
         return keeper, instance

@@ -63,6 +63,7 @@ class StageHost:
         limits: HostLimits = HostLimits(),
         clock: Clock = monotonic,
         credentials: Credentials | None = None,
+        make_runner: Callable[..., Runner] = Runner,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -74,7 +75,9 @@ class StageHost:
         self._clock = clock
         self._credentials = credentials
         self._reservations = Reservations()
+        self._make_runner = make_runner
         self._runners: dict[str, Runner] = {}
+        self._started: dict[str, Lease] = {}
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self._stopping = False
@@ -103,6 +106,13 @@ class StageHost:
         return usable_bytes(
             self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
         )
+
+    def stages(self) -> dict[tuple[str, Ballot], bool]:
+        """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports."""
+        return {
+            (instance_id, self._started[instance_id].ballot): runner.board.watchers > 0
+            for instance_id, runner in self._runners.items()
+        }
 
     @property
     def s_per_gb(self) -> dict[str, float]:
@@ -161,7 +171,8 @@ class StageHost:
                 promised = self._reservations.promised(instance_id)
                 raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
             runner = self._runners.get(instance_id)
-            if runner is None:
+            if runner is None or self._started[instance_id].plan.ballot != lease.plan.ballot:
+                await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
                 runner = await self._start_runner(lease)
         async for status in runner.board.watch():
             yield status
@@ -176,7 +187,9 @@ class StageHost:
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
         async with self._turn:
-            if self._reservations.release(instance_id, ballot) is not None:
+            self._reservations.release(instance_id, ballot)
+            started = self._started.get(instance_id)
+            if started is not None and started.ballot <= ballot:
                 await self._end_runner(instance_id)
 
     async def _check(self, plan: Plan, index: int) -> None:
@@ -212,8 +225,11 @@ class StageHost:
         card = await asyncio.to_thread(self._models.card, plan.model)
         lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
-        runner = Runner(label, start, settings.host, limits=self._limits.runner, command=self._limits.command)
+        runner = self._make_runner(
+            label, start, settings.host, limits=self._limits.runner, command=self._limits.command
+        )
         self._runners[plan.instance_id] = runner
+        self._started[plan.instance_id] = lease
         self._metrics.runner_started(plan.instance_id)
         self._tasks.start(self._follow(runner, lease), f"runner of {label}")
         return runner
@@ -234,17 +250,22 @@ class StageHost:
         try:
             await runner.run(on_beat)
         finally:
-            if self._runners.get(instance_id) is runner:
-                del self._runners[instance_id]
+            self._gone(instance_id, runner)
+            if self._reservations.lease(instance_id, lease.ballot) is lease:
                 self._reservations.release(instance_id, lease.ballot)
             self._metrics.stage_gone(instance_id, index)
             failed = runner.board.failed
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
 
     async def _end_runner(self, instance_id: str) -> None:
-        runner = self._runners.pop(instance_id, None)
+        runner = self._runners.get(instance_id)
         if runner is not None:
-            await runner.stop()
+            await runner.stop()  # it counts as running until it is gone, even if this wait is cancelled
+            self._gone(instance_id, runner)
+
+    def _gone(self, instance_id: str, runner: Runner) -> None:
+        if self._runners.get(instance_id) is runner:
+            del self._runners[instance_id], self._started[instance_id]
 
     async def _keep_expiring(self) -> None:
         while True:

@@ -8,12 +8,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PeerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PEER_STATE_UNSPECIFIED: _ClassVar[PeerState]
+    PEER_STATE_ALIVE: _ClassVar[PeerState]
+    PEER_STATE_SUSPECT: _ClassVar[PeerState]
+    PEER_STATE_DEAD: _ClassVar[PeerState]
+    PEER_STATE_LEFT: _ClassVar[PeerState]
+
 class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     INSTANCE_STATE_UNSPECIFIED: _ClassVar[InstanceState]
     INSTANCE_STATE_LOADING: _ClassVar[InstanceState]
     INSTANCE_STATE_READY: _ClassVar[InstanceState]
     INSTANCE_STATE_FAILED: _ClassVar[InstanceState]
+PEER_STATE_UNSPECIFIED: PeerState
+PEER_STATE_ALIVE: PeerState
+PEER_STATE_SUSPECT: PeerState
+PEER_STATE_DEAD: PeerState
+PEER_STATE_LEFT: PeerState
 INSTANCE_STATE_UNSPECIFIED: InstanceState
 INSTANCE_STATE_LOADING: InstanceState
 INSTANCE_STATE_READY: InstanceState
@@ -91,21 +104,89 @@ class Telemetry(_message.Message):
     tokens: _containers.ScalarMap[str, int]
     def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class PeerUpdate(_message.Message):
+    __slots__ = ("peer_id", "state", "incarnation", "refutation", "record")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REFUTATION_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    state: PeerState
+    incarnation: int
+    refutation: int
+    record: Record
+    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., incarnation: _Optional[int] = ..., refutation: _Optional[int] = ..., record: _Optional[_Union[Record, _Mapping]] = ...) -> None: ...
+
 class HelloRequest(_message.Message):
-    __slots__ = ("peer",)
+    __slots__ = ("peer", "refutation")
     PEER_FIELD_NUMBER: _ClassVar[int]
+    REFUTATION_FIELD_NUMBER: _ClassVar[int]
     peer: PeerInfo
-    def __init__(self, peer: _Optional[_Union[PeerInfo, _Mapping]] = ...) -> None: ...
+    refutation: int
+    def __init__(self, peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("accepted", "reason", "peer")
+    __slots__ = ("accepted", "reason", "peer", "refutation", "verdict")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
+    REFUTATION_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     peer: PeerInfo
-    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ...) -> None: ...
+    refutation: int
+    verdict: PeerUpdate
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ..., verdict: _Optional[_Union[PeerUpdate, _Mapping]] = ...) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("from_peer", "incarnation", "target", "updates", "records", "telemetry")
+    FROM_PEER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    from_peer: str
+    incarnation: int
+    target: str
+    updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
+    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("unknown_sender", "peer_id", "incarnation", "updates", "records", "telemetry")
+    UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    unknown_sender: bool
+    peer_id: str
+    incarnation: int
+    updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
+    records: _containers.RepeatedCompositeFieldContainer[Record]
+    telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
+    def __init__(self, unknown_sender: bool = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
+
+class IndirectProbeRequest(_message.Message):
+    __slots__ = ("from_peer", "target", "incarnation")
+    FROM_PEER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    from_peer: str
+    target: str
+    incarnation: int
+    def __init__(self, from_peer: _Optional[str] = ..., target: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class IndirectProbeReply(_message.Message):
+    __slots__ = ("reached",)
+    REACHED_FIELD_NUMBER: _ClassVar[int]
+    reached: bool
+    def __init__(self, reached: bool = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
     __slots__ = ("plan", "state", "endpoints", "pids", "reason", "adopted")
@@ -124,12 +205,13 @@ class InstanceInfo(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("kind", "id", "owner", "version", "deleted", "peer", "instance")
+    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    DELETED_S_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     kind: str
@@ -137,47 +219,58 @@ class Record(_message.Message):
     owner: str
     version: int
     deleted: bool
+    deleted_s: float
     peer: PeerInfo
     instance: InstanceInfo
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ...) -> None: ...
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ...) -> None: ...
 
-class RecordVersion(_message.Message):
-    __slots__ = ("kind", "id", "owner", "version")
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    ID_FIELD_NUMBER: _ClassVar[int]
+class OwnerSummary(_message.Message):
+    __slots__ = ("owner", "state", "incarnation", "refutation", "newest", "digest")
     OWNER_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    kind: str
-    id: str
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    REFUTATION_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     owner: str
-    version: int
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    state: PeerState
+    incarnation: int
+    refutation: int
+    newest: int
+    digest: int
+    def __init__(self, owner: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., incarnation: _Optional[int] = ..., refutation: _Optional[int] = ..., newest: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
-    __slots__ = ("from_peer", "incarnation", "have", "push", "telemetry")
+    __slots__ = ("from_peer", "incarnation", "digest", "push", "want", "telemetry", "updates")
     FROM_PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    HAVE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
-    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
-    from_peer: str
-    incarnation: int
-    have: _containers.RepeatedCompositeFieldContainer[RecordVersion]
-    push: _containers.RepeatedCompositeFieldContainer[Record]
-    telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
-    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., have: _Optional[_Iterable[_Union[RecordVersion, _Mapping]]] = ..., push: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
-
-class ExchangeReply(_message.Message):
-    __slots__ = ("newer", "want", "telemetry", "unknown_sender")
-    NEWER_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
-    UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
-    newer: _containers.RepeatedCompositeFieldContainer[Record]
-    want: _containers.RepeatedCompositeFieldContainer[RecordVersion]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    from_peer: str
+    incarnation: int
+    digest: int
+    push: _containers.RepeatedCompositeFieldContainer[Record]
+    want: _containers.RepeatedScalarFieldContainer[str]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
+    updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
+    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., digest: _Optional[int] = ..., push: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., want: _Optional[_Iterable[str]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ...) -> None: ...
+
+class ExchangeReply(_message.Message):
+    __slots__ = ("unknown_sender", "summary", "newer", "telemetry", "updates")
+    UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    NEWER_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
-    def __init__(self, newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., want: _Optional[_Iterable[_Union[RecordVersion, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., unknown_sender: bool = ...) -> None: ...
+    summary: _containers.RepeatedCompositeFieldContainer[OwnerSummary]
+    newer: _containers.RepeatedCompositeFieldContainer[Record]
+    telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
+    updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
+    def __init__(self, unknown_sender: bool = ..., summary: _Optional[_Iterable[_Union[OwnerSummary, _Mapping]]] = ..., newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ...) -> None: ...
 
 class GoodbyeRequest(_message.Message):
     __slots__ = ("peer_id", "incarnation")

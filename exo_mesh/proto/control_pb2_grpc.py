@@ -39,6 +39,16 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.HelloRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.HelloReply.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/exo_mesh.Control/Probe',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ProbeReply.FromString,
+                _registered_method=True)
+        self.IndirectProbe = channel.unary_unary(
+                '/exo_mesh.Control/IndirectProbe',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.IndirectProbeRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.IndirectProbeReply.FromString,
+                _registered_method=True)
         self.Exchange = channel.unary_unary(
                 '/exo_mesh.Control/Exchange',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.ExchangeRequest.SerializeToString,
@@ -101,8 +111,22 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """Are you alive? Carries news both ways.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def IndirectProbe(self, request, context):
+        """Is somebody alive whom the sender cannot reach?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exchange(self, request, context):
-        """One round of anti-entropy; also the direct liveness probe.
+        """Anti-entropy: digests first, then what differs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,6 +202,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Hello,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.HelloRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.HelloReply.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ProbeRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.ProbeReply.SerializeToString,
+            ),
+            'IndirectProbe': grpc.unary_unary_rpc_method_handler(
+                    servicer.IndirectProbe,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.IndirectProbeRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.IndirectProbeReply.SerializeToString,
             ),
             'Exchange': grpc.unary_unary_rpc_method_handler(
                     servicer.Exchange,
@@ -257,6 +291,60 @@ class Control(object):
             '/exo_mesh.Control/Hello',
             exo__mesh_dot_proto_dot_control__pb2.HelloRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.HelloReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Probe',
+            exo__mesh_dot_proto_dot_control__pb2.ProbeRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.ProbeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def IndirectProbe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/IndirectProbe',
+            exo__mesh_dot_proto_dot_control__pb2.IndirectProbeRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.IndirectProbeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,11 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 """For every server. No port sharing: a second process on a port must fail, and take another one."""
 
+QUIET: list[tuple[str, int]] = [("grpc.keepalive_permit_without_calls", 0)]
+"""For the control plane, instead of what stands above. Between any two nodes of a mesh there may be a control channel:
+pings on idle ones would grow with the square of the mesh (40 KB/s per node with 200). The membership asks who lives; a
+report stream is a call, and keeps its pings."""
+
 
 def bracketed(host: str) -> str:
     """A host as it goes before ":port": an IPv6 address in brackets, anything else as it is."""

@@ -18,17 +18,22 @@ Option = tuple[str, int | str]
 def open_channel(
     target: str, credentials: Credentials | None = None, options: Sequence[Option] = ()
 ) -> grpc.aio.Channel:
-    """A channel to "host:port". With credentials only a server of the same mesh is talked to."""
-    every: list[Option] = [*CLIENT_OPTIONS, *options]
+    """A channel to "host:port". With credentials only a server of the same mesh is talked to.
+
+    options: besides those of every channel, and instead of those of the same name.
+    """
+    every = _with(CLIENT_OPTIONS, options)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=every)
     every.append(("grpc.ssl_target_name_override", MESH_DNS_NAME))
     return grpc.aio.secure_channel(target, _client_credentials(credentials), options=every)
 
 
-def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
-    """A server that is not bound yet."""
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=tuple(interceptors))
+def new_server(
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (), options: Sequence[Option] = ()
+) -> grpc.aio.Server:
+    """A server that is not bound yet. options: as for a channel."""
+    return grpc.aio.server(options=_with(SERVER_OPTIONS, options), interceptors=tuple(interceptors))
 
 
 def bind(
@@ -45,6 +50,10 @@ def bind(
     if credentials is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, _server_credentials(credentials, on_connection))
+
+
+def _with(every: Sequence[Option], options: Sequence[Option]) -> list[Option]:
+    return list({**dict(every), **dict(options)}.items())
 
 
 @lru_cache(maxsize=8)

@@ -15,6 +15,7 @@ from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import was_cancelled
+from exo_mesh.transport.channel_options import QUIET
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.control_server import CODE_KEY
 
@@ -47,10 +48,13 @@ class ControlClient:
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address = address
         self._credentials = credentials
-        self._channel = open_channel(address, credentials, _DIAL_OPTIONS)
+        self._channel = open_channel(address, credentials, [*QUIET, *_DIAL_OPTIONS])
         self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
         self._paths = paths_pb2_grpc.PathsStub(self._channel)  # type: ignore[no-untyped-call]
         self._calls = 0
+        self._reports = 0
+        self._no_report = asyncio.Event()
+        self._no_report.set()
 
     def at(self, address: str) -> ControlClient:
         """The same caller with another address."""
@@ -63,6 +67,12 @@ class ControlClient:
     def is_idle(self) -> bool:
         """No call or stream is under way."""
         return self._calls == 0
+
+    async def close_when_idle(self) -> None:
+        """Close once nobody follows the reports of a stage through this client: a verdict of the membership must not
+        end a ring whose streams are well. Unanswered pings end the stream of a peer that is really gone."""
+        await self._no_report.wait()
+        await self.close()
 
     async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
         request = paths_pb2.PathProbeRequest(reply_bytes=reply_bytes)
@@ -80,6 +90,14 @@ class ControlClient:
                     f"the node at {self.address} hangs up: its mesh has a secret, this node none"
                 ) from exc
             raise
+        return reply
+
+    async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
+        reply: pb.ProbeReply = await self._call(self._stub.Probe, request, timeout_s)
+        return reply
+
+    async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
+        reply: pb.IndirectProbeReply = await self._call(self._stub.IndirectProbe, request, timeout_s)
         return reply
 
     async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
@@ -123,8 +141,15 @@ class ControlClient:
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """Reports for as long as the stage lives: no deadline here, the receiver watches the time between reports."""
-        async for item in self._items(self._stub.Commit, request, None):
-            yield item
+        self._reports += 1
+        self._no_report.clear()
+        try:
+            async for item in self._items(self._stub.Commit, request, None):
+                yield item
+        finally:
+            self._reports -= 1
+            if not self._reports:
+                self._no_report.set()
 
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         self._calls += 1

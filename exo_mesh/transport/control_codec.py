@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
@@ -82,8 +81,9 @@ def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
     return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
 
 
-def record_to_proto(record: Record) -> pb.Record:
-    message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted)
+def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
+    """deleted_s: how long ago it was deleted, if it is."""
+    message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
     if isinstance(record.value, PeerInfo):
         message.peer.CopyFrom(peer_to_proto(record.value))
     elif isinstance(record.value, InstanceInfo):
@@ -101,14 +101,6 @@ def record_from_proto(message: pb.Record) -> Record:
     if message.kind == "instance" and message.HasField("instance"):
         return Record(key, message.version, instance_from_proto(message.instance))
     raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
-
-
-def versions_to_proto(versions: Mapping[RecordKey, int]) -> list[pb.RecordVersion]:
-    return [pb.RecordVersion(**key._asdict(), version=version) for key, version in versions.items()]
-
-
-def versions_from_proto(messages: Iterable[pb.RecordVersion]) -> dict[RecordKey, int]:
-    return {RecordKey(message.kind, message.id, message.owner): message.version for message in messages}
 
 
 def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:

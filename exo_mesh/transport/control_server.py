@@ -16,7 +16,7 @@ from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2_grpc as paths_rpc
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.tasks import TaskOwner
-from exo_mesh.transport.channel_options import bracketed
+from exo_mesh.transport.channel_options import QUIET, bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.doorkeeper import Doorkeeper
 from exo_mesh.transport.path_probe import PathProbeServicer
@@ -34,6 +34,8 @@ class ControlHandler(Protocol):
     """What a node answers to other nodes. Each method may raise a MeshError, which reaches the caller as such."""
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply: ...
+    async def probe(self, request: pb.ProbeRequest) -> pb.ProbeReply: ...
+    async def indirect_probe(self, request: pb.IndirectProbeRequest) -> pb.IndirectProbeReply: ...
     async def exchange(self, request: pb.ExchangeRequest) -> pb.ExchangeReply: ...
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply: ...
     async def describe_model(self, request: pb.DescribeModelRequest) -> pb.DescribeModelReply: ...
@@ -65,7 +67,7 @@ class ControlServer:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
         last = min(port + (tries if port else 1), NUM_PORTS) - 1
         for candidate in range(port, last + 1):
-            server = new_server([self._doorkeeper] if self._credentials else ())
+            server = new_server([self._doorkeeper] if self._credentials else (), QUIET)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
@@ -103,6 +105,12 @@ class _Servicer(rpc.ControlServicer):
 
     async def Hello(self, request: pb.HelloRequest, context: Any) -> Any:
         return await _answer(context, lambda r: self._handler.hello(r, host_of_peer(context.peer())), request)
+
+    async def Probe(self, request: pb.ProbeRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.probe, request)
+
+    async def IndirectProbe(self, request: pb.IndirectProbeRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.indirect_probe, request)
 
     async def Exchange(self, request: pb.ExchangeRequest, context: Any) -> Any:
         return await _answer(context, self._handler.exchange, request)

@@ -13,7 +13,7 @@ from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.service import Membership
 from exo_mesh.transport.control_server import ControlServer
 
-FAST = Timing(exchange_every_s=0.05, retry_s=0.05, call_s=1.0, dead_after_s=0.5)
+FAST = Timing(period_s=0.05, probe_s=0.5, suspicion_s=0.4, gossip_s=0.02, call_s=1.0)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
@@ -71,11 +71,17 @@ class Handler:
     async def hello(self, request: Any, caller_host: str) -> Any:
         return await self._membership.answer_hello(request, caller_host)
 
+    async def probe(self, request: Any) -> Any:
+        return self._membership.answer_probe(request)
+
+    async def indirect_probe(self, request: Any) -> Any:
+        return await self._membership.answer_indirect_probe(request)
+
     async def exchange(self, request: Any) -> Any:
-        return await self._membership.answer_exchange(request)
+        return self._membership.answer_exchange(request)
 
     async def goodbye(self, request: Any) -> Any:
-        return await self._membership.answer_goodbye(request)
+        return self._membership.answer_goodbye(request)
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} is not the membership's business")

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from exo_mesh.membership.detector import Liveness
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import MAX_ADDRESSES, Peer
 from exo_mesh.transport.control_client import ControlClient
@@ -79,7 +78,7 @@ async def server(peer_id: str) -> AsyncIterator[int]:
 async def known_at(*addresses: str) -> AsyncIterator[Peer]:
     """Peer "b", called at the first address."""
     info = peer_info("b", addresses=addresses)
-    peer = Peer(info, list(addresses), ControlClient(addresses[0]), Liveness(0.0))
+    peer = Peer(info, list(addresses), ControlClient(addresses[0]), 0.0)
     yield peer
     await peer.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.membership.swim import Life, State, Update
 from tests.membership.meshes import Peer, mesh, peer_info, until
 
 
@@ -49,8 +50,8 @@ async def test_a_peer_that_falls_silent_is_dead_everywhere_and_stays_dead() -> N
     async with mesh("a", "b", "c") as (a, b, c):
         await b.crash()
         await until(lambda: a.sees == ["c"] and c.sees == ["a"])
-        rounds = a.membership.peer("c").liveness.last_heard  # type: ignore[union-attr]
-        await until(lambda: a.membership.peer("c").liveness.last_heard > rounds + 0.2)  # type: ignore[union-attr]
+        rounds = a.membership.peer("c").last_heard  # type: ignore[union-attr]
+        await until(lambda: a.membership.peer("c").last_heard > rounds + 0.2)  # type: ignore[union-attr]
         assert [peer.id for peer in a.membership.view.peers()] == ["a", "c"]
 
 
@@ -69,7 +70,8 @@ async def test_a_peer_that_restarts_rejoins_with_a_higher_incarnation() -> None:
 
 async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
     async with mesh("a", "b") as (a, _b):
-        a.membership._remove(a.membership.peer("b"), "is thought dead")  # type: ignore[arg-type]
+        a.membership._learn(Update("b", State.DEAD, Life(1)), None)
+        assert a.sees == []
         await until(lambda: a.sees == ["b"])
 
 

@@ -24,7 +24,7 @@ from exo_mesh.node.supervisor import Limits
 MODEL = "exo-mesh-demo"
 GB = 10**9
 
-FAST = Timing(exchange_every_s=0.1, retry_s=0.1, call_s=2.0, dead_after_s=1.5)
+FAST = Timing(period_s=0.2, probe_s=1.0, suspicion_s=1.0, gossip_s=0.05, call_s=2.0)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:

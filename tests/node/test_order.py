@@ -14,7 +14,7 @@ import pytest
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import PlacementError
-from exo_mesh.node import custody
+from exo_mesh.node import ownership
 from exo_mesh.node.node import Node
 from exo_mesh.node.service import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
@@ -100,7 +100,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
 async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(custody, "ORPHAN_S", 1.0)
+    monkeypatch.setattr(ownership, "ORPHAN_S", 1.0)
     async with cabled_mesh(tmp_path, monkeypatch, 4) as (cable, nodes):
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=4))
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[3]))
@@ -128,7 +128,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner stays with one side; the ring lies on the other, which adopts it; the owner's side places its own."""
-    monkeypatch.setattr(custody, "ORPHAN_S", 1.0)
+    monkeypatch.setattr(ownership, "ORPHAN_S", 1.0)
     async with cabled_mesh(tmp_path, monkeypatch, 4) as (cable, nodes):
         ring = (Pin("n2", 0, 4), Pin("n3", 4, 8))
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=ring))
@@ -149,7 +149,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
 
 
 async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(custody, "ORPHAN_S", 0.5)
+    monkeypatch.setattr(ownership, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n1", 0, 8),)))
         (keeper,) = nodes[0]._custody.keepers.values()

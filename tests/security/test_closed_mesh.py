@@ -38,6 +38,7 @@ async def test_two_peers_with_one_secret_answer_and_let_no_stranger_say_anything
     secret = new_secret()
     async with mesh(tmp_path, 2, secret=secret, min_peers=2) as nodes:
         before = await tokens(nodes[0], a_request("before"))
+        await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])
         (instance,) = instances(nodes[1])
         assert len(instance["stages"]) == 2
         assert nodes[0].health()["mesh"] == "closed"

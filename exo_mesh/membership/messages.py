@@ -1,0 +1,50 @@
+"""News of peers to protobuf and back."""
+
+from __future__ import annotations
+
+from exo_mesh.membership.swim import Life, State, Update
+from exo_mesh.proto import control_pb2 as pb
+
+_STATES = {
+    State.ALIVE: pb.PEER_STATE_ALIVE,
+    State.SUSPECT: pb.PEER_STATE_SUSPECT,
+    State.DEAD: pb.PEER_STATE_DEAD,
+    State.LEFT: pb.PEER_STATE_LEFT,
+}
+_STATES_BACK = {number: state for state, number in _STATES.items()}
+
+
+def update_to_proto(update: Update, record: pb.Record | None = None) -> pb.PeerUpdate:
+    return pb.PeerUpdate(
+        peer_id=update.peer_id,
+        state=_STATES[update.state],
+        incarnation=update.life.incarnation,
+        refutation=update.life.refutation,
+        record=record,
+    )
+
+
+def update_from_proto(message: pb.PeerUpdate) -> Update | None:
+    """None for what this version does not know."""
+    state = _STATES_BACK.get(message.state)
+    if state is None or not 0 < len(message.peer_id) <= 64:
+        return None
+    return Update(message.peer_id, state, Life(message.incarnation, message.refutation))
+
+
+def summary_to_proto(update: Update, newest: int, digest: int) -> pb.OwnerSummary:
+    return pb.OwnerSummary(
+        owner=update.peer_id,
+        state=_STATES[update.state],
+        incarnation=update.life.incarnation,
+        refutation=update.life.refutation,
+        newest=newest,
+        digest=digest,
+    )
+
+
+def update_in_summary(message: pb.OwnerSummary) -> Update | None:
+    state = _STATES_BACK.get(message.state)
+    if state is None or not 0 < len(message.owner) <= 64:
+        return None
+    return Update(message.owner, state, Life(message.incarnation, message.refutation))

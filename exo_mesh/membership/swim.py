@@ -1,0 +1,244 @@
+"""Who is alive, by the SWIM protocol with the local health of Lifeguard. Pure: the caller brings time and chance.
+
+Das, Gupta, Motivala: SWIM (DSN 2002). Dadgar, Phillips, Currey: Lifeguard (DSN-W 2018).
+
+       join / newer life           failed probe, or news of it
+    ------------------->  ALIVE  ------------------------------>  SUSPECT
+                            ^  ^------- newer life (refuted) -------  |
+                newer life  |                                         |  suspicion timeout, or news of it
+                            +------------- DEAD or LEFT  <------------+
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from exo_mesh.membership.detector import Timing
+
+ALL_PROBED = 16
+"""In a mesh of up to this many others everybody probes everybody each period: 16 calls a second are nothing, and a
+death is seen sooner. In a larger one each peer probes one, in a shuffled round."""
+
+NUM_HELPERS = 3
+"""Peers that are asked to probe for us (k in the paper)."""
+
+MAX_SUSPECTS_PROBED = 3
+"""Besides the one of the round: a suspect is probed each period, so that it hears of the suspicion soon."""
+
+MAX_HEALTH = 8
+"""As in Lifeguard: the worst local health stretches the period and the patience of a probe ninefold."""
+
+MAX_GONE = 1024
+GONE_S = 60.0
+"""How long, and how many, verdicts are remembered: far longer than old news of that peer can be on its way."""
+
+
+class State(StrEnum):
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    LEFT = "left"
+
+
+GONE = (State.DEAD, State.LEFT)
+
+
+class Life(NamedTuple):
+    """incarnation: starts of the process. refutation: verdicts that this start has answered."""
+
+    incarnation: int
+    refutation: int = 0
+
+
+class Update(NamedTuple):
+    """News of a peer."""
+
+    peer_id: str
+    state: State
+    life: Life
+
+
+_TAKEN_IF: dict[tuple[State, State], Callable[[Life, Life], bool]] = {
+    (State.ALIVE, State.ALIVE): operator.gt,
+    (State.ALIVE, State.SUSPECT): operator.ge,
+    (State.ALIVE, State.DEAD): operator.ge,
+    (State.ALIVE, State.LEFT): operator.ge,
+    (State.SUSPECT, State.ALIVE): operator.gt,
+    (State.SUSPECT, State.SUSPECT): operator.gt,
+    (State.SUSPECT, State.DEAD): operator.ge,
+    (State.SUSPECT, State.LEFT): operator.ge,
+    (State.DEAD, State.ALIVE): operator.gt,
+    (State.DEAD, State.DEAD): operator.gt,
+    (State.DEAD, State.LEFT): operator.gt,
+    (State.LEFT, State.ALIVE): operator.gt,
+    (State.LEFT, State.DEAD): operator.gt,
+    (State.LEFT, State.LEFT): operator.gt,
+}
+"""(held, told): news is taken if taken_if(its life, the held life). What is not here changes nothing."""
+
+
+def is_news(held_state: State, held_life: Life, told: Update) -> bool:
+    """Does `told` change what is held of that peer?"""
+    taken_if = _TAKEN_IF.get((held_state, told.state))
+    return taken_if is not None and taken_if(told.life, held_life)
+
+
+def suspicion_s(base_s: float, num_others: int) -> float:
+    """How long a suspect has to refute: `base_s` in a mesh of up to 16, then with log2 of its size, as gossip takes
+    that many rounds to reach it and to come back."""
+    return base_s * max(1.0, math.log2(max(2, num_others + 1)) / 4)
+
+
+@dataclass(slots=True)
+class Member:
+    """What is held of one other peer. since: when it came to this state (a suspect: when its time began)."""
+
+    state: State
+    life: Life
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is to be done now: peers to probe, and verdicts that were just reached."""
+
+    probes: list[str] = field(default_factory=list)
+    dead: list[Update] = field(default_factory=list)
+
+
+class Swim:
+    """One node's knowledge of the others, and when to ask whom. Every method may be called at any time."""
+
+    def __init__(self, own_id: str, incarnation: int, timing: Timing, rng: random.Random) -> None:
+        self.own_id = own_id
+        self.life = Life(incarnation)
+        self.health = 0
+        self._timing = timing
+        self._rng = rng
+        self._members: dict[str, Member] = {}
+        self._round: list[str] = []
+        self._probe_at = -math.inf
+        self._seen_at: float | None = None
+        self._woke_at = -math.inf
+
+    def member(self, peer_id: str) -> Member | None:
+        return self._members.get(peer_id)
+
+    def updates(self) -> list[Update]:
+        """All that is held, the gone ones included."""
+        return [Update(peer_id, held.state, held.life) for peer_id, held in self._members.items()]
+
+    @property
+    def living(self) -> list[str]:
+        """The others that are alive or suspect."""
+        return [peer_id for peer_id, held in self._members.items() if held.state not in GONE]
+
+    @property
+    def probe_timeout_s(self) -> float:
+        return self._timing.probe_s * (1 + self.health)
+
+    def learn(self, told: Update, now: float) -> bool:
+        """Take news of another peer; True if it was news."""
+        held = self._members.get(told.peer_id)
+        if told.peer_id == self.own_id or (held is None and told.state is State.SUSPECT):
+            return False
+        if held is not None and not is_news(held.state, held.life, told):
+            return False
+        self._members.pop(told.peer_id, None)  # the gone ones in the order of their going
+        self._members[told.peer_id] = Member(told.state, told.life, now)
+        if told.state in GONE:
+            self._forget_oldest(now)
+        return True
+
+    def is_accused(self, told: Update) -> bool:
+        """Is this a verdict about ourselves, in this life, that must be answered?"""
+        return told.peer_id == self.own_id and told.state is not State.ALIVE and told.life >= self.life
+
+    def refute(self, told: Update) -> Update:
+        """Rise above a verdict about ourselves; answers what to tell the others. Being accused is a sign of ill
+        health: one's answers come late."""
+        if self.is_accused(told):
+            self.life = Life(self.life.incarnation, told.life.refutation + 1)
+            self._worse()
+        return Update(self.own_id, State.ALIVE, self.life)
+
+    def acked(self, peer_id: str, now: float) -> None:
+        """A probe of this peer was answered."""
+        self._notice_stall(now)
+        self.health = max(0, self.health - 1)
+
+    def failed(self, peer_id: str, began: float, now: float, *, asked: int, answered: int) -> Update | None:
+        """A probe was answered neither directly nor through the helpers that were asked; answers the new suspicion.
+
+        answered: helpers that could not reach it either, but said so. If none of several did, the fault may be here.
+        A probe during which this node stood still proves nothing.
+        """
+        self._notice_stall(now)
+        if asked and not answered:
+            self._worse()
+        held = self._members.get(peer_id)
+        if held is None or held.state is not State.ALIVE or began < self._woke_at:
+            return None
+        suspicion = Update(peer_id, State.SUSPECT, held.life)
+        return suspicion if self.learn(suspicion, now) else None
+
+    def helpers(self, peer_id: str) -> list[str]:
+        """Whom to ask to probe a peer in our place."""
+        others = [one for one, held in self._members.items() if held.state is State.ALIVE and one != peer_id]
+        return self._rng.sample(others, min(NUM_HELPERS, len(others)))
+
+    def tick(self, now: float) -> Step:
+        """Call this several times a period; a pause much longer than that means that this node stood still."""
+        self._notice_stall(now)
+        limit_s = suspicion_s(self._timing.suspicion_s, len(self.living))
+        dead = [
+            Update(peer_id, State.DEAD, held.life)
+            for peer_id, held in self._members.items()
+            if held.state is State.SUSPECT and now - held.since >= limit_s
+        ]
+        for verdict in dead:
+            self.learn(verdict, now)
+        if now < self._probe_at:
+            return Step([], dead)
+        self._probe_at = now + self._timing.period_s * (1 + self.health)
+        return Step(self._to_probe(), dead)
+
+    def _to_probe(self) -> list[str]:
+        living = self.living
+        if len(living) <= ALL_PROBED:
+            return living
+        suspects = [peer_id for peer_id in living if self._members[peer_id].state is State.SUSPECT]
+        chosen = self._rng.sample(suspects, min(MAX_SUSPECTS_PROBED, len(suspects)))
+        while True:
+            if not self._round:
+                self._round = living
+                self._rng.shuffle(self._round)
+            peer_id = self._round.pop()
+            held = self._members.get(peer_id)
+            if held is not None and held.state not in GONE:
+                return [*chosen, *([] if peer_id in chosen else [peer_id])]
+
+    def _notice_stall(self, now: float) -> None:
+        """After standing still, everything must be asked again: all suspects get their whole time once more."""
+        if self._seen_at is not None and now - self._seen_at > self._timing.stall_s:
+            self._woke_at = now
+            self._worse()
+            for held in self._members.values():
+                if held.state is State.SUSPECT:
+                    held.since = now
+        self._seen_at = now
+
+    def _worse(self) -> None:
+        self.health = min(MAX_HEALTH, self.health + 1)
+
+    def _forget_oldest(self, now: float) -> None:
+        gone = [peer_id for peer_id, held in self._members.items() if held.state in GONE]
+        for index, peer_id in enumerate(gone):
+            if now - self._members[peer_id].since > GONE_S or len(gone) - index > MAX_GONE:
+                del self._members[peer_id]

@@ -1,0 +1,216 @@
+"""Who is alive: a transition table, transcripts with hand-made times, and floods."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+
+from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.gossip import MAX_ITEMS, GossipQueue, retransmissions
+from exo_mesh.membership.swim import (
+    ALL_PROBED,
+    GONE_S,
+    MAX_GONE,
+    MAX_HEALTH,
+    NUM_HELPERS,
+    Life,
+    State,
+    Swim,
+    Update,
+    is_news,
+    suspicion_s,
+)
+
+TIMING = Timing(period_s=1.0, probe_s=0.5, suspicion_s=2.0, stall_s=1.0)
+ALIVE, SUSPECT, DEAD, LEFT = State
+OLD, SAME, NEW = Life(4, 9), Life(5, 1), Life(5, 2)
+
+
+def swim(*others: str) -> Swim:
+    one = Swim("me", 1, TIMING, random.Random(7))
+    for peer_id in others:
+        one.learn(Update(peer_id, ALIVE, Life(1)), 0.0)
+    return one
+
+
+def run_ticks(one: Swim, begin: float, end: float) -> list[Update]:
+    """Tick every 0.25 s; all verdicts."""
+    verdicts = []
+    now = begin
+    while now <= end:
+        verdicts += one.tick(now).dead
+        now += 0.25
+    return verdicts
+
+
+# held, told: taken with an older, the same, a newer life?
+TABLE = {
+    (ALIVE, ALIVE): (False, False, True),
+    (ALIVE, SUSPECT): (False, True, True),
+    (ALIVE, DEAD): (False, True, True),
+    (ALIVE, LEFT): (False, True, True),
+    (SUSPECT, ALIVE): (False, False, True),
+    (SUSPECT, SUSPECT): (False, False, True),
+    (SUSPECT, DEAD): (False, True, True),
+    (SUSPECT, LEFT): (False, True, True),
+    (DEAD, ALIVE): (False, False, True),
+    (DEAD, SUSPECT): (False, False, False),
+    (DEAD, DEAD): (False, False, True),
+    (DEAD, LEFT): (False, False, True),
+    (LEFT, ALIVE): (False, False, True),
+    (LEFT, SUSPECT): (False, False, False),
+    (LEFT, DEAD): (False, False, True),
+    (LEFT, LEFT): (False, False, True),
+}
+
+
+def test_every_pair_of_states_is_decided_and_what_is_illegal_changes_nothing() -> None:
+    assert TABLE.keys() == set(product(State, State))
+    for (held, told), expected in TABLE.items():
+        got = tuple(is_news(held, SAME, Update("p", told, life)) for life in (OLD, SAME, NEW))
+        assert got == expected, (held, told)
+        for life, is_taken in zip((OLD, SAME, NEW), expected, strict=True):
+            one = swim()
+            one.learn(Update("p", ALIVE, SAME), 0.0)
+            one.learn(Update("p", held, SAME), 0.0)
+            before = one.updates()
+            assert one.learn(Update("p", told, life), 1.0) is is_taken
+            assert (one.updates() != before) is is_taken
+
+
+def test_news_in_any_order_ends_in_the_same_state() -> None:
+    news = [Update("p", state, Life(1, number)) for state in State for number in range(3)]
+    ends = set()
+    for seed in range(50):
+        one = swim("p")
+        random.Random(seed).shuffle(news)
+        for told in [*news, *news]:  # gossip repeats
+            one.learn(told, 0.0)
+        held = one.member("p")
+        assert held is not None
+        ends.add(held.life)
+        assert held.state in (DEAD, LEFT), "nothing newer has refuted the last verdict"
+    assert ends == {Life(1, 2)}
+
+
+def test_a_silent_peer_is_suspected_and_then_dead_and_not_before_its_time() -> None:
+    one = swim("p", "q")
+    assert sorted(one.tick(0.0).probes) == ["p", "q"]
+    assert one.failed("p", 0.0, 0.5, asked=1, answered=1) == Update("p", SUSPECT, Life(1))
+    assert run_ticks(one, 0.75, 2.25) == []
+    assert run_ticks(one, 2.5, 2.5) == [Update("p", DEAD, Life(1))]
+    assert one.living == ["q"]
+
+
+def test_a_suspect_that_rises_above_the_suspicion_lives() -> None:
+    one = swim("p")
+    one.tick(0.0)
+    one.failed("p", 0.0, 0.5, asked=0, answered=0)
+    assert not one.learn(Update("p", ALIVE, Life(1, 0)), 1.0), "an old sign of life is none"
+    assert one.learn(Update("p", ALIVE, Life(1, 1)), 1.0)
+    assert run_ticks(one, 0.75, 10.0) == [] and one.living == ["p"]
+
+
+def test_one_rises_above_what_is_said_of_oneself_once() -> None:
+    one = swim("p")
+    verdict = Update("me", DEAD, Life(1, 0))
+    assert one.is_accused(verdict)
+    assert one.refute(verdict) == Update("me", ALIVE, Life(1, 1))
+    assert not one.is_accused(verdict), "that was answered"
+    assert one.refute(verdict) == Update("me", ALIVE, Life(1, 1))
+    assert one.refute(Update("me", LEFT, Life(1, 5))).life == Life(1, 6)
+    assert not one.is_accused(Update("me", ALIVE, Life(1, 99)))
+
+
+def test_a_node_that_stood_still_asks_before_it_judges() -> None:
+    one = swim("p", "q")
+    one.tick(0.0)
+    one.failed("q", 0.0, 0.5, asked=1, answered=1)
+    # stopped from 1 to 100: the suspicion of q ran out meanwhile, and a probe of p that was under way has failed
+    run_ticks(one, 0.75, 1.0)
+    assert one.failed("p", 0.9, 100.0, asked=1, answered=0) is None
+    assert one.tick(100.1).dead == [] and set(one.living) == {"p", "q"}
+    assert run_ticks(one, 100.25, 101.9) == []
+    assert run_ticks(one, 102.0, 102.25) == [Update("q", DEAD, Life(1))], "q had its whole time once more"
+
+
+def test_local_health_falls_when_nobody_answers_and_stretches_the_period() -> None:
+    one = swim("p", "q", "r")
+    one.tick(0.0)
+    for _ in range(2 * MAX_HEALTH):
+        one.failed("p", 0.0, 0.1, asked=2, answered=0)
+    assert one.health == MAX_HEALTH and one.probe_timeout_s == pytest.approx(0.5 * (1 + MAX_HEALTH))
+    one.acked("q", 0.2)
+    assert one.health == MAX_HEALTH - 1
+    assert one.failed("q", 0.0, 0.3, asked=2, answered=2) and one.health == MAX_HEALTH - 1, "helpers say it is not us"
+
+
+@pytest.mark.parametrize("count", [ALL_PROBED + 1, 100])
+def test_in_a_large_mesh_a_round_asks_each_peer_exactly_once(count: int) -> None:
+    others = [f"p{index}" for index in range(count)]
+    one = swim(*others)
+    asked = [one.tick(float(second)).probes for second in range(count)]
+    assert all(len(probes) == 1 for probes in asked)
+    assert sorted(probe for probes in asked for probe in probes) == sorted(others)
+
+
+def test_a_suspect_is_asked_each_period_in_a_large_mesh_too() -> None:
+    one = swim(*(f"p{index}" for index in range(100)))
+    one.failed("p50", 0.0, 0.1, asked=3, answered=3)
+    assert "p50" in one.tick(0.2).probes
+
+
+def test_helpers_are_few_alive_and_not_the_one_in_question() -> None:
+    one = swim(*(f"p{index}" for index in range(40)))
+    one.learn(Update("p1", SUSPECT, Life(1)), 0.0)
+    for _ in range(50):
+        chosen = one.helpers("p2")
+        assert len(set(chosen)) == NUM_HELPERS and not {"p1", "p2"} & set(chosen)
+
+
+def test_suspicion_lasts_longer_in_a_larger_mesh_by_its_logarithm() -> None:
+    assert [suspicion_s(1.5, count - 1) for count in (2, 3, 16)] == [1.5, 1.5, 1.5]
+    assert suspicion_s(1.5, 255) == pytest.approx(3.0)
+    assert suspicion_s(1.5, 1023) == pytest.approx(3.75)
+
+
+def test_the_gone_are_remembered_for_a_while_and_never_too_many() -> None:
+    one = swim()
+    for index in range(MAX_GONE + 100):
+        one.learn(Update(f"p{index}", DEAD, Life(1)), float(index) / 1000)
+    assert len(one.updates()) == MAX_GONE and one.member(f"p{MAX_GONE + 99}") is not None
+    one.learn(Update("late", DEAD, Life(1)), 10.0 + GONE_S)
+    assert [update.peer_id for update in one.updates()] == ["late"]
+
+
+def test_suspicion_of_a_stranger_is_no_news() -> None:
+    one = swim()
+    assert not one.learn(Update("p", SUSPECT, Life(1)), 0.0) and one.updates() == []
+
+
+def test_news_is_told_a_limited_number_of_times_the_least_told_first() -> None:
+    queue: GossipQueue[str] = GossipQueue()
+    queue.put("a", 2)
+    assert queue.take(5) == ["a"]
+    queue.put("b", 2)
+    assert queue.take(1) == ["b"]
+    assert sorted(queue.take(5)) == ["a", "b"]
+    assert queue.take(5) == [] and len(queue) == 0
+    queue.put("c", 0)
+    assert len(queue) == 0
+
+
+def test_a_flood_of_news_is_bounded_and_pushes_out_what_was_told_most() -> None:
+    queue: GossipQueue[int] = GossipQueue()
+    queue.put(-1, 1000)
+    queue.take(1)
+    for number in range(MAX_ITEMS + 100):
+        queue.put(number, 3)
+        assert len(queue) <= MAX_ITEMS
+    assert -1 not in queue.take(MAX_ITEMS)
+
+
+def test_retransmissions_grow_with_the_logarithm() -> None:
+    assert [retransmissions(count) for count in (0, 14, 254, 1022)] == [3, 12, 24, 30]

@@ -1,0 +1,373 @@
+"""Whole control planes (placer, ring keeper, stage host, reservations, instances) through seeded misfortune.
+
+Only the processes of the runners are not real. A ledger sees every stage that starts and ends, and checks at each
+start what must never happen: two stages of one instance on one peer at once (so that two plans in force would share a
+member), or a plan that comes up after a higher one was in force there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from exo_mesh.config import Settings
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.view import InstanceState
+from exo_mesh.errors import MeshError, StageLostError
+from exo_mesh.membership.detector import LAN
+from exo_mesh.node.control_service import ControlService
+from exo_mesh.node.custody import Custody
+from exo_mesh.node.instances import Instances
+from exo_mesh.node.members import Members
+from exo_mesh.node.memory import MemoryReading
+from exo_mesh.node.placer import Placer
+from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.stage_host import LocalModels, StageHost
+from exo_mesh.node.stage_status import StatusBoard
+from exo_mesh.node.supervisor import Limits
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import runner_pb2
+from exo_mesh.transport.plan_codec import plan_from_proto
+from tools.simulate.mesh import SimPeer, address_of
+from tools.simulate.network import Network
+from tools.simulate.virtual_loop import VirtualLoop, run
+
+MODEL = "organisation/some-model-0-8B-4bit"
+NUM_LAYERS = 8
+GB = 10**9
+QUIET_S = 35.0
+"""After the last misfortune: leases expire after 30 s, orphans end after 10 s."""
+
+CARD = ModelCard(
+    name=MODEL,
+    architecture="sim",
+    num_layers=NUM_LAYERS,
+    hidden_size=64,
+    vocab_size=100,
+    context_length=4096,
+    layer_bytes=(GB,) * NUM_LAYERS,
+    embed_bytes=0,
+    head_bytes=0,
+    tied=False,
+    kv_bytes_per_token=1,
+    dtype="bf16",
+    eos_ids=(0,),
+    legal_cuts=tuple(range(NUM_LAYERS)),
+    digest="d" * 64,
+)
+
+
+class Nothing:
+    """Takes any call and any attribute: metrics, a journal."""
+
+    def __getattr__(self, name: str) -> Nothing:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Nothing:
+        return self
+
+
+class AnyCut:
+    """Legal cuts where each layer may begin a stage."""
+
+    async def of(self, card: ModelCard, engine: str) -> tuple[int, ...]:
+        return card.legal_cuts
+
+
+class OneModel:
+    """A catalogue where everybody has the model."""
+
+    async def card(self, name: str) -> ModelCard:
+        return CARD
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every runner of the world. A violation is written down, with the time."""
+
+    loop: VirtualLoop
+    running: dict[tuple[str, str], SimRunner] = field(default_factory=dict)
+    highest: dict[tuple[str, str], Ballot] = field(default_factory=dict)
+    by_endpoint: dict[str, SimRunner] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    started: int = 0
+    rings_ready: set[tuple[str, Ballot]] = field(default_factory=set)
+
+    def start(self, runner: SimRunner) -> None:
+        self.started += 1
+        plan, peer = runner.plan, runner.peer
+        key = (peer.address, plan.instance_id)
+        before = self.running.get(key)
+        if before is not None and before.alive:
+            self.violate(f"{plan.ballot} starts on {peer.address} while {before.plan.ballot} runs there")
+        life = (peer.process.name, plan.instance_id)
+        if plan.ballot <= self.highest.get(life, Ballot(0, "")):
+            self.violate(f"{plan.ballot} starts on {peer.address} after {self.highest[life]}")
+        self.highest[life] = plan.ballot
+        self.running[key] = runner
+        self.by_endpoint[runner.endpoint] = runner
+
+    def violate(self, text: str) -> None:
+        self.violations.append(f"{self.loop.time():.2f} s: {text}")
+
+    @property
+    def alive(self) -> list[SimRunner]:
+        return [runner for runner in self.running.values() if runner.alive]
+
+
+class SimRunner:
+    """A runner that loads for a while, and ends when a hop of its ring has been broken for 5 s, as a real one does."""
+
+    def __init__(self, node: SimNode, start: runner_pb2.StartStage) -> None:
+        self.peer = node
+        self.plan: Plan = plan_from_proto(start.plan)
+        self.index = start.stage
+        self.label = f"{self.plan.instance_id}[{self.index}]"
+        self.board = StatusBoard()
+        self.beat: runner_pb2.Heartbeat | None = None
+        self.alive = False
+        self._ledger = node.ledger
+        self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._next = ""
+        self._rng = node.rng
+        self.endpoint = f"{node.address.partition(':')[0]}:{10_000 + self._ledger.started}"
+
+    async def run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
+        self.alive = True
+        self._ledger.start(self)
+        try:
+            await self._run(on_beat)
+        finally:
+            self.board.fail(StageLostError.code, "ended")
+            self.alive = False
+            self._gone.set()
+
+    async def _run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
+        if await self._stopped_within(self._rng.uniform(0.1, 2.0)):
+            return
+        self.board.publish(pb.StageStatus(listening=pb.StageListening(endpoint=self.endpoint, pid=1)))
+        broken_s = 0.0
+        while not await self._stopped_within(0.5):
+            on_beat(runner_pb2.Heartbeat())
+            if self._next and self._network_to(self._next):
+                broken_s = 0.0
+                if not self.board.ready:
+                    self.board.publish(pb.StageStatus(ready=pb.StageReady()))
+            elif self._next:
+                broken_s += 0.5
+            if broken_s > 5.0 or (self._rng.random() < self.peer.runner_death):
+                return
+
+    async def link(self, endpoint: str) -> None:
+        self._next = endpoint
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        await self._gone.wait()
+
+    def _network_to(self, endpoint: str) -> bool:
+        port = endpoint.rpartition(":")[2]
+        found = [one for name, one in self._ledger.by_endpoint.items() if name.rpartition(":")[2] == port]
+        return bool(found) and found[0].alive and self.peer.network.connected(self.peer.address, found[0].peer.address)
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+            await asyncio.sleep(self._rng.uniform(0.0, 1.0))  # a process takes its time to end
+            return True
+        return False
+
+
+class SimNode(SimPeer):
+    """exo_mesh.node.node.Node without sockets, disks and children."""
+
+    def __init__(self, network: Network, ledger: Ledger, index: int, incarnation: int) -> None:
+        self.ledger = ledger
+        self.rng = random.Random(network.rng.random())
+        self.runner_death = 0.0
+        super().__init__(network, index, incarnation, LAN)
+        self.process.context.run(self._wire)
+
+    def _wire(self) -> None:
+        membership, settings = self.membership, Settings(home=Path("/nowhere"), name=f"n{self.index}", min_peers=1)
+        device = replace(membership.own.devices[0], engine="dummy")
+        membership.own = replace(membership.own, devices=(device,), models=(MODEL,))
+        nothing: Any = Nothing()
+        catalogue: Any = OneModel()
+        self.host = StageHost(
+            membership.own.id,
+            settings,
+            LocalModels(lambda name: CARD, lambda name: Path("/nowhere")),
+            lambda engine, architecture: "",
+            lambda: MemoryReading(30 * GB, 24 * GB),
+            nothing,
+            clock=self.network.loop.time,
+            make_runner=cast(Any, lambda label, start, *args, **kwargs: SimRunner(self, start)),
+        )
+        members = Members(self.host, membership)
+        cuts: Any = AnyCut()
+        limits = Limits()
+        self.placer = Placer(settings, membership, members, cuts, nothing, self.host.usable_bytes, limits)
+        self.custody = Custody(membership, members, self.host, limits)
+        self.instances = Instances(membership, self.custody, self.placer, catalogue, self.rng)
+        membership._on_leave = self.custody.owner_left
+        membership._before_refute = self.custody.free_beaten
+        self.process.handler = ControlService(membership, self.host, catalogue, cuts, self.instances, nothing)
+
+    def begin(self, seeds: Any) -> None:
+        super().begin(seeds)
+        self.do(self.host.start)
+        self.do(self.custody.start)
+
+    async def place(self, spec: InstanceSpec) -> None:
+        with contextlib.suppress(MeshError):
+            await self.instances.ensure(spec)
+
+    async def delete(self, instance_id: str) -> None:
+        with contextlib.suppress(MeshError):
+            await self.instances.delete(instance_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one schedule. problems: what never may be, and what is left QUIET_S after the last misfortune."""
+
+    seed: int
+    peers: int
+    rings: int
+    stages: int
+    settled_s: float
+    problems: tuple[str, ...]
+
+
+class Schedule:
+    """One seeded story of a few nodes."""
+
+    def __init__(self, loop: VirtualLoop, seed: int, count: int, busy_s: float) -> None:
+        self.loop = loop
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.busy_s = busy_s
+        self.over = False
+        slow = self.rng.random() < 0.3
+        self.network = Network(loop, random.Random(seed + 1), delay_s=(0.001, 0.4 if slow else 0.01))
+        self.network.loss = self.rng.choice((0.0, 0.0, 0.01, 0.05))
+        self.ledger = Ledger(loop)
+        self.addresses = [address_of(index) for index in range(count)]
+        self.nodes = [SimNode(self.network, self.ledger, index, 1) for index in range(count)]
+
+    async def play(self) -> Outcome:
+        for node in self.nodes:
+            node.begin([address for address in self.addresses[:3] if address != node.address])
+        await asyncio.sleep(1.0)
+        end = self.loop.time() + self.busy_s
+        while self.loop.time() < end:
+            self._something()
+            await asyncio.sleep(self.rng.expovariate(1.0))
+        self.network.split()
+        self.network.loss = 0.0
+        for node in self.nodes:
+            node.runner_death = 0.0
+            if node.process.alive:
+                self.loop.wake_process(node.process.name)
+        quiet_at = self.loop.time()
+        while (left := self._left_over()) and self.loop.time() - quiet_at < QUIET_S:  # noqa: ASYNC110 - it is the clock
+            await asyncio.sleep(0.5)
+        problems = [*self.ledger.violations, *left]
+        settled_s = self.loop.time() - quiet_at
+        self.over = True
+        rings = len({(runner.plan.instance_id, runner.plan.ballot) for runner in self.ledger.by_endpoint.values()})
+        return Outcome(self.seed, len(self.nodes), rings, self.ledger.started, settled_s, tuple(problems))
+
+    @property
+    def up(self) -> list[SimNode]:
+        return [
+            node for node in self.nodes if node.process.alive and not self.loop.is_stopped(node.process.name)
+        ]  # fmt: skip
+
+    def _something(self) -> None:
+        node = self.rng.choice(self.up or self.nodes)
+        match self.rng.choice(("place", "place", "place", "kill", "stop", "stop", "split", "delete", "runner")):
+            case "place":
+                wish = InstanceSpec(MODEL, min_peers=self.rng.randint(1, min(3, len(self.nodes))))
+                for one in self.rng.sample(self.up, min(len(self.up), self.rng.choice((1, 1, 2, 3)))):
+                    self.network.start(one.process, one.place(wish))
+            case "kill":
+                self._kill(node)
+            case "stop":
+                self.loop.stop_process(node.process.name)
+                self.loop.call_later(self.rng.uniform(0.5, 10.0), self._wake, node)
+            case "split":
+                self.network.split(self.rng.sample(self.addresses, self.rng.randint(1, len(self.nodes) - 1)))
+                self.loop.call_later(self.rng.uniform(0.5, 8.0), self.network.split)
+            case "delete":
+                ids = sorted({one.plan.instance_id for _, one in node.membership.view.instances()})
+                if ids:
+                    self.network.start(node.process, node.delete(self.rng.choice(ids)))
+            case "runner":
+                node.runner_death = self.rng.choice((0.0, 0.02))
+
+    def _wake(self, node: SimNode) -> None:
+        if node.process.alive:
+            self.loop.wake_process(node.process.name)
+
+    def _kill(self, node: SimNode) -> None:
+        if not node.process.alive:
+            return
+        self.network.kill(node.process)
+        for runner in self.ledger.alive:
+            if runner.peer is node:
+                runner.alive = False  # its pipe to the node ends
+        if self.rng.random() < 0.7:
+            self.loop.call_later(self.rng.uniform(0.2, 6.0), self._restart, node)
+
+    def _restart(self, node: SimNode) -> None:
+        if self.over:
+            return
+        again = SimNode(self.network, self.ledger, node.index, node.incarnation + 1)
+        self.nodes[self.nodes.index(node)] = again
+        again.begin([address for address in self.addresses if address != again.address])
+
+    def _left_over(self) -> list[str]:
+        """What must not be when nothing has happened for a while."""
+        found = []
+        if any(one.instances.is_placing for one in self.nodes if one.process.alive):
+            found.append("still placing")
+        alive = [node for node in self.nodes if node.process.alive]
+        if len({node.membership.view.sum for node in alive}) > 1:
+            found.append("views differ: " + str([len(node.membership.peers) for node in alive]))
+        if not alive:
+            return found
+        records = alive[0].membership.view.records_of_instances()
+        ids = [one.plan.instance_id for _, one in records]
+        if len(ids) != len(set(ids)):
+            found.append(f"two records of one instance: {ids}")
+        ready = {(one.plan.instance_id, one.plan.ballot) for _, one in records if one.state is not InstanceState.FAILED}
+        for runner in self.ledger.alive:
+            if (runner.plan.instance_id, runner.plan.ballot) not in ready:
+                found.append(f"orphan {runner.label} of {runner.plan.ballot} on {runner.peer.address}")
+        for _, one in records:
+            held = [runner for runner in self.ledger.alive if runner.plan.ballot == one.plan.ballot
+                    and runner.plan.instance_id == one.plan.instance_id]  # fmt: skip
+            if one.state is InstanceState.READY and len(held) != len(one.plan.stages):
+                found.append(f"ghost: {one.plan.instance_id} {one.plan.ballot} has {len(held)} stages")
+        for node in alive:
+            running = {runner.plan.instance_id for runner in self.ledger.alive if runner.peer is node}
+            leaked = [lease.plan.instance_id for lease in node.host.leases if lease.plan.instance_id not in running]
+            if leaked:
+                found.append(f"leases without a stage on {node.address}: {leaked}")
+        return found
+
+
+def play(seed: int, count: int | None = None, busy_s: float = 10.0) -> Outcome:
+    """One schedule, in a world of its own."""
+    peers = count or random.Random(seed).randint(3, 5)
+    outcome: Outcome = run(lambda loop: Schedule(loop, seed, peers, busy_s).play())
+    return outcome

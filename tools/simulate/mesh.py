@@ -1,0 +1,274 @@
+"""Meshes of memberships alone: how fast they agree, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.membership.detector import LAN, Timing
+from exo_mesh.membership.service import Membership
+from exo_mesh.transport.control_client import ControlClient
+from tools.simulate.network import Network, Process, SimClient
+from tools.simulate.virtual_loop import VirtualLoop, run
+
+NUM_SEEDS = 3
+"""Peers of which every peer knows the address at its start."""
+
+
+def quiet() -> None:
+    """Thousands of deaths are no news here. Not in __main__: a pool's processes cannot import that."""
+    logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
+
+
+class Handler:
+    """Only what the membership answers; the other calls are for whole nodes."""
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    async def hello(self, request: Any, caller_host: str) -> Any:
+        return await self._membership.answer_hello(request, caller_host)
+
+    async def probe(self, request: Any) -> Any:
+        return self._membership.answer_probe(request)
+
+    async def indirect_probe(self, request: Any) -> Any:
+        return await self._membership.answer_indirect_probe(request)
+
+    async def exchange(self, request: Any) -> Any:
+        return self._membership.answer_exchange(request)
+
+    async def goodbye(self, request: Any) -> Any:
+        return self._membership.answer_goodbye(request)
+
+
+def own_info(index: int, incarnation: int) -> PeerInfo:
+    """As large as that of a real peer."""
+    device = Device("cpu", "Generic 16-core processor", ("dummy", "mlx"), "mlx", 16)
+    models = tuple(f"organisation/some-model-{number}-8B-4bit" for number in range(3))
+    return PeerInfo(
+        id=f"{index:08x}" * 4,
+        incarnation=incarnation,
+        name=f"machine-{index}",
+        version="0.1.0",
+        protocol=2,
+        namespace="default",
+        addresses=(address_of(index),),
+        api_url=f"http://10.0.{index // 250}.{index % 250}:52415",
+        devices=(device,),
+        models=models,
+    )
+
+
+def address_of(index: int) -> str:
+    return f"10.0.{index // 250}.{index % 250}:5000"
+
+
+class SimPeer:
+    """One start of one peer."""
+
+    def __init__(self, network: Network, index: int, incarnation: int, timing: Timing = LAN) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.network = network
+        self.left: list[str] = []
+        info = own_info(index, incarnation)
+        self.address = info.addresses[0]
+        self.process: Process = network.begin(self.address)
+        self._sequence = incarnation * 2**32
+        self.membership = self.process.context.run(
+            lambda: Membership(
+                info,
+                self._reading,
+                on_leave=lambda peer, records: self.left.append(peer.id),
+                timing=timing,
+                clock=network.loop.time,
+                rng=random.Random(network.rng.random()),
+                dial=lambda address: cast(ControlClient, SimClient(network, self.address, address)),
+            )
+        )
+        self.process.handler = Handler(self.membership)
+
+    def _reading(self) -> Telemetry:
+        self._sequence += 1
+        return Telemetry(self.membership.own.id, self._sequence, 64 * 2**30, 128 * 2**30, 0, 1.5)
+
+    def begin(self, seeds: Iterable[str]) -> None:
+        self.network.start(self.process, self._begin(list(seeds)))
+
+    async def _begin(self, seeds: list[str]) -> None:
+        self.membership.start(self.membership.own)
+        while not self.membership.peers and seeds:
+            for address in seeds:
+                self.membership.suggest(address)
+            await asyncio.sleep(0.5)
+
+    def do(self, action: Callable[[], Any]) -> None:
+        """Call something as this process."""
+        self.network.loop.call_soon(action, context=self.process.context.copy())
+
+
+@dataclass(slots=True)
+class Report:
+    """One row of the table. Times are simulated seconds; bytes and messages are sent, per peer and second."""
+
+    peers: int
+    seed: int
+    join_s: float
+    steady_messages: float
+    steady_bytes: float
+    busiest_bytes: float
+    change_s: float = 0.0
+    kill_s: float = 0.0
+    heal_s: float = 0.0
+    loss_false: int = 0
+    stalled_false: int = 0
+    disagreements: int = 0
+
+
+class Mesh:
+    """Peers that are up, and questions to all of them."""
+
+    def __init__(self, loop: VirtualLoop, count: int, seed: int) -> None:
+        self.loop = loop
+        self.network = Network(loop, random.Random(seed))
+        self.rng = random.Random(seed + 1)
+        self.peers = [SimPeer(self.network, index, 1) for index in range(count)]
+
+    @property
+    def seeds(self) -> list[str]:
+        return [address_of(index) for index in range(min(NUM_SEEDS, len(self.peers)))]
+
+    def agreed(self, peers: Iterable[SimPeer] | None = None, num_known: int | None = None) -> bool:
+        """Do these have one view, of `num_known` peers (themselves)?"""
+        chosen = list(self.peers if peers is None else peers)
+        expected = len(chosen) if num_known is None else num_known
+        if any(len(peer.membership.peers) != expected - 1 for peer in chosen):
+            return False
+        return len({peer.membership.view.sum for peer in chosen}) == 1
+
+    async def until(self, condition: Callable[[], bool], limit_s: float = 120.0) -> float:
+        """How long it took; infinity if it did not come about."""
+        began = self.loop.time()
+        while not condition():
+            if self.loop.time() - began > limit_s:
+                return float("inf")
+            await asyncio.sleep(0.05)
+        return self.loop.time() - began
+
+    async def traffic(self, seconds: float) -> tuple[float, float, float]:
+        """(messages, bytes, bytes of the busiest) sent per peer and second from now on."""
+        self.network.messages.clear()
+        self.network.num_bytes.clear()
+        await asyncio.sleep(seconds)
+        per = len(self.peers) * seconds
+        sent = self.network.num_bytes
+        return sum(self.network.messages.values()) / per, sum(sent.values()) / per, max(sent.values()) / seconds
+
+    def take_left(self) -> int:
+        """Verdicts of death since the last question."""
+        count = sum(len(peer.left) for peer in self.peers)
+        for peer in self.peers:
+            peer.left.clear()
+        return count
+
+
+def an_instance(peers: list[SimPeer]) -> InstanceInfo:
+    """A ring over some peers."""
+    ids = [peer.membership.own.id for peer in peers]
+    cuts = [round(index * 32 / len(ids)) for index in range(len(ids) + 1)]
+    stages = tuple(
+        StagePlan(one, "mlx", Shard("m", cuts[index], cuts[index + 1], 32), 10**9) for index, one in enumerate(ids)
+    )
+    inputs = PlanInputs(tuple((one, 10**10) for one in ids), "memory", 1)
+    plan = Plan("m-1", Ballot(1, ids[0]), "m", "d" * 64, stages, 8192, inputs)
+    endpoints = tuple(f"{peer.address.partition(':')[0]}:40000" for peer in peers)
+    return InstanceInfo(plan, InstanceState.READY, endpoints, tuple(range(len(ids))))
+
+
+async def measure(loop: VirtualLoop, count: int, seed: int, brief: bool) -> Report:
+    """Start all at once; a quiet time; a new instance; unless brief, a partition, loss and peers that stand still; a
+    death."""
+    mesh = Mesh(loop, count, seed)
+    for peer in mesh.peers:
+        peer.begin([address for address in mesh.seeds if address != peer.address])
+    join_s = await mesh.until(mesh.agreed)
+    await asyncio.sleep(5)
+    messages, num_bytes, busiest = await mesh.traffic(10)
+    row = Report(count, seed, join_s, messages, num_bytes, busiest)
+    row.disagreements += not mesh.agreed()
+    row.change_s = await change(mesh)
+    if not brief:
+        row.heal_s = await partition(mesh)
+        row.loss_false = await lose(mesh)
+        row.stalled_false = await stall(mesh)
+        row.disagreements += await mesh.until(mesh.agreed) == float("inf")
+    row.kill_s = await kill(mesh)
+    row.disagreements += float("inf") in (row.join_s, row.change_s, row.heal_s, row.kill_s)
+    return row
+
+
+async def change(mesh: Mesh) -> float:
+    """Seconds from a new instance at one peer to one view at all."""
+    owner = mesh.rng.choice(mesh.peers)
+    ring = an_instance(mesh.rng.sample(mesh.peers, min(4, len(mesh.peers))))
+    owner.do(lambda: owner.membership.put_instance("m-1", ring))
+    return await mesh.until(
+        lambda: mesh.agreed() and all(peer.membership.view.instances() for peer in mesh.peers)
+    )  # fmt: skip
+
+
+async def partition(mesh: Mesh) -> float:
+    """Seconds from the end of ten in two halves to one view."""
+    mesh.network.split({peer.address for peer in mesh.peers[: len(mesh.peers) // 2]})
+    await asyncio.sleep(10)
+    mesh.network.split()
+    return await mesh.until(mesh.agreed)
+
+
+async def lose(mesh: Mesh) -> int:
+    """Verdicts of death in twenty seconds with every twentieth message lost."""
+    await asyncio.sleep(5)
+    mesh.take_left()
+    mesh.network.loss = 0.05
+    await asyncio.sleep(20)
+    mesh.network.loss = 0.0
+    count = mesh.take_left()
+    await mesh.until(mesh.agreed)
+    return count
+
+
+async def stall(mesh: Mesh) -> int:
+    """Verdicts against others when every twentieth peer stands still for ten seconds and wakes."""
+    mesh.take_left()
+    stalled = mesh.rng.sample(mesh.peers, max(1, len(mesh.peers) // 20))
+    for peer in stalled:
+        mesh.loop.stop_process(peer.process.name)
+    await asyncio.sleep(10)
+    for peer in stalled:
+        mesh.loop.wake_process(peer.process.name)
+    await asyncio.sleep(10)
+    ids = {peer.membership.own.id for peer in stalled}
+    return sum(1 for peer in mesh.peers for one in peer.left if one not in ids)
+
+
+async def kill(mesh: Mesh) -> float:
+    """Seconds from a death to one view without the dead."""
+    victim = mesh.rng.choice(mesh.peers)
+    rest = [peer for peer in mesh.peers if peer is not victim]
+    mesh.network.kill(victim.process)
+    return await mesh.until(lambda: mesh.agreed(rest))
+
+
+def report(count: int, seed: int, *, brief: bool = False) -> Report:
+    """One row, in a world of its own."""
+    result: Report = run(lambda loop: measure(loop, count, seed, brief))
+    return result

@@ -1,0 +1,101 @@
+"""An event loop whose time passes only when everybody waits, so that an hour of a mesh takes seconds.
+
+Every simulated process runs in a context of its own. A process can be stopped as by SIGSTOP: none of its callbacks runs
+until it is woken, while the clock goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+from collections.abc import Callable
+from typing import Any
+
+PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("PROCESS", default="")
+
+
+class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+    """Instead of waiting, lets time pass."""
+
+    passed_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("the simulation is stuck: nothing is ready, and nobody waits for a time")
+        self.passed_s += max(0.0, timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Threads are not started: what would run in one runs at once."""
+
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        self._stopped: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...], Any]]] = {}
+        super().__init__(self._virtual)
+        self._clock_resolution = 1e-6
+
+    def time(self) -> float:
+        return self._virtual.passed_s
+
+    def stop_process(self, process: str) -> None:
+        """Run no callback of this process until `wake_process`."""
+        self._stopped.setdefault(process, [])
+
+    def wake_process(self, process: str) -> None:
+        for callback, args, context in self._stopped.pop(process, []):
+            self.call_soon(callback, *args, context=context)
+
+    def wake_all(self) -> None:
+        for process in list(self._stopped):
+            self.wake_process(process)
+
+    def is_stopped(self, process: str) -> bool:
+        return process in self._stopped
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        context = contextvars.copy_context() if context is None else context
+        process = context.get(PROCESS, "")
+        if not process:
+            return super().call_soon(callback, *args, context=context)
+        return super().call_soon(self._guarded, process, callback, args, context, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        context = contextvars.copy_context() if context is None else context
+        process = context.get(PROCESS, "")
+        if not process:
+            return super().call_at(when, callback, *args, context=context)
+        return super().call_at(when, self._guarded, process, callback, args, context, context=context)
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as exc:  # noqa: BLE001 - as the executor does
+            future.set_exception(exc)
+        return future
+
+    def _guarded(self, process: str, callback: Any, args: Any, context: Any) -> None:
+        if process in self._stopped:
+            self._stopped[process].append((callback, args, context))
+        else:
+            callback(*args)
+
+
+def run(work: Callable[[VirtualLoop], Any]) -> Any:
+    """Run a coroutine function in a new world, and end every task of it."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(None)
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(_to_the_end(loop, work))
+    finally:
+        loop.close()
+
+
+async def _to_the_end(loop: VirtualLoop, work: Callable[[VirtualLoop], Any]) -> Any:
+    try:
+        return await work(loop)
+    finally:
+        loop.wake_all()  # so that its tasks can be cancelled
