@@ -124,7 +124,9 @@ def test_two_and_two_are_one_again(net: Network, owner: str, members: str) -> No
     after = one_ring(net.hosts, "h1 h2 h3 h4")
     assert after is not None
     print(f"whole again {time.monotonic() - begin:.1f} s after the cable was back:", _told(after))
-    assert after["ballot"] == max(half["ballot"] for half in halves), "who had more right stands, and nothing was placed"
+    assert after["ballot"] == max(half["ballot"] for half in halves), (
+        "who had more right stands, and nothing was placed"
+    )
     assert all(chats(host) for host in net.hosts)
 
     end = time.monotonic() + QUIET_S
