@@ -14,9 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 _numbers = itertools.count()
 
@@ -86,6 +88,17 @@ class Host:
     def port(self, number: int) -> str:
         """The name of its port at the bridge of a network."""
         return f"p{self.index}n{number}"
+
+    def pids(self, module: str) -> set[int]:
+        """Live processes in this namespace that run `python -m module`, whoever their parent is by now."""
+        listed = subprocess.run(["ip", "netns", "pids", self.ns], check=True, capture_output=True, text=True).stdout
+        found = set()
+        for pid in map(int, listed.split()):
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if module in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                    found.add(pid)
+        return found
 
     def popen(self, *argv: str, **options: Any) -> subprocess.Popen[Any]:
         process = subprocess.Popen(["ip", "netns", "exec", self.ns, *argv], **options)
@@ -164,6 +177,23 @@ class Network:
         for index in range(1, num_hosts + 1):
             self.hosts.append(Host(self, index, tuple(range(num_networks)), self.folder / f"home{index}"))
         return self.hosts
+
+    def divide(self, hosts: list[Host]) -> None:
+        """Move hosts to a second bridge of network 0, joined to the first by one cable, which `cut` and `heal` pull
+        out and put back. No interface of any host goes down."""
+        ip("-n", self.switch, "link", "add", "br-far", "type", "bridge", "mcast_snooping", "0")
+        ip("-n", self.switch, "link", "set", "br-far", "up")
+        ip("-n", self.switch, "link", "add", "cable", "type", "veth", "peer", "name", "cable-far")
+        ip("-n", self.switch, "link", "set", "cable", "master", "br0", "up")
+        ip("-n", self.switch, "link", "set", "cable-far", "master", "br-far", "up")
+        for host in hosts:
+            ip("-n", self.switch, "link", "set", host.port(0), "master", "br-far")
+
+    def cut(self) -> None:
+        ip("-n", self.switch, "link", "set", "cable", "down")
+
+    def heal(self) -> None:
+        ip("-n", self.switch, "link", "set", "cable", "up")
 
     def delete(self) -> None:
         for process in self.processes:

@@ -21,6 +21,7 @@ from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 from exo_mesh.transport.doorkeeper import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, Doorkeeper
 from tests.node.meshes import until
+from tests.security.relay import Recorder, replay, said
 from tests.security.strangers import NOW
 
 OWN = issue(new_secret(), "alpha", ["127.0.0.1"], NOW)
@@ -50,47 +51,18 @@ async def closed_port() -> AsyncIterator[tuple[Handler, ControlServer]]:
     await server.stop(0)
 
 
-class Recorder:
-    """A machine in the middle that passes everything on and keeps what clients said, by connection."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.sessions: list[bytearray] = []
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        session = bytearray()
-        self.sessions.append(session)
-        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(self._copy(reader, up_writer, session), self._copy(up_reader, writer, bytearray()))
-
-    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, kept: bytearray) -> None:
-        while piece := await source.read(65536):
-            kept += piece
-            sink.write(piece)
-        sink.close()
-
-
 async def test_a_recorded_session_cannot_be_played_again() -> None:
     async with closed_port() as (handler, server):
-        recorder = Recorder(server.port)
-        middle = await asyncio.start_server(recorder.accept, "127.0.0.1", 0)
-        client = ControlClient(f"127.0.0.1:{middle.sockets[0].getsockname()[1]}", OWN)
-        assert await client.cancel("chatcmpl-5ecret1d")
-        await client.close()
-        middle.close()
-        await middle.wait_closed()
+        async with Recorder(server.port).listening() as recorder:
+            client = ControlClient(f"127.0.0.1:{recorder.port}", OWN)
+            assert await client.cancel("chatcmpl-5ecret1d")
+            await client.close()
         (session,) = recorder.sessions
         assert handler.calls == 1
-        assert len(session) > 1000 and b"chatcmpl-5ecret1d" not in session and b"exo_mesh.Control" not in session
-        for _ in range(3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(session)
-            try:
-                while await asyncio.wait_for(reader.read(65536), 5):
-                    pass
-            except ConnectionError:
-                pass
-            writer.close()
+        text = said(session)
+        assert len(text) > 1000 and b"chatcmpl-5ecret1d" not in text and b"exo_mesh.Control" not in text
+        for in_step in (False, True, False):
+            await replay(session, server.port, in_step=in_step)
         assert handler.calls == 1
 
 
