@@ -99,12 +99,15 @@ class Instances:
         return bool(self._flights)
 
     def distrust(self, instance: InstanceInfo) -> None:
-        """This plan has failed a request here: use it no more, and place the model by a higher ballot if need be."""
-        plan = instance.plan
-        self._distrusted[plan.instance_id] = max(plan.ballot, self._distrusted.get(plan.instance_id, NO_BALLOT))
+        """It has failed a request here: use it no more, and place the model by a higher ballot if need be.
+
+        If it is adopted later, its new owner has reached all its stages, and it gets another chance.
+        """
+        instance_id = instance.plan.instance_id
+        self._distrusted[instance_id] = max(instance.ballot, self._distrusted.get(instance_id, NO_BALLOT))
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
-        return instance.plan.ballot > self._distrusted.get(instance.plan.instance_id, NO_BALLOT)
+        return instance.ballot > self._distrusted.get(instance.plan.instance_id, NO_BALLOT)
 
     async def ensure(self, spec: InstanceSpec) -> InstanceInfo:
         """A ready instance that suits the wish: one there is, or one that is placed now; all who ask at once share it.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.node.instances import Instances
 from exo_mesh.node.ownership import ORPHAN_S, Claim, Orphans, adopter, beaten, claim
 
 
@@ -94,3 +96,15 @@ def test_what_a_woken_node_must_free_first() -> None:
     assert beaten([mine], [an_instance(2, "y", "b", state=InstanceState.LOADING)]) == []
     assert beaten([mine], [an_instance(1, "x", "a")]) == []
     assert beaten([mine], [an_instance(9, "y", "b", name="m-2")]) == []
+
+
+def test_a_ring_that_failed_a_request_here_is_not_used_until_somebody_has_adopted_it() -> None:
+    unused: Any = None
+    known = Instances(unused, unused, unused, unused, unused)
+    ring = an_instance(1, "x", "a", "b")
+    adopted = replace(ring, adopted=Ballot(2, "a"))
+    known.distrust(ring)
+    assert not known.is_trusted(ring)
+    assert known.is_trusted(adopted), "its new owner has reached every stage: no reason to place it anew"
+    known.distrust(adopted)
+    assert not known.is_trusted(adopted) and known.is_trusted(an_instance(3, "y", "b"))
