@@ -146,8 +146,11 @@ class Swim:
     def learn(self, told: Update, now: float) -> bool:
         """Take news of another peer; True if it was news."""
         held = self._members.get(told.peer_id)
-        if told.peer_id == self.own_id or (held is None and told.state is State.SUSPECT):
+        if told.peer_id == self.own_id:
             return False
+        known = 0 if held is None else held.life.incarnation
+        if told.state is State.SUSPECT and told.life.incarnation > known:
+            return False  # whoever has not been admitted in this start is not probed here either
         if held is not None and not is_news(held.state, held.life, told):
             return False
         self._members.pop(told.peer_id, None)  # the gone ones in the order of their going

@@ -169,6 +169,8 @@ class Instances:
                 except BallotBeatenError as exc:
                     failure = exc
                     self._custody.note(instance_id, exc.ballot)
+                    if exc.ballot.proposer == self._membership.own.id:
+                        continue  # used before this node's present start: nobody places by it now
                     try:
                         return await self._join(instance_id, spec, exc.ballot)
                     except (StageLostError, DeadlineError) as lost:

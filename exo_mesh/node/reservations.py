@@ -61,12 +61,14 @@ class Reservations:
 
     Two plans of one instance that share this node are put in order here: the higher ballot wins, except that a plan
     which is ready only gives way to a higher counter, that is, to somebody who knows of it. A promise outlives its
-    lease: what is below it is refused for as long as this process lives, and with the process its stages end.
+    lease: what is below it is refused for as long as this process lives, and with the process its stages end. So is a
+    ballot that was committed here, for any other plan: its proposer has started anew, and forgotten that it used it.
     """
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
         self._promised: dict[str, Ballot] = {}
+        self._used: dict[str, Ballot] = {}
 
     @property
     def leases(self) -> list[Lease]:
@@ -99,8 +101,8 @@ class Reservations:
             return Answer(True, usable_bytes)
         if plan.ballot < promised:
             return Answer(False, usable_bytes, f"ballot {plan.ballot} is below {promised}, promised here", promised)
-        if held is not None and held.ballot == plan.ballot and held.committed:
-            return Answer(False, usable_bytes, f"ballot {plan.ballot} is in force here for another plan", held.ballot)
+        if plan.ballot <= (used := self._used.get(plan.instance_id, NO_BALLOT)):
+            return Answer(False, usable_bytes, f"ballot {plan.ballot} was of another plan here", used)
         if held is not None and held.ready and held.ballot.counter >= plan.ballot.counter:
             return Answer(False, usable_bytes, f"ballot {held.ballot} is ready here", held.ballot)
         usable_bytes += held.stage.reserve_bytes if held is not None else 0
@@ -132,6 +134,7 @@ class Reservations:
         lease = self.lease(instance_id, ballot)
         if lease is not None:
             lease.committed, lease.expires_at = True, now + LEASE_S
+            self._used[instance_id] = ballot
         return lease
 
     def release(self, instance_id: str, ballot: Ballot) -> Lease | None:
@@ -157,3 +160,4 @@ class Reservations:
                 break
             if oldest not in self._leases:
                 del self._promised[oldest]
+                self._used.pop(oldest, None)

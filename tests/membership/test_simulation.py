@@ -12,6 +12,8 @@ from tools.simulate.ballots import play
 from tools.simulate.mesh import Report, report
 
 NUM_SCHEDULES = 120
+ONCE_WRONG = (5146, 6243, 6935)
+"""A suspicion of a start not known here; a restarted proposer's used ballot; a swallowed cancellation."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def test_a_peer_of_a_large_mesh_sends_no_more_than_one_of_a_small_one(meshes: di
 
 
 def test_no_two_plans_of_an_instance_share_a_member_and_nothing_is_left_over() -> None:
-    outcomes = [play(seed) for seed in range(NUM_SCHEDULES)]
+    outcomes = [play(seed) for seed in (*range(NUM_SCHEDULES), *ONCE_WRONG)]
     assert [outcome for outcome in outcomes if outcome.problems] == []
     assert sum(outcome.rings for outcome in outcomes) > NUM_SCHEDULES, "the schedules do place something"
 

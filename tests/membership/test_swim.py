@@ -95,6 +95,15 @@ def test_news_in_any_order_ends_in_the_same_state() -> None:
     assert ends == {Life(1, 2)}
 
 
+def test_a_suspicion_of_a_start_that_is_not_known_here_waits_until_that_start_is() -> None:
+    one = swim("p")
+    assert not one.learn(Update("p", SUSPECT, Life(2)), 0.0) and not one.learn(Update("q", SUSPECT, Life(1)), 0.0)
+    assert one.updates() == [Update("p", ALIVE, Life(1))]
+    one.learn(Update("p", DEAD, Life(1, 2**32)), 1.0)  # what the membership does when a peer has restarted
+    assert one.learn(Update("p", ALIVE, Life(2)), 1.0)
+    assert one.learn(Update("p", SUSPECT, Life(2)), 2.0)
+
+
 def test_a_silent_peer_is_suspected_and_then_dead_and_not_before_its_time() -> None:
     one = swim("p", "q")
     assert sorted(one.tick(0.0).probes) == ["p", "q"]

@@ -107,6 +107,9 @@ def test_one_ballot_is_for_one_plan() -> None:
     held.renew("m-1", A1, 0.0)
     refused = held.reserve(plan(A1, 500), 0, 1000, 2.0)
     assert not refused.granted and refused.beaten_by == A1
+    held.release("m-1", A1)
+    assert held.reserve(plan(A1, 500), 0, 1000, 3.0).beaten_by == A1, "nor for one that comes after it"
+    assert held.reserve(plan(A2, 500), 0, 1000, 3.0).granted
 
 
 def committed() -> Reservations:

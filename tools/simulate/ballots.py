@@ -179,7 +179,8 @@ class SimRunner:
 
     async def _stopped_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
             await asyncio.sleep(self._rng.uniform(0.0, 1.0))  # a process takes its time to end
             return True
         return False

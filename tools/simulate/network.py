@@ -155,7 +155,8 @@ class SimClient:
             silent_s = 0.0
             while silent_s < PING_S:
                 try:
-                    item = await asyncio.wait_for(items.get(), 0.5)
+                    async with asyncio.timeout(0.5):  # wait_for of Python 3.11 may swallow a cancellation
+                        item = await items.get()
                 except TimeoutError:
                     reached = network.connected(self._own, self.address) and not network.loop.is_stopped(process.name)
                     silent_s = 0.0 if reached else silent_s + 0.5

@@ -47,6 +47,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         for callback, args, context in self._stopped.pop(process, []):
             self.call_soon(callback, *args, context=context)
 
+    @staticmethod
+    def _unless_cancelled(handle: list[asyncio.Handle], callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Late, because the process stood still: meanwhile, or just before, somebody may have cancelled it."""
+        if not handle[0].cancelled():
+            callback(*args)
+
     def wake_all(self) -> None:
         for process in list(self._stopped):
             self.wake_process(process)
@@ -59,14 +65,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         process = context.get(PROCESS, "")
         if not process:
             return super().call_soon(callback, *args, context=context)
-        return super().call_soon(self._guarded, process, callback, args, context, context=context)
+        handle: list[asyncio.Handle] = []
+        handle.append(super().call_soon(self._guarded, process, handle, callback, args, context, context=context))
+        return handle[0]
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         context = contextvars.copy_context() if context is None else context
         process = context.get(PROCESS, "")
         if not process:
             return super().call_at(when, callback, *args, context=context)
-        return super().call_at(when, self._guarded, process, callback, args, context, context=context)
+        handle: list[asyncio.TimerHandle] = []
+        handle.append(super().call_at(when, self._guarded, process, handle, callback, args, context, context=context))
+        return handle[0]
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
         future = self.create_future()
@@ -76,9 +86,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             future.set_exception(exc)
         return future
 
-    def _guarded(self, process: str, callback: Any, args: Any, context: Any) -> None:
+    def _guarded(self, process: str, handle: Any, callback: Any, args: Any, context: Any) -> None:
         if process in self._stopped:
-            self._stopped[process].append((callback, args, context))
+            self._stopped[process].append((self._unless_cancelled, (handle, callback, args), context))
         else:
             callback(*args)
 
