@@ -163,7 +163,8 @@ class Runner:
         patience_s = self._limits.first_message_s
         while True:
             try:
-                report = await asyncio.wait_for(runner_pipe.read_message(reader, runner_pb2.FromRunner), patience_s)
+                async with asyncio.timeout(patience_s):  # wait_for of Python 3.11 may swallow a cancellation
+                    report = await runner_pipe.read_message(reader, runner_pb2.FromRunner)
             except TimeoutError as exc:
                 raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s") from exc
             if report is None:

@@ -66,7 +66,8 @@ class DriverChannels:
 
     async def _next(self, call: Any, patience_s: float, started: bool) -> pb.GenerateEvents | None:
         try:
-            message = await asyncio.wait_for(call.read(), patience_s)
+            async with asyncio.timeout(patience_s):  # wait_for of Python 3.11 may swallow a cancellation
+                message = await call.read()
         except TimeoutError as exc:
             text = f"the ring has been silent for {patience_s:.0f} s"
             raise (StageLostError(text) if started else DeadlineError(text)) from exc
