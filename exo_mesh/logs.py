@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 import logging
@@ -89,14 +90,19 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
 def quiet_libraries() -> None:
     """Stop gRPC from writing to the screen, or into the log what any stranger sends. Call before grpc is imported."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still tells of a taken port, which we replace
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_not_undecodable)
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
     os.environ.setdefault("GLOG_minloglevel", "2")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
-def _not_undecodable(record: logging.LogRecord) -> bool:
-    """gRPC logs a message that is no protobuf with a traceback; who sent it has had an error in answer."""
-    return not (record.exc_info and type(record.exc_info[1]).__name__ == "DecodeError")
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """Not what gRPC logs with a traceback though nothing is wrong.
+
+    A message that is no protobuf: who sent it has had an error in answer. A stream that is cancelled before its handler
+    has begun, as when a server stops just then: whoever opened it sees the end of the stream.
+    """
+    cause = record.exc_info[1] if record.exc_info else None
+    return not isinstance(cause, asyncio.CancelledError) and type(cause).__name__ != "DecodeError"
 
 
 def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:

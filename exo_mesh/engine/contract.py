@@ -20,16 +20,35 @@ from exo_mesh.domain.tensor import Tensor
 
 Rollback = Literal["any", "checkpoints", "none"]
 
+KvKind = Literal["full", "window", "chunked", "latent", "recurrent"]
+"""full: keys and values of every position. window: of the last so many. chunked: from the last multiple of so many on.
+latent: what keys and values are computed from (MLA). recurrent: a state of constant size (SSM, linear, convolution)."""
+
+Compute = Literal["cpu", "metal", "cuda", "rocm", "xpu", "npu"]
+
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Can this engine run on this machine, why (not), and what would help. Found without importing heavy libraries."""
+    """Can this engine run on this machine, why (not), and what would help. Found without importing heavy libraries.
+
+    compute: what it would compute on; the capability tag is `<engine>-<compute>`. Never a GPU without one being there.
+    """
 
     available: bool
     reason: str
     remedy: str = ""
+    compute: Compute = "cpu"
     preference: int = 0
     """The available engine with the highest preference is chosen by `--engine auto`; one below 0 only by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A named tensor that crosses a hop: `[tokens, *item_shape]` in `dtype`, tokens in row order."""
+
+    name: str
+    dtype: str
+    item_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,22 +56,34 @@ class Capabilities:
     """What a loaded stage can do; declared, never guessed.
 
     ragged: rows of different n may share one forward. rollback: to which positions KV can be cut back.
-    dtypes: activation dtypes accepted on input.
+    dtypes: activation dtypes accepted on input, whatever dtype the stage computes in. kv: the kinds of KV its layers
+    keep, each once. inputs, outputs: what it takes and gives besides rows and token ids, the main tensor first; inputs
+    is empty on the first stage, outputs on the last one, and both on a stage that has not been loaded.
+    row_exact: the bits of a row's result depend neither on the other rows nor on how its prompt was cut into chunks.
     """
 
     ragged: bool
     rollback: Rollback
     dtypes: tuple[str, ...]
+    kv: tuple[KvKind, ...] = ("full",)
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    row_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What a stage must load. `options` are engine settings that the operator gave (`--engine-option key=value`)."""
+    """What a stage must load. `options` are engine settings that the operator gave (`--engine-option key=value`).
+
+    activation_dtype: what the stage hands on, agreed by all engines of a mixed ring; "" for the dtype that the model's
+    own code gives, which keeps a ring of one engine bit-exact.
+    """
 
     shard: Shard
     model_dir: Path
     context_limit: int
     options: Mapping[str, str] = field(default_factory=dict)
+    activation_dtype: str = ""
 
 
 class StageInput(msgspec.Struct, frozen=True):
@@ -128,6 +159,29 @@ class StageEngine(Protocol):
         """Free all; the object is not used afterwards."""
 
 
+@dataclass(frozen=True, slots=True)
+class SavedSequence:
+    """What a stage holds of one sequence, as bytes: `length` positions in named tensors whose meaning is the engine's.
+
+    Only the same engine with the same shard of the same model can take it back.
+    """
+
+    length: int
+    tensors: Mapping[str, Tensor]
+
+
+@runtime_checkable
+class SequenceSaver(Protocol):
+    """What a stage engine has besides if a sequence's KV can be copied out and in again, on this machine or another."""
+
+    def save(self, sequence: int) -> SavedSequence:
+        """Copy out what the stage holds of a sequence. Raises EngineError if it is unknown. Changes nothing."""
+
+    def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
+        """Begin (or replace) a sequence with what was saved; the next row may start at any pos0 <= saved.length that
+        `rollback` allows. Raises EngineError, changing nothing, if the tensors do not fit this stage."""
+
+
 class EngineProvider(Protocol):
     """The door through which the core finds an engine."""
 
@@ -145,6 +199,37 @@ class EngineProvider(Protocol):
 
     def create(self) -> StageEngine:
         """Import the library and make an engine; called once, in the runner's compute thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSurvey:
+    """What an engine knows of a model from its config and the headers of its weights, before a weight is read.
+
+    legal_cuts: layers before which a stage may begin; empty for a model that runs in one piece only, and then `reason`.
+    layer_bytes[i]: weights of layer i as this engine holds them (dequantised, maybe); embed_bytes, head_bytes:
+    what the first and the last stage hold besides. kv_bytes_per_token[i]: what layer i keeps per position;
+    kv_fixed_bytes[i]: per sequence, however long it is. layer_kinds[i]: equal for layers of equal code and shapes.
+    An empty tuple: as the model's card says.
+    """
+
+    legal_cuts: tuple[int, ...]
+    reason: str = ""
+    layer_bytes: tuple[int, ...] = ()
+    embed_bytes: int = 0
+    head_bytes: int = 0
+    kv_bytes_per_token: tuple[int, ...] = ()
+    kv_fixed_bytes: tuple[int, ...] = ()
+    layer_kinds: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Surveyor(Protocol):
+    """What a provider has besides if it can look at a model before loading it. Without it every boundary is legal, and
+    bytes are those of the files."""
+
+    def survey(self, model_dir: Path) -> ModelSurvey:
+        """May import the heavy library, so it is asked only in its own process. Raises ModelError for a model that it
+        cannot run, naming file and tensor or key."""
 
 
 @runtime_checkable

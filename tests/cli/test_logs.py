@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -26,6 +27,22 @@ def test_json_lines_carry_the_extra_fields_and_the_traceback() -> None:
     assert first["request_id"] == "r1"
     assert first["time"].endswith("+00:00")
     assert "ValueError: x" in second["traceback"]
+
+
+def test_grpc_is_silent_about_streams_that_end_and_garbage_but_not_about_errors() -> None:
+    stream = io.StringIO()
+    setup_logging("console", "info", stream)
+
+    class DecodeError(Exception):
+        """As protobuf calls it."""
+
+    for error in (asyncio.CancelledError(), DecodeError("no protobuf"), ValueError("ours")):
+        try:
+            raise error
+        except BaseException as exc:
+            logging.getLogger("grpc._cython.cygrpc").exception("after %s", type(exc).__name__)
+    said = [line[9:] for line in stream.getvalue().splitlines() if " after " in line]
+    assert said == ["error: after ValueError"]
 
 
 def test_console_lines_are_short() -> None:
