@@ -62,11 +62,18 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
     message: str
 
 
+class StageReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a stage says of a frame that it passes on: seconds of computing it, and of waiting for its turn before."""
+
+    compute_s: float
+    waited_s: float
+
+
 class Frame(msgspec.Struct, frozen=True):
     """`step` is unique and rising within (instance, ballot); stages drop repeats by it.
 
     token_ids has one id per token of all rows, in row order: stage 0 embeds them, later stages may need them too.
-    free_blocks[i] is the number of KV blocks that stage i had free when it passed the frame on.
+    reports[i] is that of stage i, as far as the frame has come.
     """
 
     ballot: Ballot
@@ -77,7 +84,7 @@ class Frame(msgspec.Struct, frozen=True):
     ops: tuple[Op, ...] = ()
     tensors: dict[str, Tensor] = {}
     faults: tuple[Fault, ...] = ()
-    free_blocks: tuple[int, ...] = ()
+    reports: tuple[StageReport, ...] = ()
 
     def __post_init__(self) -> None:
         if sum([row.n for row in self.rows]) != len(self.token_ids):

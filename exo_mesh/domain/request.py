@@ -40,7 +40,8 @@ class GenerateRequest:
     """Token ids in. `resume_ids` were already emitted by an earlier plan: they count as output, and are not sent again.
 
     stop_ids end the request when drawn and are not emitted, unless ignore_eos; they cannot be drawn before
-    min_tokens have been.
+    min_tokens have been. client: whose turn this request is, in the fair sharing of a ring; a higher priority goes
+    before all lower ones.
     """
 
     request_id: str
@@ -51,6 +52,10 @@ class GenerateRequest:
     ignore_eos: bool = False
     min_tokens: int = 0
     resume_ids: tuple[int, ...] = ()
+    client: str = ""
+    priority: int = 0
+    resumed: bool = False
+    """It was accepted on an earlier ring: it does not queue again."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -16,12 +16,15 @@ from exo_mesh.errors import CancelledRequestError, InputError, MeshError, Overlo
 from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events
 from exo_mesh.runner.laps import LapTimes
-from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.mailbox import PARK_AT, Mailbox
+from exo_mesh.runner.pace import Pace
 from exo_mesh.runner.scheduler import Limits, Scheduler, Work
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
 SIGN_OF_LIFE_S = 5.0
 """How often a request that waits in the queue hears of the ring; its entry peer gives up after 30 s of silence."""
+
+MAX_RETRY_AFTER_S = 30.0
 
 _log = logging.getLogger(__name__)
 
@@ -36,13 +39,14 @@ class Driver:
     def __init__(self, ballot: Ballot, limits: Limits, send: Callable[[Frame], None]) -> None:
         self._ballot = ballot
         self._ballot_proto = ballot_to_proto(ballot)
-        self._scheduler = Scheduler(limits)
+        self._pace = Pace(limits.num_stages)
+        self._scheduler = Scheduler(limits, self._pace)
         self._limits = limits
         self._send = send
         self._live: dict[int, Generation] = {}
         self._by_request: dict[str, int] = {}
         self._ops: list[Op] = []
-        self._in_flight: set[int] = set()
+        self._in_flight: dict[int, Work] = {}
         self._last_step = 0
         self._last_sequence = 0
         self._signed_at = 0.0
@@ -79,17 +83,29 @@ class Driver:
             self._end(sequence_id, CancelledRequestError("the request was cancelled"))
             self.pump()
 
+    def unpark(self, request_id: str, mailbox: Mailbox) -> None:
+        """Whoever waits at `mailbox` has taken all that was in it: the sequence goes on."""
+        mailbox.parked = False
+        sequence_id = self._by_request.get(request_id)
+        if sequence_id is not None and self._live[sequence_id].mailbox is mailbox:
+            self._live[sequence_id].sequence.parked = False
+            self.pump()
+
     def returned(self, frame: Frame, logits: np.ndarray | None) -> None:
         """A frame came round and the last stage has computed it; logits are float32 `[sum(num_logits), vocab]`."""
-        self._in_flight.discard(frame.step)
         now = time.perf_counter()
-        self.laps.returned(frame.step, now)
+        lap_s = self.laps.returned(frame.step, now)
+        work = self._in_flight.pop(frame.step, None)
+        if work is not None:
+            self._scheduler.came_round(work)
         if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
-            self._sign_of_life(now)
+            self._look_after_waiting(now)
         for fault in frame.faults:
             self._end(fault.sequence, error_from_code(fault.code, fault.message))
         if logits is not None:
             self._draw(frame, logits)
+        if work is not None and lap_s is not None:
+            self._learn(work, lap_s, frame, time.perf_counter() - now)
         for row in frame.rows:
             if not row.num_logits and row.sequence in self._live:
                 self._tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
@@ -114,34 +130,49 @@ class Driver:
             self._ops.append(Remove(sequence.id))
         for sequence in self._scheduler.admit():
             self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
-        while len(self._in_flight) < self._limits.max_in_flight:
-            work = self._scheduler.next_work()
-            if work is None:
-                break
+        while (work := self._scheduler.next_work()) is not None:
             self._start(work)
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
-    def _sign_of_life(self, now: float) -> None:
-        """Tell those who wait in the queue that the ring moves on: silence would mean to them that it does not."""
+    def _look_after_waiting(self, now: float) -> None:
+        """Tell those who wait in the queue that the ring moves on: silence would mean to them that it does not. Whoever
+        has waited too long is refused, unless it was running already."""
         self._signed_at = now
-        for sequence in self._scheduler.waiting:
-            self._tell(self._live[sequence.id], prefill_events, 0)
+        for sequence in list(self._scheduler.waiting):
+            generation = self._live[sequence.id]
+            waited_s = now - generation.submitted_at
+            if waited_s > self._limits.max_wait_s and not sequence.resumed:
+                retry_after_s = min(MAX_RETRY_AFTER_S, self._limits.max_wait_s)
+                error = OverloadError(f"waited {waited_s:.0f} s for a turn on the ring", retry_after_s=retry_after_s)
+                self._end(sequence.id, error)
+            else:
+                self._tell(generation, prefill_events, 0)
 
     def _start(self, work: Work) -> None:
         self._last_step += 1
         frame = Frame(
             ballot=self._ballot,
             step=self._last_step,
-            batch=self._last_step % self._limits.max_in_flight,
+            batch=self._last_step % self._limits.num_stages,
             rows=work.rows,
             token_ids=work.token_ids,
             ops=tuple(self._ops),
         )
         self._ops.clear()
-        self._in_flight.add(frame.step)
+        self._in_flight[frame.step] = work
         self.laps.sent(frame.step, time.perf_counter())
         self._send(frame)
+
+    def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
+        """Drawing is work of the last stage like its layers: no other frame is computed there meanwhile."""
+        waited_s = sum(report.waited_s for report in frame.reports)
+        if work.is_prefill:
+            self._pace.prefilled(len(work.token_ids), lap_s, waited_s)
+        elif work.rows and frame.reports:
+            compute_s = [report.compute_s for report in frame.reports]
+            compute_s[-1] += draw_s
+            self._pace.decoded(len(work.rows), lap_s + draw_s, compute_s, waited_s)
 
     def _draw(self, frame: Frame, logits: np.ndarray) -> None:
         stop = 0
@@ -163,6 +194,8 @@ class Driver:
             self._end(generation.sequence.id, None)
         else:
             self._scheduler.token_drawn(generation.sequence, draw.token_id)
+            if generation.mailbox.backlog >= PARK_AT:
+                generation.mailbox.parked = generation.sequence.parked = True
 
     def _end(self, sequence_id: int, error: MeshError | None) -> None:
         """Forget a request; `error` is posted unless the request ended well. Unknown sequences change nothing."""

@@ -14,7 +14,7 @@ from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.runner.generation import error_events
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.worker import Cancel, Submit, Worker
+from exo_mesh.runner.worker import Cancel, Submit, Unpark, Worker
 from exo_mesh.transport.driver_codec import request_from_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
 
@@ -40,6 +40,8 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         try:
             while True:
                 message = await mailbox.next()
+                if mailbox.parked:
+                    self._worker.inbox.put_nowait(Unpark(wanted.request_id, mailbox))
                 yield message
                 if message.error_code or any(event.finish for event in message.events):
                     return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -17,19 +18,22 @@ from exo_mesh.runner.scheduler import Sequence
 
 @dataclass(slots=True)
 class Generation:
-    """Lives from submit to its end. `index` counts output tokens, those of an earlier plan included."""
+    """Lives from submit to its end. `index` counts output tokens, those of an earlier plan included.
+    submitted_at: seconds of `time.perf_counter`."""
 
     request: GenerateRequest
     sequence: Sequence
     sampler: Sampler
     mailbox: Mailbox
     index: int
+    submitted_at: float = field(default_factory=time.perf_counter)
 
     @staticmethod
     def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
         """Prompt and already emitted tokens are context; the sampler counts the latter as output."""
         sampler = Sampler(request)
-        sequence = Sequence(sequence_id, [*request.prompt_ids, *request.resume_ids])
+        tokens = [*request.prompt_ids, *request.resume_ids]
+        sequence = Sequence(sequence_id, tokens, request.client, request.priority, request.resumed)
         return Generation(request, sequence, sampler, mailbox, len(request.resume_ids))
 
     @property

@@ -21,12 +21,14 @@ class LapTimes:
     def sent(self, step: int, now: float) -> None:
         self._sent[step] = now
 
-    def returned(self, step: int, now: float) -> None:
-        """A frame is back; an unknown step is ignored."""
+    def returned(self, step: int, now: float) -> float | None:
+        """A frame is back: how long its lap took, or None if its step is unknown."""
         start = self._sent.pop(step, None)
-        if start is not None:
-            self._laps.append(now - start)
-            self.count += 1
+        if start is None:
+            return None
+        self._laps.append(now - start)
+        self.count += 1
+        return now - start
 
     def quantiles(self) -> tuple[float, float]:
         """(p50, p99) in seconds; zeros before the first lap."""

@@ -11,16 +11,25 @@ FLUSH_EVERY_S = 0.005
 """Tokens that come faster than this share a message: one message each would cost more than a fast lap of the ring.
 A token that comes later than this after the one before is passed on at once."""
 
+PARK_AT = 256
+"""Messages that a reader may be behind. What is further on its way is in the buffers of the connections."""
+
 
 class Mailbox:
     """Messages of one request, in order.
 
-    Holds at most what one request can produce: a message for each token up to its max_tokens, and its end.
+    Holds little more than PARK_AT messages: then the driver parks the sequence until the reader has taken them.
     """
 
     def __init__(self) -> None:
+        self.parked = False
         self._queue: asyncio.Queue[pb.GenerateEvents] = asyncio.Queue()
         self._flushed_at = float("-inf")
+
+    @property
+    def backlog(self) -> int:
+        """Messages that wait for their reader."""
+        return self._queue.qsize()
 
     def post(self, message: pb.GenerateEvents) -> None:
         self._queue.put_nowait(message)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from exo_mesh.domain.frame import Row
+from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
 
 PREFILL_CHUNK = 512
-"""Tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
+"""Most tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
+
+PREFILL_BUDGET_S = 0.25
+"""How long a chunk's lap may hold up the streams that run beside it."""
+
+MAX_WAIT_S = 120.0
+"""A request that has waited for its turn this long is refused: whoever asks would rather try elsewhere."""
 
 
 @dataclass(slots=True)
@@ -23,9 +30,16 @@ class Sequence:
 
     id: int
     tokens: list[int]
+    client: str = ""
+    priority: int = 0
+    resumed: bool = False
     computed: int = 0
     decoding: bool = False
     """A decode row of this sequence is on its way round the ring."""
+    parked: bool = False
+    """Whoever reads its output is too slow: it keeps its KV and gets no further rows."""
+    last_turn: int = 0
+    """Number of the decode frame that it was last a row of."""
 
     @property
     def prefill_left(self) -> int:
@@ -34,15 +48,18 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """max_in_flight: frames on the ring at once. prefill_chunk: tokens of one prefill frame.
-    max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens: positions that all running
-    sequences may hold together, except that one alone may hold more."""
+    """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
+    beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_wait_s: how long
+    a new one may wait for its turn. max_tokens: positions that all running sequences may hold together, except that one
+    alone may hold more."""
 
-    max_in_flight: int
+    num_stages: int
     prefill_chunk: int = PREFILL_CHUNK
+    prefill_budget_s: float = PREFILL_BUDGET_S
     max_rows: int = 32
     max_running: int = 32
     max_waiting: int = 32
+    max_wait_s: float = MAX_WAIT_S
     max_tokens: int = 2**31
 
 
@@ -52,105 +69,144 @@ class Work(NamedTuple):
     rows: tuple[Row, ...]
     token_ids: tuple[int, ...]
 
+    @property
+    def is_prefill(self) -> bool:
+        return bool(self.rows) and not self.rows[0].num_logits
+
 
 @dataclass(slots=True)
 class Scheduler:
-    """Owns which sequences wait and run. Nothing here blocks; the driver asks for work when a frame is free."""
+    """Owns which sequences wait and run. Nothing here blocks; the driver asks for work whenever a frame came round.
+
+    Decode frames: as many on the ring as `pace` finds useful, the running sequences spread over them. Prefill chunks:
+    as many as stages while nobody decodes, else one at a time, of a size that holds the others up no longer than
+    prefill_budget_s.
+    """
 
     limits: Limits
-    _waiting: deque[Sequence] = field(default_factory=deque)
+    pace: Pace
+    _queue: FairQueue[Sequence] = field(init=False)
     _running: dict[int, Sequence] = field(default_factory=dict)
     _held: int = 0
     """Tokens of all running sequences together: what they hold of the KV pool, or soon will."""
+    _decodes: int = 0
+    _prefills: int = 0
+    """Frames of each kind that are on their way."""
     _prefilled_last: bool = False
+    _turn: int = 0
+
+    def __post_init__(self) -> None:
+        self._queue = FairQueue(self.limits.max_waiting)
 
     @property
     def waiting(self) -> Iterable[Sequence]:
-        return self._waiting
+        return iter(self._queue)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def num_running(self) -> int:
         return len(self._running)
 
     def submit(self, sequence: Sequence) -> bool:
-        """Queue a sequence; False if the waiting queue is full."""
-        if len(self._waiting) >= self.limits.max_waiting:
-            return False
-        self._waiting.append(sequence)
-        return True
+        """Queue a sequence; False if the waiting queue is full, which one that resumes does not care about."""
+        return self._queue.push(sequence)
 
     def remove(self, sequence_id: int) -> bool:
         """Forget a sequence. True if it was running, so that stages hold KV of it."""
-        for sequence in self._waiting:
-            if sequence.id == sequence_id:
-                self._waiting.remove(sequence)
-                return False
         running = self._running.pop(sequence_id, None)
         if running is None:
+            self._queue.remove(sequence_id)
             return False
         self._held -= len(running.tokens)
+        self._queue.left(running.client)
         return True
 
     def evict(self) -> Iterator[Sequence]:
-        """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool.
+        """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool; of the
+        lowest priority first.
 
         Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
         later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
         """
         while self._held > self.limits.max_tokens and len(self._running) > 1:
-            _, sequence = self._running.popitem()
+            lowest = min(sequence.priority for sequence in self._running.values())
+            sequence = next(one for one in reversed(self._running.values()) if one.priority == lowest)
+            del self._running[sequence.id]
             self._held -= len(sequence.tokens)
             sequence.computed = 0
-            self._waiting.appendleft(sequence)
+            self._queue.push_back(sequence)
             yield sequence
 
     def admit(self) -> Iterator[Sequence]:
-        """Move sequences from waiting to running as long as they fit; yields each, in order of arrival."""
-        while self._waiting and len(self._running) < self.limits.max_running:
-            if self._running and self._held + len(self._waiting[0].tokens) > self.limits.max_tokens:
+        """Move sequences from waiting to running as long as they fit; yields each, in the order of their turns."""
+        while len(self._running) < self.limits.max_running and (sequence := self._queue.first()) is not None:
+            if self._running and self._held + len(sequence.tokens) > self.limits.max_tokens:
                 return
-            sequence = self._waiting.popleft()
+            self._queue.pop()
+            self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))
             self._running[sequence.id] = sequence
             self._held += len(sequence.tokens)
             yield sequence
 
     def next_work(self) -> Work | None:
-        """The next frame's rows, or None if every running sequence waits for a frame on its way.
+        """The next frame's rows, or None if there is none to be sent before another one comes round.
 
         Decode rows and prefill chunks take turns, so that a long prompt does not stop running streams.
         """
-        decode = [seq for seq in self._running.values() if seq.prefill_left == 0 and not seq.decoding]
-        prefill = next((seq for seq in self._running.values() if seq.prefill_left), None)
-        if prefill is not None and (not decode or not self._prefilled_last):
+        decoding = [seq for seq in self._running.values() if seq.prefill_left == 0]
+        ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
+        prefill = self._next_prompt(beside_streams=bool(decoding))
+        batches = self.pace.batches(len(decoding))
+        if prefill is not None and not (ready and self._decodes < batches and self._prefilled_last):
             self._prefilled_last = True
-            return self._prefill_chunk(prefill)
+            return self._prefill_chunk(prefill, beside_streams=bool(decoding))
+        if not ready or self._decodes >= batches:
+            return None
         self._prefilled_last = False
-        return self._decode_batch(decode) if decode else None
+        return self._decode_batch(ready, math.ceil(len(decoding) / batches))
+
+    def came_round(self, work: Work) -> None:
+        """A frame with this work is back, or will never be."""
+        if work.is_prefill:
+            self._prefills -= 1
+        elif work.rows:
+            self._decodes -= 1
 
     def token_drawn(self, sequence: Sequence, token_id: int) -> None:
         """A decode row came round and this token was drawn; the sequence can take its next step."""
         sequence.tokens.append(token_id)
         sequence.decoding = False
+        self._queue.charge(sequence.client, OUTPUT_WEIGHT)
         if sequence.id in self._running:
             self._held += 1
 
-    def _prefill_chunk(self, sequence: Sequence) -> Work:
+    def _next_prompt(self, *, beside_streams: bool) -> Sequence | None:
+        if self._prefills >= (1 if beside_streams else self.limits.num_stages):
+            return None
+        return next((seq for seq in self._running.values() if seq.prefill_left), None)
+
+    def _prefill_chunk(self, sequence: Sequence, *, beside_streams: bool) -> Work:
         start = sequence.computed
-        n = min(self.limits.prefill_chunk, sequence.prefill_left)
+        longest = self.limits.prefill_chunk
+        if beside_streams:
+            longest = self.pace.chunk(self.limits.prefill_budget_s, longest)
+        n = min(longest, sequence.prefill_left)
         sequence.computed += n
+        self._prefills += 1
         return Work((Row(sequence.id, start, n),), tuple(sequence.tokens[start : start + n]))
 
-    def _decode_batch(self, ready: list[Sequence]) -> Work:
-        # Spread the running sequences over the frames that may be in flight: one big batch would leave all but one
-        # stage idle.
-        share = math.ceil(len(self._running) / self.limits.max_in_flight)
+    def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
+        # whoever waited longest comes first; one big batch would leave all but one stage idle
+        ready.sort(key=lambda sequence: sequence.last_turn)
         chosen = ready[: max(1, min(share, self.limits.max_rows))]
+        self._turn += 1
+        self._decodes += 1
         for sequence in chosen:
             sequence.decoding = True
+            sequence.last_turn = self._turn
             sequence.computed = len(sequence.tokens)
         rows = tuple(Row(sequence.id, len(sequence.tokens) - 1, 1, num_logits=1) for sequence in chosen)
         return Work(rows, tuple(sequence.tokens[-1] for sequence in chosen))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, StageReport
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import LoadProgress, LoadRequest, StageEngine
@@ -40,6 +40,14 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Unpark:
+    """Whoever waits at the mailbox has caught up."""
+
+    request_id: str
+    mailbox: Mailbox
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A Shutdown op has come round."""
 
@@ -51,7 +59,15 @@ class Failed:
     error: Exception
 
 
-Item = Frame | Submit | Cancel | Ended | Failed
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame that has to wait for its turn, and since when."""
+
+    frame: Frame
+    since: float
+
+
+Item = Arrived | Submit | Cancel | Unpark | Ended | Failed
 
 DIRECT_TOKENS = 32
 """Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
@@ -142,16 +158,16 @@ class Worker:
     async def accept(self, frame: Frame) -> None:
         """A frame has come: compute and pass it on now if it is small and its turn has come, else queue it."""
         if self._turn.locked() or self.inbox.qsize() or len(frame.token_ids) > DIRECT_TOKENS:
-            self.inbox.put_nowait(frame)
+            self.inbox.put_nowait(Arrived(frame, time.perf_counter()))
         else:
             async with self._turn:
                 try:
-                    await self._do(frame)
+                    await self._do(Arrived(frame, time.perf_counter()))
                 except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
                     self.inbox.put_nowait(Failed(exc))
 
     async def _do(self, item: Item) -> None:
-        if isinstance(item, Frame):
+        if isinstance(item, Arrived):
             self._frame(item)
         elif isinstance(item, Failed):
             raise item.error
@@ -160,6 +176,8 @@ class Worker:
                 self.driver.submit(item.request, item.mailbox)
             elif isinstance(item, Cancel):
                 self.driver.cancel(item.request_id, item.mailbox)
+            elif isinstance(item, Unpark):
+                self.driver.unpark(item.request_id, item.mailbox)
         self.progress += 1
         while self._outbox:
             assert self._send is not None, "frames come only while the worker runs"
@@ -169,25 +187,28 @@ class Worker:
 
     async def _to_self(self, frame: Frame) -> None:
         """The hop of a ring of one."""
-        self.inbox.put_nowait(frame)
+        self.inbox.put_nowait(Arrived(frame, time.perf_counter()))
         await asyncio.sleep(0)  # nothing else would let other tasks run
 
-    def _frame(self, frame: Frame) -> None:
+    def _frame(self, item: Arrived) -> None:
         assert self._stage is not None, "load first"
         start = self._computing_since = time.perf_counter()
-        result = self._stage.process(frame)
-        self.busy_s += time.perf_counter() - start
+        result = self._stage.process(item.frame)
+        compute_s = time.perf_counter() - start
+        self.busy_s += compute_s
         self._computing_since = 0.0
+        report = StageReport(compute_s, start - item.since)
+        frame = result.frame.changed(reports=(*result.frame.reports, report))
         if self.driver is not None:
-            self.driver.returned(result.frame, result.logits)
+            self.driver.returned(frame, result.logits)
         else:
-            self._outbox.append(result.frame)
+            self._outbox.append(frame)
         if result.shutdown:
             self.inbox.put_nowait(Ended())
 
     def _limits(self) -> Limits:
         return Limits(
-            max_in_flight=self._setup.num_stages,
+            num_stages=self._setup.num_stages,
             max_waiting=self._setup.max_queued,
             max_tokens=self._setup.plan.kv_tokens,
         )

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from exo_mesh.domain.frame import Fault, Frame, Op, Row
+from exo_mesh.domain.frame import Fault, Frame, Op, Row, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
@@ -189,7 +189,7 @@ class _Header(msgspec.Struct, array_like=True):
     ops: tuple[Op, ...]
     tensors: list[_TensorSpec]
     faults: tuple[Fault, ...]
-    free_blocks: tuple[int, ...]
+    reports: tuple[StageReport, ...]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -207,7 +207,7 @@ def _header(frame: Frame) -> _Header:
         frame.ops,
         [_TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in frame.tensors.items()],
         frame.faults,
-        frame.free_blocks,
+        frame.reports,
     )
 
 
@@ -228,7 +228,7 @@ def _frame(header: _Header, body: memoryview) -> Frame:
             header.ops,
             tensors,
             header.faults,
-            header.free_blocks,
+            header.reports,
         )
     except ValueError as exc:
         raise TransportError(f"inconsistent frame: {exc}") from exc

@@ -12,6 +12,8 @@ from exo_mesh.transport.plan_codec import ballot_to_proto
 MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGPROBS = 20
 MIN_REPETITION_PENALTY = 1e-3
+MAX_CLIENT_CHARS = 64
+MAX_PRIORITY = 10
 
 
 def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
@@ -26,6 +28,9 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
         min_tokens=request.min_tokens,
         stop_ids=sorted(request.stop_ids),
         ignore_eos=request.ignore_eos,
+        client=request.client,
+        priority=request.priority,
+        resumed=request.resumed,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -57,6 +62,9 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         min_tokens=message.min_tokens,
         stop_ids=frozenset(message.stop_ids),
         ignore_eos=message.ignore_eos,
+        client=message.client[:MAX_CLIENT_CHARS],
+        priority=max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY)),
+        resumed=message.resumed,
         sampling=SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,

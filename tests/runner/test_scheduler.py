@@ -5,7 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exo_mesh.domain.frame import Row
+from exo_mesh.runner.pace import Pace
 from exo_mesh.runner.scheduler import Limits, Scheduler, Sequence, Work
+
+
+def scheduler_of(num_stages: int, **limits: int) -> Scheduler:
+    return Scheduler(Limits(num_stages, **limits), Pace(num_stages))
 
 
 def admitted(scheduler: Scheduler, *prompts: int) -> list[Sequence]:
@@ -21,45 +27,58 @@ def rows(work: Work | None) -> list[tuple[int, int, int, int]]:
 
 
 def test_a_prompt_is_prefilled_in_chunks_and_its_last_token_is_the_first_decode_row() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=2, prefill_chunk=4))
+    scheduler = scheduler_of(4, prefill_chunk=4)
     (sequence,) = admitted(scheduler, 10)
     assert rows(scheduler.next_work()) == [(1, 0, 4, 0)]
     assert rows(scheduler.next_work()) == [(1, 4, 4, 0)]
     assert rows(scheduler.next_work()) == [(1, 8, 1, 0)]
     assert rows(scheduler.next_work()) == [(1, 9, 1, 1)]
     assert scheduler.next_work() is None, "the next token is not known before the row comes round"
+    scheduler.came_round(Work((Row(1, 9, 1, 1),), (9,)))
     scheduler.token_drawn(sequence, 77)
     assert rows(scheduler.next_work()) == [(1, 10, 1, 1)]
 
 
 def test_a_prompt_of_one_token_needs_no_prefill() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=1))
+    scheduler = scheduler_of(1)
     admitted(scheduler, 1)
     assert rows(scheduler.next_work()) == [(1, 0, 1, 1)]
 
 
 def test_running_sequences_are_spread_over_the_frames_in_flight() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=4))
+    scheduler = scheduler_of(4)
     admitted(scheduler, 1, 1, 1, 1, 1, 1, 1, 1)
     assert [len(rows(scheduler.next_work())) for _ in range(4)] == [2, 2, 2, 2]
     assert scheduler.next_work() is None
 
 
 def test_a_long_prompt_takes_turns_with_running_streams() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=1, prefill_chunk=4))
+    scheduler = scheduler_of(1, prefill_chunk=4)
     short, _long = admitted(scheduler, 1, 100)
     kinds = []
+    ring: list[Work] = []
     for _ in range(6):
-        work = scheduler.next_work()
-        assert work is not None
-        kinds.append("decode" if work.rows[0].num_logits else "prefill")
-        if kinds[-1] == "decode":
+        while (work := scheduler.next_work()) is not None:
+            kinds.append("prefill" if work.is_prefill else "decode")
+            ring.append(work)
+        scheduler.came_round(ring[0])
+        if not ring.pop(0).is_prefill:
             scheduler.token_drawn(short, 5)
-    assert kinds == ["prefill", "decode"] * 3
+    assert kinds[:6] == ["prefill", "decode"] * 3
+
+
+def test_beside_streams_one_chunk_is_on_its_way_and_alone_as_many_as_stages() -> None:
+    scheduler = scheduler_of(3, prefill_chunk=4)
+    admitted(scheduler, 1, 100)
+    sent = [scheduler.next_work() for _ in range(3)]
+    assert [work.is_prefill for work in sent if work] == [True, False], "a second chunk would be one gap more"
+    scheduler = scheduler_of(3, prefill_chunk=4)
+    admitted(scheduler, 100)
+    assert [work.is_prefill for work in (scheduler.next_work() for _ in range(4)) if work] == [True] * 3
 
 
 def test_the_waiting_queue_is_bounded_and_a_removed_sequence_makes_room() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=1, max_waiting=2))
+    scheduler = scheduler_of(1, max_waiting=2)
     assert scheduler.submit(Sequence(1, [0])) and scheduler.submit(Sequence(2, [0]))
     assert not scheduler.submit(Sequence(3, [0]))
     assert scheduler.remove(1) is False, "it was waiting, no stage has heard of it"
@@ -70,7 +89,7 @@ def test_the_waiting_queue_is_bounded_and_a_removed_sequence_makes_room() -> Non
 
 
 def test_admission_stops_where_the_kv_pool_ends_but_one_request_always_runs() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=1, max_tokens=10))
+    scheduler = scheduler_of(1, max_tokens=10)
     for number, size in enumerate((20, 5), start=1):
         scheduler.submit(Sequence(number, [0] * size))
     assert [sequence.id for sequence in scheduler.admit()] == [1]
@@ -79,7 +98,7 @@ def test_admission_stops_where_the_kv_pool_ends_but_one_request_always_runs() ->
 
 
 def test_when_the_running_outgrow_the_pool_the_youngest_waits_and_is_computed_anew() -> None:
-    scheduler = Scheduler(Limits(max_in_flight=1, max_tokens=10))
+    scheduler = scheduler_of(1, max_tokens=10)
     old, young, last = (Sequence(number, [0] * size) for number, size in ((1, 4), (2, 5), (3, 2)))
     for sequence in (old, young, last):
         scheduler.submit(sequence)
@@ -99,20 +118,40 @@ def test_when_the_running_outgrow_the_pool_the_youngest_waits_and_is_computed_an
 def test_every_position_of_every_sequence_is_computed_once_and_in_order(
     prompts: list[int], in_flight: int, chunk: int
 ) -> None:
-    scheduler = Scheduler(Limits(max_in_flight=in_flight, prefill_chunk=chunk))
+    scheduler = scheduler_of(in_flight, prefill_chunk=chunk)
     sequences = {sequence.id: sequence for sequence in admitted(scheduler, *prompts)}
     reached = dict.fromkeys(sequences, 0)
     ring: list[Work] = []
     while sequences:
-        while len(ring) < in_flight and (work := scheduler.next_work()):
+        while work := scheduler.next_work():
             for row in work.rows:
                 assert row.pos0 == reached[row.sequence]
                 reached[row.sequence] += row.n
             ring.append(work)
         assert ring, "with a running sequence there is always something to do"
+        scheduler.came_round(ring[0])
         for row in ring.pop(0).rows:
             if row.num_logits:
                 scheduler.token_drawn(sequences[row.sequence], 1)
                 if len(sequences[row.sequence].tokens) >= prompts[row.sequence - 1] + 5:
                     scheduler.remove(row.sequence)
                     del sequences[row.sequence]
+
+
+def test_a_parked_sequence_gets_no_rows_and_keeps_its_place() -> None:
+    scheduler = scheduler_of(1)
+    slow, fast = admitted(scheduler, 1, 1)
+    slow.parked = True
+    assert rows(scheduler.next_work()) == [(fast.id, 0, 1, 1)]
+    scheduler.came_round(Work((), ()))
+    assert scheduler.num_running == 2
+
+
+def test_of_equal_age_the_lowest_priority_is_evicted() -> None:
+    scheduler = scheduler_of(1, max_tokens=10)
+    for number, priority in ((1, 0), (2, -1), (3, 0)):
+        scheduler.submit(Sequence(number, [0] * 3, priority=priority))
+    running = {sequence.id: sequence for sequence in scheduler.admit()}
+    for _ in range(2):
+        scheduler.token_drawn(running[1], 0)
+    assert [sequence.id for sequence in scheduler.evict()] == [2]

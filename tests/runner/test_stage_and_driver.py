@@ -88,12 +88,12 @@ class TinyEngine:
 class Ring:
     """All stages and the driver, driven by hand: one frame at a time goes the whole way round."""
 
-    def __init__(self, num_stages: int, **limits: int) -> None:
+    def __init__(self, num_stages: int, **limits: float) -> None:
         self.engines = [TinyEngine(i == 0, i == num_stages - 1) for i in range(num_stages)]
         self.stages = [Stage(engine, i) for i, engine in enumerate(self.engines)]
         self.sent: deque[Frame] = deque()
         self.shut_down = 0
-        self.driver = Driver(BALLOT, Limits(max_in_flight=num_stages, **limits), self.sent.append)
+        self.driver = Driver(BALLOT, Limits(num_stages, **limits), self.sent.append)
 
     def lap(self) -> None:
         frame, logits = self.sent.popleft(), None
@@ -198,6 +198,42 @@ async def test_a_request_in_the_queue_hears_that_the_ring_moves_on(monkeypatch: 
     ring.lap()
     sign = await asyncio.wait_for(second.mailbox.next(), 5)
     assert not sign.events and not sign.error_code
+
+
+async def test_a_request_that_waits_too_long_is_refused_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
+    ring, running, late, resumed = Ring(2, max_running=1, max_wait_s=0.0), Caller(), Caller(), Caller()
+    ring.driver.submit(request("running", [1]), running.mailbox)
+    ring.driver.submit(request("late", [2]), late.mailbox)
+    ring.driver.submit(request("resumed", [3], resumed=True), resumed.mailbox)
+    ring.run()
+    await late.collect()
+    assert (late.error, "waited" in late.messages[-1].error_message) == ("overloaded", True)
+    assert ids(await running.collect()) == expected([1], 8, 2)
+    assert ids(await resumed.collect()) == expected([3], 8, 2), "it had its turn before, on another ring"
+
+
+async def test_who_does_not_read_is_parked_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.runner.driver.PARK_AT", 4)
+    ring, slow, fast = Ring(2), Caller(), Caller()
+    ring.driver.submit(request("slow", [1], tokens=40), slow.mailbox)
+    ring.driver.submit(request("fast", [2], tokens=40), fast.mailbox)
+    fast_ids = []
+    while ring.sent:
+        ring.lap()
+        while fast.mailbox.backlog:
+            fast_ids += ids(list((await fast.mailbox.next()).events))
+    assert fast_ids == expected([2], 40, 2)
+    assert slow.mailbox.parked and slow.mailbox.backlog <= 6, "what it has not read stays small"
+    assert ring.kv_rows == 2, "and what it has in KV stays"
+    slow_ids = []
+    for _ in range(40):
+        while slow.mailbox.backlog:
+            slow_ids += ids(list((await slow.mailbox.next()).events))
+        ring.driver.unpark("slow", slow.mailbox)
+        ring.run()
+    assert slow_ids == expected([1], 40, 2)
+    assert ring.kv_rows == 0
 
 
 async def test_a_stop_id_ends_the_request_and_is_not_emitted() -> None:

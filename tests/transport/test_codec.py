@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Remove, Row, Shutdown
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Remove, Row, Shutdown, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
@@ -16,6 +16,7 @@ from exo_mesh.transport.codec import MAX_MESSAGE_BYTES, FrameAssembler, encode_f
 
 BALLOT = Ballot(3, "proposer")
 ids = st.integers(0, 2**31)
+seconds = st.floats(0, 1e6)
 
 
 @st.composite
@@ -43,7 +44,7 @@ def frames(draw: st.DrawFn) -> Frame:
         ops=tuple(draw(st.lists(op, max_size=3))),
         tensors=draw(st.dictionaries(st.text(max_size=5), tensors(), max_size=3)),
         faults=tuple(draw(st.lists(st.builds(Fault, ids, st.integers(0, 9), st.text(), st.text()), max_size=2))),
-        free_blocks=tuple(draw(st.lists(ids, max_size=3))),
+        reports=tuple(draw(st.lists(st.builds(StageReport, seconds, seconds), max_size=3))),
     )
 
 

@@ -1,0 +1,115 @@
+"""How fast the ring is, learnt from frames that came round, and what follows: batches in flight, size of a chunk."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+SMOOTHING = 0.2
+"""Weight of a new sample: a change of speed is believed after about ten laps."""
+
+TOLERANCE = 0.02
+"""Schedules whose predicted rates differ by less than this are equal."""
+
+CHUNKS = (16, 32, 64, 128, 256, 512)
+FIRST_CHUNK = 64
+"""Chunk sizes to choose from, and the one to begin with beside running streams while nothing has been measured."""
+
+MAX_BATCHES_PER_STAGE = 4
+"""Links that are slow beside the stages ask for more frames than stages; more than this and each row waits for long."""
+
+
+class Curve:
+    """Seconds against a size (rows, tokens), from noisy samples: one smoothed point for each power of two."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, tuple[float, float]] = {}
+
+    def add(self, size: int, seconds: float) -> None:
+        key = (size - 1).bit_length()
+        x, y = self._points.get(key, (float(size), seconds))
+        self._points[key] = x + SMOOTHING * (size - x), y + SMOOTHING * (seconds - y)
+
+    def __bool__(self) -> bool:
+        return bool(self._points)
+
+    def at(self, size: float) -> float:
+        """Between two points a straight line; before the first one as much as there; after the last one on the line
+        through the last two, or as much as there if it is the only one. Never less than at a smaller size."""
+        points = sorted(self._points.values())
+        if not points:
+            return 0.0
+        xs = [x for x, _ in points]
+        right = bisect_left(xs, size)
+        if right == 0:
+            return points[0][1]
+        if right == len(points):
+            right -= 1
+        if right == 0:
+            return points[0][1]
+        (x0, y0), (x1, y1) = points[right - 1], points[right]
+        slope = max(0.0, (y1 - y0) / (x1 - x0)) if x1 > x0 else 0.0
+        return y0 + slope * (size - x0)
+
+    def proportional(self, size: float) -> float:
+        """As `at`, but before the first point and after the last one in proportion to the size."""
+        points = sorted(self._points.values())
+        if not points:
+            return 0.0
+        if size <= points[0][0]:
+            return points[0][1] * size / points[0][0]
+        return self.at(size) if size <= points[-1][0] else points[-1][1] * size / points[-1][0]
+
+
+class Pace:
+    """Of one ring. Pure: it is told what was measured and answers what to do."""
+
+    def __init__(self, num_stages: int) -> None:
+        self._num_stages = num_stages
+        self._stages = [Curve() for _ in range(num_stages)]
+        self._hops_s = 0.0
+        self._chunks = Curve()
+
+    def decoded(self, rows: int, lap_s: float, compute_s: Sequence[float], waited_s: float) -> None:
+        """A decode frame came round. compute_s: of each stage, one number per stage or the frame says nothing.
+        waited_s: of all stages together; what is left of the lap is spent on the links."""
+        if len(compute_s) != self._num_stages:
+            return
+        for curve, seconds in zip(self._stages, compute_s, strict=True):
+            curve.add(rows, seconds)
+        hops_s = max(0.0, lap_s - sum(compute_s) - waited_s)
+        self._hops_s += (SMOOTHING if self._hops_s else 1.0) * (hops_s - self._hops_s)
+
+    def prefilled(self, tokens: int, lap_s: float, waited_s: float) -> None:
+        """A prefill chunk came round; links included, for a slow link is a reason for small chunks."""
+        self._chunks.add(tokens, max(0.0, lap_s - waited_s))
+
+    def rate(self, rows: int, batches: int) -> float:
+        """Tokens per second if `rows` sequences decode in `batches` frames; 0 while nothing is known.
+
+        A frame is back after the sum of all stages and links, but not before the slowest stage has done all the others
+        (spec of pipelines: rows / max(latency of a lap, batches x bottleneck)).
+        """
+        size = math.ceil(rows / batches)
+        stages = [curve.at(size) for curve in self._stages]
+        lap_s = max(sum(stages) + self._hops_s, batches * max(stages))
+        return rows / lap_s if lap_s > 0 else 0.0
+
+    def batches(self, rows: int) -> int:
+        """How many decode frames should be on the ring when `rows` sequences decode: the number of stages, unless what
+        was measured says that another number is faster."""
+        usual = max(1, min(rows, self._num_stages))
+        if rows <= 1 or not self._stages[0]:
+            return usual
+        counts = range(1, min(rows, MAX_BATCHES_PER_STAGE * self._num_stages) + 1)
+        rates = {count: self.rate(rows, count) for count in counts}
+        enough = (1 - TOLERANCE) * max(rates.values())
+        return min((count for count in counts if rates[count] >= enough), key=lambda count: abs(count - usual))
+
+    def chunk(self, budget_s: float, longest: int) -> int:
+        """Tokens of a prefill chunk whose lap should take no longer than budget_s, at most `longest`."""
+        if not self._chunks:
+            return min(FIRST_CHUNK, longest)
+        fitting = [size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s]
+        return max(fitting, default=min(CHUNKS[0], longest))

@@ -1,0 +1,122 @@
+"""Who is next: requests that wait for the ring, fair between clients."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+MAX_CLIENTS = 1024
+"""Clients whose use of the ring is remembered while they ask for nothing."""
+
+PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
+"""What a token counts; prefill computes many at once, decoding one a lap. As in Sheng et al., Fairness in Serving Large
+Language Models (OSDI 2024), whose virtual token counter this is."""
+
+
+class Waiting(Protocol):
+    """What the queue must know of a sequence. resumed: it was running already, here or on an earlier ring."""
+
+    id: int
+    client: str
+    priority: int
+    resumed: bool
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+class FairQueue(Generic[T]):
+    """First those that go on after an interruption, oldest first; then the highest priority; among equals the client
+    that has used the ring least; and of one client the oldest.
+
+    A client that comes back after a pause starts level with the least served of those that are active: idle time earns
+    nothing.
+    """
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._resumed: deque[T] = deque()
+        self._fresh: dict[tuple[int, str], deque[T]] = {}
+        self._used: dict[str, float] = {}
+        self._active: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._resumed) + sum(map(len, self._fresh.values()))
+
+    def __iter__(self) -> Iterator[T]:
+        """In no particular order but that of `resumed` first."""
+        yield from self._resumed
+        for line in self._fresh.values():
+            yield from line
+
+    def push(self, item: T) -> bool:
+        """At its place; False, with nothing changed, if the queue is full. What goes on is always taken."""
+        if item.resumed:
+            self._resumed.append(item)
+        elif sum(map(len, self._fresh.values())) >= self._max_waiting:
+            return False
+        else:
+            self._fresh.setdefault((item.priority, item.client), deque()).append(item)
+        self._enter(item.client)
+        return True
+
+    def push_back(self, item: T) -> None:
+        """One that ran until now, and therefore never ceased to be active: before all others."""
+        item.resumed = True
+        self._resumed.appendleft(item)
+
+    def first(self) -> T | None:
+        """The next one; it stays."""
+        if self._resumed:
+            return self._resumed[0]
+        line = self._best_line()
+        return self._fresh[line][0] if line is not None else None
+
+    def pop(self) -> T:
+        """Take the next one. It counts as active until `left`. Raises IndexError if there is none."""
+        if self._resumed:
+            return self._resumed.popleft()
+        line = self._best_line()
+        if line is None:
+            raise IndexError("nobody waits")
+        item = self._fresh[line].popleft()
+        if not self._fresh[line]:
+            del self._fresh[line]
+        return item
+
+    def remove(self, item_id: int) -> T | None:
+        """Take one out that waits no longer."""
+        for item in self:
+            if item.id == item_id:
+                if item.resumed:
+                    self._resumed.remove(item)
+                else:
+                    line = item.priority, item.client
+                    self._fresh[line].remove(item)
+                    if not self._fresh[line]:
+                        del self._fresh[line]
+                self.left(item.client)
+                return item
+        return None
+
+    def charge(self, client: str, tokens: float) -> None:
+        """A client has used the ring for so many (weighted) tokens."""
+        self._used[client] = self._used.get(client, 0.0) + tokens
+
+    def left(self, client: str) -> None:
+        """One of its sequences neither waits nor runs any longer."""
+        self._active[client] = self._active.get(client, 0) - 1
+        if self._active[client] <= 0:
+            del self._active[client]
+            if len(self._used) > MAX_CLIENTS:
+                self._used = {name: used for name, used in self._used.items() if name in self._active}
+
+    def _enter(self, client: str) -> None:
+        if client not in self._active:
+            least = min((self._used.get(name, 0.0) for name in self._active), default=0.0)
+            self._used[client] = max(self._used.get(client, 0.0), least)
+        self._active[client] = self._active.get(client, 0) + 1
+
+    def _best_line(self) -> tuple[int, str] | None:
+        return min(self._fresh, key=lambda line: (-line[0], self._used.get(line[1], 0.0)), default=None)

@@ -1,0 +1,140 @@
+"""What the scheduler makes of measured stages and links, on a ring whose clock is a formula."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exo_mesh.runner.pace import Curve, Pace
+from exo_mesh.runner.scheduler import Sequence, Work
+from tests.runner.ring_model import Cost, RingModel
+
+
+class Fixed(Pace):
+    """The simpler schedule: a number of batches that nothing changes."""
+
+    def __init__(self, num_stages: int, count: int) -> None:
+        super().__init__(num_stages)
+        self.count = count
+
+    def batches(self, rows: int) -> int:
+        return max(1, min(rows, self.count))
+
+
+def costs(base_s: float, row_s: float, token_s: float = 0.0) -> Cost:
+    return lambda work: base_s + (token_s * len(work.token_ids) if work.is_prefill else row_s * len(work.rows))
+
+
+def decode_rate(stages: list[Cost], hop_s: float, streams: int, pace: Pace | None = None) -> tuple[float, RingModel]:
+    """Tokens per second of so many endless streams, after a time to learn; busy times are of the second part."""
+    ring = RingModel(stages, hop_s, pace)
+    for number in range(1, streams + 1):
+        ring.submit(Sequence(number, [0]), 10**9)
+    learn = 60 * sum(stage(Work((), ())) + hop_s for stage in stages) + 40 * max(s(Work((), ())) for s in stages)
+    ring.run(learn)
+    before, since = sum(map(len, ring.drawn.values())), ring.now
+    ring.busy = [0.0] * len(stages)
+    ring.run(since + 3 * learn)
+    return (sum(map(len, ring.drawn.values())) - before) / (ring.now - since), ring
+
+
+def test_one_stream_takes_one_lap_for_a_token() -> None:
+    rate, _ = decode_rate([costs(0.010, 0)] * 4, 0.0005, 1)
+    assert rate == pytest.approx(1 / (4 * 0.0105), rel=0.01)
+
+
+@pytest.mark.parametrize("streams", [4, 5, 8, 16, 32])
+def test_four_streams_or_more_fill_four_stages(streams: int) -> None:
+    """95 % of what stages that never wait could do, and no stage idle for more than a tenth of the time."""
+    rate, ring = decode_rate([costs(0.010, 0)] * 4, 0.0002, streams)
+    assert rate > 0.95 * streams / (4 * 0.010)
+    assert min(ring.busy) / (ring.now * 3 / 4) > 0.9
+
+
+def test_slow_links_get_more_frames_than_there_are_stages() -> None:
+    """3 ms of computing and 5 ms of link: with four frames each stage is idle half of the time. More frames are smaller;
+    that is all there is to win, as rate(24, 8) / rate(24, 4) = 1.1 says."""
+    stages = [costs(0.003, 0.0003)] * 4
+    adaptive, _ = decode_rate(stages, 0.005, 24)
+    plain, _ = decode_rate(stages, 0.005, 24, Fixed(4, 4))
+    assert adaptive > 1.08 * plain
+
+
+def test_a_ring_with_one_slow_stage_does_not_cut_its_batches_small() -> None:
+    """Where rows cost nothing and one stage is the bottleneck, many frames only queue in front of it."""
+    stages = [costs(0.001, 0), costs(0.020, 0), costs(0.001, 0), costs(0.001, 0)]
+    adaptive, _ = decode_rate(stages, 0.0002, 8)
+    plain, _ = decode_rate(stages, 0.0002, 8, Fixed(4, 4))
+    assert adaptive > 1.8 * plain
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.001, 0.03), st.floats(0, 0.01)), min_size=1, max_size=5),
+    st.floats(0, 0.01),
+    st.integers(1, 24),
+)
+def test_it_never_loses_to_a_simpler_schedule(stages: list[tuple[float, float]], hop_s: float, streams: int) -> None:
+    """Neither to one big batch nor to a frame for each stage; a tenth is left for what a lap cannot be cut into."""
+    ring = [costs(*stage) for stage in stages]
+    adaptive, _ = decode_rate(ring, hop_s, streams)
+    for count in {1, len(stages)}:
+        plain, _ = decode_rate(ring, hop_s, streams, Fixed(len(stages), count))
+        assert adaptive >= 0.9 * plain
+
+
+def test_a_long_prompt_holds_streams_up_by_one_chunk_and_one_lap() -> None:
+    stages = [costs(0.010, 0.0, token_s=0.0008)] * 4
+    ring = RingModel(stages, 0.0005)
+    for number in range(1, 5):
+        ring.submit(Sequence(number, [0]), 600)
+    ring.run(arrivals=[(2.0, Sequence(9, [0] * 3000), 5)])
+    lap_s = 4 * 0.0105
+    # the first chunk is of a size that nobody has measured yet
+    first_s = 4 * (0.010 + 64 * 0.0008 + 0.0005)
+    for number in range(1, 5):
+        gaps = [after - before for before, after in pairwise(ring.drawn[number])]
+        assert max(gaps) <= max(0.25, first_s) + lap_s + 1e-9
+    assert len(ring.drawn[9]) == 5, "the prompt comes through beside them"
+
+
+def test_a_chunk_is_of_the_size_that_its_budget_allows() -> None:
+    pace = Pace(2)
+    assert pace.chunk(0.25, 512) == 64, "nothing is known"
+    for _ in range(10):
+        pace.prefilled(64, 0.5, 0.0)
+    assert pace.chunk(0.25, 512) == 32
+    for _ in range(30):
+        pace.prefilled(64, 0.01, 0.0)
+    assert pace.chunk(0.25, 512) == 512
+    assert pace.chunk(0.25, 100) == 64, "no longer than the longest"
+    assert pace.chunk(1e-9, 512) == 16, "some progress there must be"
+
+
+def test_a_curve_goes_through_what_was_measured() -> None:
+    curve = Curve()
+    assert not curve and curve.at(5) == 0.0
+    curve.add(2, 4.0)
+    assert [curve.at(1), curve.at(2), curve.at(8)] == [4.0, 4.0, 4.0]
+    curve.add(8, 10.0)
+    assert [curve.at(1), curve.at(5), curve.at(8), curve.at(14)] == [4.0, 7.0, 10.0, 16.0]
+    assert [curve.proportional(1), curve.proportional(16)] == [2.0, 20.0]
+    for _ in range(60):
+        curve.add(8, 2.0)
+    assert curve.at(8) == pytest.approx(4.0, abs=0.01), "more rows are never quicker"
+
+
+def test_joining_and_leaving_at_random_loses_nobody() -> None:
+    random_ = random.Random(7)
+    ring = RingModel([costs(0.004, 0.001, 0.0002)] * 3, 0.001, max_running=8, max_waiting=100)
+    arrivals = []
+    for number in range(1, 60):
+        prompt = random_.choice((1, 5, 40, 700))
+        arrivals.append((random_.uniform(0, 3), Sequence(number, [0] * prompt), random_.randint(1, 40)))
+    ring.run(arrivals=sorted(arrivals, key=lambda arrival: arrival[0]))
+    assert {number: len(times) for number, times in ring.drawn.items()} == {s.id: n for _, s, n in arrivals}
+    assert (ring.scheduler.num_running, ring.scheduler.num_waiting) == (0, 0)
