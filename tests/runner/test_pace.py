@@ -56,7 +56,7 @@ def test_four_streams_or_more_fill_four_stages(streams: int) -> None:
 
 
 def test_slow_links_get_more_frames_than_there_are_stages() -> None:
-    """3 ms of computing and 5 ms of link: with four frames each stage is idle half of the time. More frames are smaller;
+    """3 ms of computing and 5 ms of link: with four frames each stage is idle half of the time. More are smaller;
     that is all there is to win, as rate(24, 8) / rate(24, 4) = 1.1 says."""
     stages = [costs(0.003, 0.0003)] * 4
     adaptive, _ = decode_rate(stages, 0.005, 24)
