@@ -1,18 +1,22 @@
-"""Measure this machine: `bench ring` times frames over real runner processes against plain TCP."""
+"""Measure this machine: `bench ring` times frames against plain TCP, `bench serve` asks a whole mesh many things."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 import exo_mesh.cli.bench_ring as bench_ring
+import exo_mesh.cli.bench_serve as bench_serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser per benchmark."""
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     bench_ring.add_parser(subparsers)
+    bench_serve.add_parser(subparsers)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark that was chosen."""
-    return bench_ring.run(args)
+    verb: Callable[[argparse.Namespace], int] = args.run
+    return verb(args)

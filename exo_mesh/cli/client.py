@@ -54,6 +54,15 @@ class ApiClient:
         """What the API answers to DELETE."""
         return self._call("DELETE", path, None, deadline_s)
 
+    def text(self, path: str, deadline_s: float = READ_DEADLINE_S) -> str:
+        """The plain text at `path`."""
+        with self._open("GET", path, None, deadline_s) as response:
+            try:
+                data: bytes = response.read()
+            except (OSError, http.client.HTTPException) as exc:
+                raise TransportError(f"{self.url}{path} broke off") from exc
+        return data.decode(errors="replace")
+
     def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
         """The events of a server-sent stream, until `[DONE]`. Closing the iterator closes the connection."""
         with self._open("POST", path, body, STREAM_SILENCE_S) as response:

@@ -1,34 +1,26 @@
 """Start a small mesh on this machine, ask the demo model a question, and keep serving until Ctrl-C.
 
-Each peer is a real `exo-mesh serve` process with a home of its own; they share nothing but the loopback network.
+The peers are real nodes with homes of their own (see local_mesh).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import shutil
 import signal
-import socket
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode, ChildNodeError
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.config import ConfigError
-from exo_mesh.errors import DeadlineError, MeshError
 
 if TYPE_CHECKING:
     from exo_mesh.cli.demo_screen import DemoScreen
 
-_START_DEADLINE_S = 60.0
-_JOIN_DEADLINE_S = 30.0
 _LOAD_DEADLINE_S = 300.0
 _POLL_S = 0.1
 
@@ -48,22 +40,11 @@ def run(args: argparse.Namespace) -> int:
     if not 1 <= args.peers <= 8:
         raise ConfigError(f"--peers {args.peers}: a whole number from 1 to 8 is needed")
     _require_engine(args.engine)
-    scratch = Path(tempfile.mkdtemp(prefix="exo-mesh-demo-"))
-    children: list[ChildNode] = []
-    with _termination_as_interrupt():
+    with _termination_as_interrupt(), local_mesh(args.peers, ["--engine", args.engine], "demo") as mesh:
         try:
-            _start(children, scratch, args)
-            code = _demonstrate(children, args, DemoScreen())
+            return _demonstrate(mesh, args, DemoScreen())
         except KeyboardInterrupt:
-            code = exit_codes.INTERRUPTED
-        except ChildNodeError:
-            raise
-        except MeshError as exc:
-            raise MeshError("\n".join([str(exc), *(child.log_tail() for child in children)])) from exc
-        finally:
-            _stop(children)
-    shutil.rmtree(scratch, ignore_errors=True)  # kept after a failure: the message says where the logs are
-    return code
+            return exit_codes.INTERRUPTED
 
 
 def _require_engine(name: str) -> None:
@@ -80,27 +61,10 @@ def _require_engine(name: str) -> None:
         raise ConfigError(f"the demo needs the engine {name}: {look.reason}. {look.remedy}".rstrip())
 
 
-def _start(children: list[ChildNode], scratch: Path, args: argparse.Namespace) -> None:
-    """Start all peers at once; the first is the one whose API is shown, and the one that the others dial."""
-    meeting_port = _free_port()
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
-    for index in range(args.peers):
-        home = scratch / f"peer-{index + 1}"
-        home.mkdir()
-        flags = ["--home", str(home), "--name", f"peer-{index + 1}", "--host", "127.0.0.1", "--engine", args.engine]
-        flags += ["--discovery", "none", "--namespace", f"demo-{os.getpid()}"]
-        if index == 0:
-            flags += ["--grpc-port", str(meeting_port)]
-        else:
-            flags += ["--grpc-port", "0", "--api-port", "0", "--bootstrap-peers", f"127.0.0.1:{meeting_port}"]
-        children.append(ChildNode(flags, home / "node.log", environ))
-
-
-def _demonstrate(children: list[ChildNode], args: argparse.Namespace, screen: DemoScreen) -> int:
+def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) -> int:
     with screen.waiting(f"starting {args.peers} peers"):
-        ready = [child.wait_ready(_START_DEADLINE_S) for child in children]
-        client = ApiClient(ready[0]["api_url"])
-        _await_peers(client, args.peers)
+        mesh.wait_until_joined()
+    client = mesh.client()
     with screen.waiting(f"loading {DEMO_MODEL} over {args.peers} peers"):
         body = {"model": DEMO_MODEL, "min_peers": args.peers, "engine": args.engine}
         instance = client.post("/instance", body, _LOAD_DEADLINE_S)
@@ -108,19 +72,8 @@ def _demonstrate(children: list[ChildNode], args: argparse.Namespace, screen: De
     screen.answer(client, args.question)
     if args.once:
         return exit_codes.OK
-    screen.serving([event["api_url"] for event in ready])
-    return _serve(children, screen)
-
-
-def _await_peers(client: ApiClient, num_peers: int) -> None:
-    """Until the first peer sees all others. Raises DeadlineError."""
-    end = time.monotonic() + _JOIN_DEADLINE_S
-    while time.monotonic() < end:
-        peers = client.get("/state")["view"]["peers"]
-        if sum(peer["alive"] for peer in peers) >= num_peers:
-            return
-        time.sleep(_POLL_S)
-    raise DeadlineError(f"the peers did not find each other within {_JOIN_DEADLINE_S:g} s")
+    screen.serving(mesh.api_urls)
+    return _serve(mesh.children, screen)
 
 
 def _serve(children: list[ChildNode], screen: DemoScreen) -> int:
@@ -138,13 +91,6 @@ def _serve(children: list[ChildNode], screen: DemoScreen) -> int:
     return exit_codes.FAILED
 
 
-def _stop(children: list[ChildNode]) -> None:
-    for child in children:
-        child.ask_to_stop()
-    for child in children:
-        child.stop()
-
-
 @contextlib.contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
@@ -160,10 +106,3 @@ def _termination_as_interrupt() -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -40,6 +41,18 @@ class Tensor(msgspec.Struct, frozen=True):
         array: np.ndarray = np.frombuffer(self.data, dtype=dtype).reshape(self.shape)
         array.flags.writeable = False
         return array
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """`[start:stop]` of the first axis, without a copy."""
+        item = self.num_bytes // self.shape[0] if self.shape[0] else 0
+        return Tensor(self.dtype, (stop - start, *self.shape[1:]), memoryview(self.data)[start * item : stop * item])
+
+    @staticmethod
+    def concatenate(parts: Sequence[Tensor]) -> Tensor:
+        """Along the first axis, copied. The parts have one dtype, and shapes that differ there only."""
+        first = parts[0]
+        shape = (sum(part.shape[0] for part in parts), *first.shape[1:])
+        return Tensor(first.dtype, shape, b"".join(part.data for part in parts))
 
     @staticmethod
     def from_numpy(array: np.ndarray) -> Tensor:

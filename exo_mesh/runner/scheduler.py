@@ -64,7 +64,8 @@ class Limits:
 
 
 class Work(NamedTuple):
-    """Rows of one frame and their token ids: the decode rows of one batch, or one prefill chunk."""
+    """Rows of one frame and their token ids: decode rows of one batch, or one chunk of prefill, which may be the end
+    of one prompt and the whole of others."""
 
     rows: tuple[Row, ...]
     token_ids: tuple[int, ...]
@@ -158,11 +159,10 @@ class Scheduler:
         """
         decoding = [seq for seq in self._running.values() if seq.prefill_left == 0]
         ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
-        prefill = self._next_prompt(beside_streams=bool(decoding))
         batches = self.pace.batches(len(decoding))
-        if prefill is not None and not (ready and self._decodes < batches and self._prefilled_last):
+        if self._prefill_is_due(decoding) and not (ready and self._decodes < batches and self._prefilled_last):
             self._prefilled_last = True
-            return self._prefill_chunk(prefill, beside_streams=bool(decoding))
+            return self._prefill_chunk(beside_streams=bool(decoding))
         if not ready or self._decodes >= batches:
             return None
         self._prefilled_last = False
@@ -183,20 +183,26 @@ class Scheduler:
         if sequence.id in self._running:
             self._held += 1
 
-    def _next_prompt(self, *, beside_streams: bool) -> Sequence | None:
-        if self._prefills >= (1 if beside_streams else self.limits.num_stages):
-            return None
-        return next((seq for seq in self._running.values() if seq.prefill_left), None)
+    def _prefill_is_due(self, decoding: list[Sequence]) -> bool:
+        if self._prefills >= (1 if decoding else self.limits.num_stages):
+            return False
+        return len(decoding) < len(self._running)
 
-    def _prefill_chunk(self, sequence: Sequence, *, beside_streams: bool) -> Work:
-        start = sequence.computed
-        longest = self.limits.prefill_chunk
+    def _prefill_chunk(self, *, beside_streams: bool) -> Work:
+        left = self.limits.prefill_chunk
         if beside_streams:
-            longest = self.pace.chunk(self.limits.prefill_budget_s, longest)
-        n = min(longest, sequence.prefill_left)
-        sequence.computed += n
+            left = self.pace.chunk(self.limits.prefill_budget_s, left)
+        rows: list[Row] = []
+        token_ids: list[int] = []
+        for sequence in self._running.values():
+            n = min(left, sequence.prefill_left)
+            if n and len(rows) < self.limits.max_rows:
+                rows.append(Row(sequence.id, sequence.computed, n))
+                token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
+                sequence.computed += n
+                left -= n
         self._prefills += 1
-        return Work((Row(sequence.id, start, n),), tuple(sequence.tokens[start : start + n]))
+        return Work(tuple(rows), tuple(token_ids))
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
         # whoever waited longest comes first; one big batch would leave all but one stage idle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from itertools import groupby
 
 import msgspec
 import numpy as np
@@ -40,10 +41,24 @@ class Stage:
         if not frame.rows:
             return StageResult(frame, None, shutdown)
         try:
-            output = self._engine.forward(StageInput(frame.rows, frame.token_ids, frame.tensors))
+            output = self._forward(StageInput(frame.rows, frame.token_ids, frame.tensors))
         except Exception as exc:  # noqa: BLE001 - the boundary to a foreign library: its failure ends these rows only
             return StageResult(self._all_faulted(frame, exc), None, shutdown)
         return self._passed_on(frame, output, shutdown)
+
+    def _forward(self, whole: StageInput) -> StageOutput:
+        """At once, or for an engine that is not ragged, one group of neighbouring rows of equal n after the other."""
+        if self._engine.capabilities.ragged:
+            return self._engine.forward(whole)
+        outputs: list[StageOutput] = []
+        start = 0
+        for _, group in groupby(whole.rows, key=lambda row: row.n):
+            rows = tuple(group)
+            stop = start + sum(row.n for row in rows)
+            tensors = {name: tensor.rows(start, stop) for name, tensor in whole.tensors.items()}
+            outputs.append(self._engine.forward(StageInput(rows, whole.token_ids[start:stop], tensors)))
+            start = stop
+        return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
     def _apply_ops(self, frame: Frame) -> bool:
         shutdown = False
@@ -82,6 +97,17 @@ class Stage:
             faults=frame.faults + faults,
         )
         return StageResult(passed, logits, shutdown)
+
+
+def _joined(outputs: list[StageOutput]) -> StageOutput:
+    """The results of groups of rows as one, in order."""
+    names = outputs[0].tensors
+    logits = [output.logits for output in outputs if output.logits is not None]
+    return StageOutput(
+        {name: Tensor.concatenate([output.tensors[name] for output in outputs]) for name in names},
+        np.concatenate(logits) if logits else None,
+        tuple(fault for output in outputs for fault in output.faults),
+    )
 
 
 def _row_mask(rows: tuple[Row, ...], keep: list[bool], counts: list[int]) -> np.ndarray:

@@ -39,6 +39,13 @@ def test_a_prompt_is_prefilled_in_chunks_and_its_last_token_is_the_first_decode_
     assert rows(scheduler.next_work()) == [(1, 10, 1, 1)]
 
 
+def test_short_prompts_share_a_chunk() -> None:
+    scheduler = scheduler_of(2, prefill_chunk=10)
+    admitted(scheduler, 4, 1, 6, 9)
+    assert rows(scheduler.next_work()) == [(1, 0, 3, 0), (3, 0, 5, 0), (4, 0, 2, 0)]
+    assert rows(scheduler.next_work()) == [(1, 3, 1, 1), (2, 0, 1, 1)], "two of the three that decode by now"
+
+
 def test_a_prompt_of_one_token_needs_no_prefill() -> None:
     scheduler = scheduler_of(1)
     admitted(scheduler, 1)

@@ -153,6 +153,26 @@ def ids(events: list[pb.TokenEvent]) -> list[int]:
     return [event.token_id for event in events if event.HasField("token_id")]
 
 
+async def test_an_engine_that_takes_only_rows_of_one_length_gets_them_so() -> None:
+    class Plain(TinyEngine):
+        capabilities = Capabilities(ragged=False, rollback="any", dtypes=("float32",))
+
+        def forward(self, stage_input: StageInput) -> StageOutput:
+            assert len({row.n for row in stage_input.rows}) == 1
+            return super().forward(stage_input)
+
+    ring, callers = Ring(3), [Caller() for _ in range(4)]
+    ring.stages[1] = Stage(Plain(False, False), 1)
+    ring.stages[2] = Stage(Plain(False, True), 2)
+    prompts = [list(range(1, size + 1)) for size in (3, 9, 9, 4)]
+    for number, (prompt, caller) in enumerate(zip(prompts, callers, strict=True)):
+        ring.driver.submit(request(f"r{number}", prompt), caller.mailbox)
+    assert len(ring.sent[0].rows) == 1, "the first prompt left before the others came"
+    ring.run()
+    for prompt, caller in zip(prompts, callers, strict=True):
+        assert ids(await caller.collect()) == expected(prompt, 8, 3)
+
+
 @pytest.mark.parametrize("num_stages", [1, 2, 4])
 async def test_concurrent_requests_get_the_text_that_each_gets_alone(num_stages: int) -> None:
     ring = Ring(num_stages, prefill_chunk=3)

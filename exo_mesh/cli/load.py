@@ -1,0 +1,152 @@
+"""Requests against the HTTP API, many at a time, and what each of them felt like."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from exo_mesh.errors import TransportError
+
+REQUEST_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask: `prompt` tokens (words of one letter, which byte-level tokenizers count as two) and exactly
+    `tokens` of output."""
+
+    model: str
+    prompt: int
+    tokens: int
+
+    def body(self, number: int) -> dict[str, Any]:
+        """A different prompt for every number, so that no cache can help."""
+        random_ = random.Random(number)
+        text = "".join(random_.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(max(1, self.prompt)))
+        return {
+            "model": self.model,
+            "prompt": text,
+            "max_tokens": self.tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(slots=True)
+class Answer:
+    """Seconds since the first request of the run: when it was sent, and when each piece of text came. `tokens` is what
+    the server counted; error is its code."""
+
+    sent: float
+    came: list[float] = field(default_factory=list)
+    tokens: int = 0
+    prompt_tokens: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    """Of one run: all answers, and the seconds from the first request to the last token."""
+
+    answers: Sequence[Answer]
+    wall_s: float
+
+    def describe(self) -> dict[str, Any]:
+        """Tokens per second of all together, times to the first token and between two pieces, as JSON values."""
+        good = [answer for answer in self.answers if not answer.error and answer.came]
+        ttft = [answer.came[0] - answer.sent for answer in good]
+        gaps = np.concatenate([np.diff(answer.came) for answer in good]) if good else np.zeros(0)
+        tokens = sum(answer.tokens for answer in good)
+        return {
+            "requests": len(self.answers),
+            "failed": sum(bool(answer.error) for answer in self.answers),
+            "errors": sorted({answer.error for answer in self.answers if answer.error}),
+            "wall_s": round(self.wall_s, 3),
+            "tokens_per_s": round(tokens / self.wall_s, 2) if self.wall_s else 0.0,
+            "prompt_tokens_per_s": round(sum(answer.prompt_tokens for answer in good) / self.wall_s, 1),
+            "ttft_s": _quantiles(ttft),
+            "itl_s": _quantiles(gaps.tolist()),
+        }
+
+
+async def closed_loop(urls: Sequence[str], question: Question, streams: int, requests: int) -> LoadResult:
+    """`streams` clients, each of which asks again as soon as it has its answer, until `requests` were asked."""
+    numbers = iter(range(requests))
+    async with _session() as session:
+        start = time.perf_counter()
+        answers: list[Answer] = []
+
+        async def client() -> None:
+            for number in numbers:
+                answers.append(await _ask(session, urls[number % len(urls)], question.body(number), start))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(streams):
+                group.create_task(client())
+    return _result(answers)
+
+
+async def open_loop(urls: Sequence[str], question: Question, per_s: float, requests: int) -> LoadResult:
+    """Requests at random times (a Poisson process of `per_s` a second), whether earlier ones are answered or not."""
+    random_ = random.Random(0)
+    async with _session() as session, asyncio.TaskGroup() as group:
+        start = time.perf_counter()
+        tasks = []
+        for number in range(requests):
+            tasks.append(group.create_task(_ask(session, urls[number % len(urls)], question.body(number), start)))
+            await asyncio.sleep(random_.expovariate(per_s))
+    return _result([task.result() for task in tasks])
+
+
+def _session() -> aiohttp.ClientSession:
+    timeout = aiohttp.ClientTimeout(total=REQUEST_DEADLINE_S)
+    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], start: float) -> Answer:
+    answer = Answer(time.perf_counter() - start)
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as reply:
+            if reply.status != 200:
+                answer.error = f"HTTP {reply.status}"
+                return answer
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    _take(answer, json.loads(line[6:]), time.perf_counter() - start)
+    except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+        answer.error = type(exc).__name__
+    return answer
+
+
+def _take(answer: Answer, event: dict[str, Any], now: float) -> None:
+    if error := event.get("error"):
+        answer.error = str(error.get("code") or "error")
+    if usage := event.get("usage"):
+        answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
+    if any(choice.get("text") for choice in event.get("choices", ())):
+        answer.came.append(now)
+
+
+def _result(answers: list[Answer]) -> LoadResult:
+    ends = [answer.came[-1] for answer in answers if answer.came]
+    if not ends:
+        errors = ", ".join(sorted({answer.error for answer in answers})) or "no text came"
+        raise TransportError(f"none of {len(answers)} requests was answered: {errors}")
+    return LoadResult(answers, max(ends) - min(answer.sent for answer in answers))
+
+
+def _quantiles(seconds: list[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    p50, p90, p99 = np.quantile(seconds, (0.5, 0.9, 0.99))
+    return {"p50": round(p50, 5), "p90": round(p90, 5), "p99": round(p99, 5), "max": round(max(seconds), 5)}
