@@ -25,6 +25,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_tokens": (1, 2**31 - 1),
     "max_completion_tokens": (1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
+    "priority": (-10, 10),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
 }
 # Fields of which only some values mean what exo-mesh does; the others would change the reply, so they are refused.

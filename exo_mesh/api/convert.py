@@ -22,6 +22,14 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
 
 
 @dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks: the id of the request, and whose share of the ring it takes (an API key's id, or an address)."""
+
+    request_id: str
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """Everything known before the first token."""
 
@@ -32,7 +40,7 @@ class Prepared:
     stream_options: StreamOptions
 
 
-async def prepare_chat(body: ChatBody, request_id: str, service: MeshService, texts: TextModels) -> Prepared:
+async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts: TextModels) -> Prepared:
     """Raises InputError, UnknownModelError, ContextLengthError, or what the service raises."""
     entry, text = await _model(body, service, texts)
     messages = template_messages(body.messages, text.template)
@@ -50,12 +58,10 @@ async def prepare_chat(body: ChatBody, request_id: str, service: MeshService, te
     limit = await service.context_limit(entry.name)
     max_tokens = fit_context(entry.name, len(prompt_ids), wanted, limit, "messages")
     num_top = _first(body.top_logprobs, 0) if body.logprobs else None
-    return _prepared(body, request_id, entry, text, prompt_ids, max_tokens, num_top)
+    return _prepared(body, asker, entry, text, prompt_ids, max_tokens, num_top)
 
 
-async def prepare_completion(
-    body: CompletionBody, request_id: str, service: MeshService, texts: TextModels
-) -> Prepared:
+async def prepare_completion(body: CompletionBody, asker: Asker, service: MeshService, texts: TextModels) -> Prepared:
     """As prepare_chat, of a bare prompt."""
     prompt = single_prompt(body.prompt)
     entry, text = await _model(body, service, texts)
@@ -71,7 +77,7 @@ async def prepare_completion(
         max_tokens = min(COMPLETION_MAX_TOKENS, limit - len(prompt_ids))
     else:
         max_tokens = fit_context(entry.name, len(prompt_ids), body.max_tokens, limit, "prompt")
-    return _prepared(body, request_id, entry, text, prompt_ids, max_tokens, body.logprobs)
+    return _prepared(body, asker, entry, text, prompt_ids, max_tokens, body.logprobs)
 
 
 def single_prompt(prompt: str | list[Any]) -> str | list[int]:
@@ -144,7 +150,7 @@ def sampling_params(
 
 def _prepared(
     body: GenerationBody,
-    request_id: str,
+    asker: Asker,
     entry: ModelEntry,
     text: TextModel,
     prompt_ids: list[int],
@@ -156,13 +162,15 @@ def _prepared(
         raise InputError(f"min_tokens is {min_tokens}, but at most {max_tokens} tokens may be made", param="min_tokens")
     _check_ids(list(body.logit_bias or ()), text, "logit_bias")
     request = GenerateRequest(
-        request_id=request_id,
+        request_id=asker.request_id,
         prompt_ids=tuple(prompt_ids),
         max_tokens=max_tokens,
         sampling=sampling_params(body, text, num_top),
         stop_ids=text.eos_ids | frozenset(entry.eos_ids),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
+        client=asker.client,
+        priority=_first(body.priority, 0),
     )
     return Prepared(entry.name, text, request, stop_strings(body.stop), body.stream_options or StreamOptions())
 

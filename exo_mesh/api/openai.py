@@ -13,12 +13,13 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER, Caller
 from exo_mesh.api.checks import check_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
-from exo_mesh.api.convert import Prepared, prepare_chat, prepare_completion
+from exo_mesh.api.convert import Asker, Prepared, prepare_chat, prepare_completion
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
-from exo_mesh.api.schema import ChatBody, CompletionBody, decode_body
+from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
 from exo_mesh.api.sse import EventStream
+from exo_mesh.errors import InputError
 from exo_mesh.node.service import ModelEntry, Progress
 from exo_mesh.security.api_keys import Role
 from exo_mesh.text.assembler import Piece
@@ -38,7 +39,8 @@ class OpenAIRoutes:
         check_body(body)
         request_id = "chatcmpl-" + secrets.token_hex(12)
         with self._known_as(request_id, request):
-            prepared = await prepare_chat(body, request_id, self._service, self._context.texts)
+            asker = _asker(request, request_id, body)
+            prepared = await prepare_chat(body, asker, self._service, self._context.texts)
             return await self._answer(request, prepared, ChatReply, stream=bool(body.stream))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -47,7 +49,9 @@ class OpenAIRoutes:
         check_body(body)
         request_id = "cmpl-" + secrets.token_hex(12)
         with self._known_as(request_id, request):
-            prepared = await prepare_completion(body, request_id, self._service, self._context.texts)
+            prepared = await prepare_completion(
+                body, _asker(request, request_id, body), self._service, self._context.texts
+            )
             return await self._answer(request, prepared, CompletionReply, stream=bool(body.stream))
 
     async def models(self, request: web.Request) -> web.Response:
@@ -141,6 +145,17 @@ class OpenAIRoutes:
             "peers": list(entry.peers),
             "instance_ids": list(entry.instance_ids),
         }
+
+
+def _asker(request: web.Request, request_id: str, body: GenerationBody) -> Asker:
+    """Raises InputError for a priority that the caller may not ask for.
+
+    Without keys, each machine is a client. Behind nginx they are all one, unless they have keys: a header that says
+    who asks could be written by anybody.
+    """
+    if body.priority is not None and body.priority > 0 and request[CALLER].role is not Role.ADMIN:
+        raise InputError("priority above 0 is for keys with the role admin", param="priority")
+    return Asker(request_id, request[CALLER].key_id or request.remote or "")
 
 
 def waiting_for(progress: Progress | None) -> str:

@@ -74,6 +74,32 @@ class OpsRoutes:
         """GET /metrics, for Prometheus."""
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def queue(self, request: web.Request) -> web.Response:
+        """GET /queue: what waits and runs on the rings whose driver is here."""
+        return json_response(self._service.queue())
+
+    async def recent_requests(self, request: web.Request) -> web.Response:
+        """GET /requests/recent[?n=50]: how the last requests that entered here have ended."""
+        text = request.query.get("n", "50")
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
+            raise InputError(f"n must be a whole number from 1 to 9999, not {text!r}", param="n")
+        return json_response({"requests": self._service.recent_requests(int(text))})
+
+    async def request_stats(self, request: web.Request) -> web.Response:
+        """GET /requests/stats"""
+        return json_response(self._service.request_stats())
+
+    async def memory(self, request: web.Request) -> web.Response:
+        """GET /memory[?scope=cluster]"""
+        scope = request.query.get("scope", "node")
+        if scope not in ("node", "cluster"):
+            raise InputError(f"scope is {scope!r}; it may be node or cluster", param="scope")
+        return json_response(self._service.memory(whole_mesh=scope == "cluster"))
+
+    async def memory_live(self, request: web.Request) -> web.Response:
+        """GET /memory/live: the readings of the last minute and a half."""
+        return json_response(self._service.memory_live())
+
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready."""
         spec = instance_spec(decode_body(await request.read(), InstanceBody))

@@ -59,6 +59,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     n: int | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = None
+    priority: int | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
 

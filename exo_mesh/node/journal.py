@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.errors import InputError, OverloadError, TransportError
+from exo_mesh.node.history import History
 
 MAX_LIVE = 1024
 """Requests that one entry peer holds; its own memory bounds this, not the rings."""
-
-MAX_RECENT = 64
 
 
 @dataclass(slots=True)
@@ -48,29 +45,13 @@ class Entry:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a request ended, in numbers only."""
-
-    request_id: str
-    model: str
-    outcome: str
-    prompt_tokens: int
-    output_tokens: int
-    ttft_s: float | None
-    duration_s: float
-
-    def describe(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
 class Journal:
-    """The live requests of this entry peer, by id, and how the last few ended."""
+    """The live requests of this entry peer, by id, and how others ended."""
 
     def __init__(self, max_live: int = MAX_LIVE) -> None:
         self._live: dict[str, Entry] = {}
         self._max_live = max_live
-        self.recent: deque[Outcome] = deque(maxlen=MAX_RECENT)
+        self.history = History()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -87,17 +68,14 @@ class Journal:
     def close(self, entry: Entry, outcome: str, ttft_s: float | None, now: float) -> None:
         """End, however it ended."""
         self._live.pop(entry.request.request_id, None)
-        request = entry.request
-        self.recent.append(
-            Outcome(
-                request.request_id,
-                entry.model,
-                outcome,
-                len(request.prompt_ids),
-                len(entry.emitted),
-                ttft_s,
-                now - entry.entered_at,
-            )
+        self.history.add(
+            entry.request.request_id,
+            entry.model,
+            outcome,
+            prompt_tokens=len(entry.request.prompt_ids),
+            output_tokens=len(entry.emitted),
+            ttft_s=ttft_s,
+            duration_s=now - entry.entered_at,
         )
 
     def cancel(self, request_id: str) -> bool:

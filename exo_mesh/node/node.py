@@ -39,8 +39,10 @@ from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import Members, reachable
 from exo_mesh.node.memory import MemoryReader, read_memory
+from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_addresses import keep_addresses
 from exo_mesh.node.placer import Placer
+from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
@@ -145,6 +147,8 @@ class Node:
         )
         self._server = ControlServer(service, credentials, peer_id=own.id)
         self._tasks = TaskOwner()
+        self._monitor = MemoryMonitor(memory_reader, self._host.press)
+        self.observation = Observation(self.journal, self._monitor, self._host.beats, self._readings)
 
     @property
     def node_id(self) -> str:
@@ -175,6 +179,7 @@ class Node:
         work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, settings.host, port), "own addresses")
+        self._tasks.start(self._monitor.run(), "memory monitor")
         self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
         own = Announcement(settings.namespace, self.node_id, port, settings.name, PROTOCOL_VERSION)
         for discovery in self._discoveries:
@@ -273,6 +278,21 @@ class Node:
     def topology(self) -> dict[str, Any]:
         return state.topology(self.membership, self._instances)
 
+    def queue(self) -> dict[str, Any]:
+        return self.observation.queue()
+
+    def recent_requests(self, most: int) -> list[dict[str, Any]]:
+        return self.observation.recent_requests(most)
+
+    def request_stats(self) -> dict[str, Any]:
+        return self.observation.request_stats()
+
+    def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
+        return self.observation.memory(whole_mesh=whole_mesh)
+
+    def memory_live(self) -> list[dict[str, float]]:
+        return self.observation.memory_live()
+
     def health(self) -> dict[str, Any]:
         mesh = "closed" if self.settings.secret else "open"
         wait_for = self.settings.wait_for_peers
@@ -298,6 +318,11 @@ class Node:
             self._host.s_per_gb,
             self._host.tokens,
         )
+
+    def _readings(self) -> list[tuple[str, str, Telemetry]]:
+        """(id, name, last reading) of every live peer."""
+        readings = self.membership.telemetry
+        return [(peer.id, peer.name, readings[peer.id]) for peer in self.membership.view.peers() if peer.id in readings]
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self._custody.owner_left(peer, records)

@@ -87,5 +87,20 @@ class MeshService(Protocol):
     def topology(self) -> dict[str, Any]:
         """Peers, links, and the ring of each instance, for people and pictures."""
 
+    def queue(self) -> dict[str, Any]:
+        """{"depth", "max", "waiting", "in_progress", "entered", "instances": [...]} of the drivers here."""
+
+    def recent_requests(self, most: int) -> list[dict[str, Any]]:
+        """How requests that entered here have ended, newest first."""
+
+    def request_stats(self) -> dict[str, Any]:
+        """Sums over the requests that entered here."""
+
+    def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
+        """Memory of this machine and of the stages here; with whole_mesh the last reading of every peer, too."""
+
+    def memory_live(self) -> list[dict[str, float]]:
+        """The last readings of this machine's memory, oldest first."""
+
     def health(self) -> dict[str, Any]:
         """{"status": "ok" | "degraded" | "starting" | "stopping", "reasons": [{"code", "message", "remedy"}], ...}"""

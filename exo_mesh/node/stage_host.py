@@ -135,6 +135,14 @@ class StageHost:
         runner = self._runners.get(instance_id)
         return runner.beat if runner is not None else None
 
+    async def press(self, level: int) -> None:
+        """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer."""
+        await asyncio.gather(*(runner.press(level) for runner in list(self._runners.values())))
+
+    def beats(self) -> list[tuple[str, runner_pb2.Heartbeat]]:
+        """(instance id, last heartbeat) of every stage that runs here."""
+        return [(name, runner.beat) for name, runner in self._runners.items() if runner.beat is not None]
+
     async def reserve(self, plan: Plan, index: int) -> Answer:
         """Hold memory for a stage. A beaten plan's stage is ended first, so that its memory can be given again.
 

@@ -99,7 +99,16 @@ class Runner:
         """Tell the stage where the next one listens. Raises StageLostError if it is gone."""
         if self._writer is None or self._gone.is_set():
             raise StageLostError(f"the runner of {self.label} is not running")
-        message = runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint))
+        await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint)))
+
+    async def press(self, level: int) -> None:
+        """Tell the stage how short of memory the machine is; one that is gone need not know."""
+        if self._writer is not None and not self._gone.is_set():
+            with contextlib.suppress(StageLostError):
+                await self._tell(runner_pb2.ToRunner(pressure=runner_pb2.Pressure(level=level)))
+
+    async def _tell(self, message: runner_pb2.ToRunner) -> None:
+        assert self._writer is not None
         try:
             await runner_pipe.write_message(self._writer, message)
         except TransportError as exc:

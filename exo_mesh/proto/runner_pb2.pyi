@@ -56,15 +56,23 @@ class StopStage(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Pressure(_message.Message):
+    __slots__ = ("level",)
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    level: int
+    def __init__(self, level: _Optional[int] = ...) -> None: ...
+
 class ToRunner(_message.Message):
-    __slots__ = ("start", "link", "stop")
+    __slots__ = ("start", "link", "stop", "pressure")
     START_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
     start: StartStage
     link: LinkNext
     stop: StopStage
-    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ...) -> None: ...
+    pressure: Pressure
+    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ...) -> None: ...
 
 class Listening(_message.Message):
     __slots__ = ("port", "pid")

@@ -69,7 +69,7 @@ class Driver:
         if request.request_id in self._by_request:
             self._fail(generation, InputError(f"request {request.request_id} is already running here"))
         elif not self._scheduler.submit(generation.sequence):
-            self._fail(generation, OverloadError(f"{self._limits.max_waiting} requests are waiting already"))
+            self._fail(generation, OverloadError(self._scheduler.why_refused))
         else:
             self._live[self._last_sequence] = generation
             self._by_request[request.request_id] = self._last_sequence
@@ -100,6 +100,8 @@ class Driver:
             self._scheduler.came_round(work)
         if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
             self._look_after_waiting(now)
+        if frame.reports:
+            self._scheduler.pressure = max(report.pressure for report in frame.reports)
         for fault in frame.faults:
             self._end(fault.sequence, error_from_code(fault.code, fault.message))
         if logits is not None:

@@ -63,6 +63,8 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
     def obey(command: pb.ToRunner) -> None:
         if command.HasField("link"):
             loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint)
+        elif command.HasField("pressure"):
+            worker.pressure = command.pressure.level
 
     pulse = Pulse(pipe, endpoint.heartbeat, obey, on_stop=lambda: _call(loop, stopped.set))
     pulse.start()

@@ -20,6 +20,9 @@ PREFILL_BUDGET_S = 0.25
 MAX_WAIT_S = 120.0
 """A request that has waited for its turn this long is refused: whoever asks would rather try elsewhere."""
 
+EVICTION_TURNS = 64
+"""Decode frames between two evictions for want of memory on some machine: seconds, like its readings."""
+
 
 @dataclass(slots=True)
 class Sequence:
@@ -95,6 +98,9 @@ class Scheduler:
     """Frames of each kind that are on their way."""
     _prefilled_last: bool = False
     _turn: int = 0
+    _last_eviction: int = -EVICTION_TURNS
+    pressure: int = 0
+    """The worst of all stages' machines, as the last frame said: see StageReport."""
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.max_waiting)
@@ -112,8 +118,20 @@ class Scheduler:
         return len(self._running)
 
     def submit(self, sequence: Sequence) -> bool:
-        """Queue a sequence; False if the waiting queue is full, which one that resumes does not care about."""
+        """Queue a sequence; False if `why_refused` says so, which one that resumes does not care about."""
+        if self._short_of_memory and not sequence.resumed:
+            return False
         return self._queue.push(sequence)
+
+    @property
+    def why_refused(self) -> str:
+        if self._short_of_memory:
+            return "a machine of this ring is short of memory, and requests are waiting already"
+        return f"{self.limits.max_waiting} requests are waiting already"
+
+    @property
+    def _short_of_memory(self) -> bool:
+        return self.pressure >= 2 and len(self._queue) > 0
 
     def remove(self, sequence_id: int) -> bool:
         """Forget a sequence. True if it was running, so that stages hold KV of it."""
@@ -127,12 +145,13 @@ class Scheduler:
 
     def evict(self) -> Iterator[Sequence]:
         """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool; of the
-        lowest priority first.
+        lowest priority first. Where a machine is short of memory, one more from time to time, until it has enough.
 
         Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
         later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
         """
-        while self._held > self.limits.max_tokens and len(self._running) > 1:
+        while len(self._running) > 1 and (self._held > self.limits.max_tokens or self._must_shrink()):
+            self._last_eviction = self._turn
             lowest = min(sequence.priority for sequence in self._running.values())
             sequence = next(one for one in reversed(self._running.values()) if one.priority == lowest)
             del self._running[sequence.id]
@@ -141,10 +160,14 @@ class Scheduler:
             self._queue.push_back(sequence)
             yield sequence
 
+    def _must_shrink(self) -> bool:
+        """What was freed last must have time to show in a reading."""
+        return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
+
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running as long as they fit; yields each, in the order of their turns."""
         while len(self._running) < self.limits.max_running and (sequence := self._queue.first()) is not None:
-            if self._running and self._held + len(sequence.tokens) > self.limits.max_tokens:
+            if self._running and (self.pressure or self._held + len(sequence.tokens) > self.limits.max_tokens):
                 return
             self._queue.pop()
             self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))

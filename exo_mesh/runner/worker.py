@@ -105,7 +105,7 @@ class Worker:
     sending and receiving, and heartbeats come from another thread (`pulse`).
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
-    `progress` rises with each item done, and during a load.
+    `progress` rises with each item done, and during a load. `pressure` is set by the node: see StageReport.
     """
 
     def __init__(self, setup: StageSetup) -> None:
@@ -115,6 +115,7 @@ class Worker:
         self._send: Send | None = None
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self.progress = 0
+        self.pressure = 0
         self.busy_s = 0.0
         self._computing_since = 0.0
         self.engine: StageEngine | None = None
@@ -197,7 +198,7 @@ class Worker:
         compute_s = time.perf_counter() - start
         self.busy_s += compute_s
         self._computing_since = 0.0
-        report = StageReport(compute_s, start - item.since)
+        report = StageReport(compute_s, start - item.since, self.pressure)
         frame = result.frame.changed(reports=(*result.frame.reports, report))
         if self.driver is not None:
             self.driver.returned(frame, result.logits)

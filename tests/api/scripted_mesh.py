@@ -117,6 +117,21 @@ class ScriptedMesh:
     def state(self) -> dict[str, Any]:
         return {"view": {"peers": [], "instances": self.instances}, "telemetry": {}, "health": self.health()}
 
+    def queue(self) -> dict[str, Any]:
+        return {"depth": len(self.running), "max": 32, "waiting": 0, "in_progress": len(self.running)}
+
+    def recent_requests(self, most: int) -> list[dict[str, Any]]:
+        return [{"request_id": request.request_id} for request in self.requests[::-1][:most]]
+
+    def request_stats(self) -> dict[str, Any]:
+        return {"total": len(self.requests)}
+
+    def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
+        return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}
+
+    def memory_live(self) -> list[dict[str, float]]:
+        return [{"pressure_pct": 10.0}]
+
     def topology(self) -> dict[str, Any]:
         return {"peers": [], "links": []}
 

@@ -21,6 +21,18 @@ async def get(api: Served, path: str, method: str = "GET", **options: Any) -> tu
         return reply.status, await reply.json()
 
 
+async def test_what_the_node_says_of_its_work(api: Served) -> None:
+    assert (await get(api, "/queue"))[1]["max"] == 32
+    assert (await get(api, "/requests/recent?n=2"))[1] == {"requests": []}
+    assert (await get(api, "/requests/stats"))[1] == {"total": 0}
+    assert (await get(api, "/memory"))[1]["peers"] is None
+    assert (await get(api, "/memory?scope=cluster"))[1]["peers"] == [{}]
+    assert (await get(api, "/memory/live"))[1] == [{"pressure_pct": 10.0}]
+    for path, param in (("/requests/recent?n=0", "n"), ("/requests/recent?n=x", "n"), ("/memory?scope=all", "scope")):
+        status, answer = await get(api, path)
+        assert (status, answer["error"]["param"]) == (400, param)
+
+
 async def test_models_are_listed_as_openai_does(api: Served) -> None:
     api.mesh.names = ("exo-mesh-demo", "org/some-model")
     listed = await api.openai.models.list()

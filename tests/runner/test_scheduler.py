@@ -154,6 +154,30 @@ def test_a_parked_sequence_gets_no_rows_and_keeps_its_place() -> None:
     assert scheduler.num_running == 2
 
 
+def test_a_machine_short_of_memory_first_gets_nobody_new_then_loses_the_youngest_then_refuses() -> None:
+    scheduler = scheduler_of(1)
+    one, two, three = admitted(scheduler, 3, 3, 3)
+    scheduler.pressure = 1
+    late = Sequence(4, [0])
+    assert scheduler.submit(late)
+    assert list(scheduler.admit()) == [] and list(scheduler.evict()) == []
+    scheduler.pressure = 2
+    assert list(scheduler.evict()) == [three] and list(scheduler.evict()) == [], "one, and then a while to see"
+    for _ in range(200):
+        work = scheduler.next_work()
+        assert work is not None
+        scheduler.came_round(work)
+        for row in work.rows:
+            if row.num_logits:
+                scheduler.token_drawn({1: one, 2: two}[row.sequence], 0)
+        list(scheduler.evict())
+    assert scheduler.num_running == 1, "the last one always goes on"
+    assert not scheduler.submit(Sequence(5, [0])) and "short of memory" in scheduler.why_refused
+    assert scheduler.submit(Sequence(6, [0], resumed=True)), "it was promised an answer"
+    scheduler.pressure = 0
+    assert [sequence.id for sequence in scheduler.admit()] == [2, 3, 6, 4], "whoever ran before is first"
+
+
 def test_of_equal_age_the_lowest_priority_is_evicted() -> None:
     scheduler = scheduler_of(1, max_tokens=10)
     for number, priority in ((1, 0), (2, -1), (3, 0)):

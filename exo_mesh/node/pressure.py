@@ -1,0 +1,139 @@
+"""How short of memory this machine is: readings at a steady beat, and the levels that defences hang on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from exo_mesh.node.memory import MemoryReader, MemoryReading
+
+POLL_S = 1.5
+KEPT = 60
+"""Readings that are kept: a minute and a half."""
+
+_TIERS = ((128, 0.85), (64, 0.80), (32, 0.75), (0, 0.70))
+"""(GiB of memory from which, share in use that is critical): a small machine has less to spare in absolute terms."""
+
+WARN_BELOW = 0.05
+"""The warning comes so much earlier than the critical share."""
+
+_log = logging.getLogger(__name__)
+
+
+class Level(IntEnum):
+    """OK: work. WARN: take no new requests on beside those that run. CRITICAL: let the newest one wait."""
+
+    OK = 0
+    WARN = 1
+    CRITICAL = 2
+
+
+def critical_share(total_bytes: int) -> float:
+    """The share of memory in use at which a machine of this size is critical."""
+    return next(share for gib, share in _TIERS if total_bytes >= gib * 2**30)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One reading. time: Unix seconds. used_share: of the total, in use by anybody."""
+
+    time: float
+    total_bytes: int
+    available_bytes: int
+
+    @property
+    def used_share(self) -> float:
+        return 1 - self.available_bytes / self.total_bytes if self.total_bytes else 0.0
+
+    def level(self, threshold: float) -> Level:
+        if self.used_share >= threshold:
+            return Level.CRITICAL
+        return Level.WARN if self.used_share >= threshold - WARN_BELOW else Level.OK
+
+    def describe(self) -> dict[str, float]:
+        return {
+            "time": round(self.time, 3),
+            "total_bytes": self.total_bytes,
+            "available_bytes": self.available_bytes,
+            "pressure_pct": round(100 * self.used_share, 2),
+        }
+
+
+class MemoryMonitor:
+    """Reads every POLL_S. `tell` is awaited with the level when it has changed, and again with each reading that is not
+    OK: so that whoever comes new hears of it, too."""
+
+    def __init__(
+        self,
+        read: MemoryReader,
+        tell: Callable[[Level], Awaitable[None]],
+        threshold: float | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._read = read
+        self._tell = tell
+        self._now = now
+        self._kept: deque[Snapshot] = deque(maxlen=KEPT)
+        self.level = Level.OK
+        first = self._snapshot(read())
+        self.threshold = threshold or critical_share(first.total_bytes)
+        self._take(first)
+
+    @property
+    def last(self) -> Snapshot:
+        return self._kept[-1]
+
+    @property
+    def kept(self) -> tuple[Snapshot, ...]:
+        """The last KEPT readings, oldest first."""
+        return tuple(self._kept)
+
+    async def run(self) -> None:
+        """Until cancelled. A reading that fails is told once and tried again: it must not end the node."""
+        failing = False
+        while True:
+            await asyncio.sleep(POLL_S)
+            before = self.level
+            try:
+                self._take(self._snapshot(await asyncio.to_thread(self._read)))
+                failing = False
+            except OSError as exc:
+                if not failing:
+                    _log.warning("the memory of this machine cannot be read: %s", exc)
+                failing = True
+            if self.level or self.level is not before:
+                await self._tell(self.level)
+
+    def describe(self) -> dict[str, object]:
+        """The last reading, the threshold, and the worst of the last minute and a half."""
+        worst = max(snapshot.used_share for snapshot in self._kept)
+        return {
+            **self.last.describe(),
+            "threshold_pct": round(100 * self.threshold, 2),
+            "peak_pct": round(100 * worst, 2),
+            "level": self.level.name.lower(),
+            "headroom_bytes": int(self.threshold * self.last.total_bytes) - self.used_bytes,
+        }
+
+    @property
+    def used_bytes(self) -> int:
+        return self.last.total_bytes - self.last.available_bytes
+
+    def _snapshot(self, reading: MemoryReading) -> Snapshot:
+        return Snapshot(self._now(), reading.total_bytes, reading.available_bytes)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self._kept.append(snapshot)
+        level = snapshot.level(self.threshold)
+        if level is not self.level:
+            was, self.level = self.level, level
+            _log.log(
+                logging.WARNING if level > was else logging.INFO,
+                "memory: %.0f %% of %.1f GB in use, %s (critical at %.0f %%)",
+                100 * snapshot.used_share, snapshot.total_bytes / 1e9, level.name.lower(), 100 * self.threshold,
+            )  # fmt: skip

@@ -1,0 +1,47 @@
+"""What is told of requests that have ended."""
+
+from __future__ import annotations
+
+from exo_mesh.node.history import MAX_RECENT, History
+
+
+def add(history: History, number: int, outcome: str = "stop", tokens: int = 11, duration_s: float = 2.0) -> None:
+    history.add(f"r{number}", "m", outcome, prompt_tokens=3, output_tokens=tokens, ttft_s=0.5, duration_s=duration_s)
+
+
+def test_the_newest_comes_first_and_details_are_bounded() -> None:
+    history = History(now=lambda: 7.0)
+    for number in range(3 * MAX_RECENT):
+        add(history, number)
+    assert len(history) == MAX_RECENT
+    assert [outcome.request_id for outcome in history.recent(2)] == [f"r{3 * MAX_RECENT - 1}", f"r{3 * MAX_RECENT - 2}"]
+    assert history.recent(1)[0].describe() == {
+        "request_id": f"r{3 * MAX_RECENT - 1}",
+        "model": "m",
+        "outcome": "stop",
+        "prompt_tokens": 3,
+        "output_tokens": 11,
+        "ttft_s": 0.5,
+        "duration_s": 2.0,
+        "ended_at": 7.0,
+        "tokens_per_s": 6.67,
+    }
+    assert history.stats()["total"] == 3 * MAX_RECENT
+
+
+def test_sums_count_errors_and_latencies_those_that_went_well() -> None:
+    history = History()
+    for number in range(1, 101):
+        add(history, number, duration_s=number / 100)
+    add(history, 101, "engine_error", duration_s=1000.0)
+    add(history, 102, "cancelled", tokens=0, duration_s=1000.0)
+    stats = history.stats()
+    assert (stats["total"], stats["errors"], stats["error_rate"]) == (102, 1, round(1 / 102, 4))
+    assert stats["outcomes"] == {"cancelled": 1, "engine_error": 1, "stop": 100}
+    assert stats["latency_s"] == {"p50": 0.505, "p95": 0.9505}
+    assert stats["output_tokens"] == 101 * 11
+
+
+def test_before_the_first_request_there_is_nothing_to_say() -> None:
+    stats = History().stats()
+    assert (stats["total"], stats["error_rate"], stats["latency_s"], stats["avg_tokens_per_s"]) == (0, 0.0, None, None)
