@@ -17,6 +17,9 @@ current_request: ContextVar[str] = ContextVar("current_request", default="")
 """The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_EXPECTED = ("DecodeError", "ExecuteBatchError")
+"""Names, because their classes are private to gRPC or in a library that need not be imported here."""
+
 _CHATTY = ("asyncio", "aiohttp.access", "grpc", "zeroconf")
 
 
@@ -99,10 +102,11 @@ def _worth_telling(record: logging.LogRecord) -> bool:
     """Not what gRPC logs with a traceback though nothing is wrong.
 
     A message that is no protobuf: who sent it has had an error in answer. A stream that is cancelled before its handler
-    has begun, as when a server stops just then: whoever opened it sees the end of the stream.
+    has begun, as when a server stops just then: whoever opened it sees the end of the stream. A message that could not
+    be sent any more, as its reader has gone.
     """
     cause = record.exc_info[1] if record.exc_info else None
-    return not isinstance(cause, asyncio.CancelledError) and type(cause).__name__ != "DecodeError"
+    return not isinstance(cause, asyncio.CancelledError) and type(cause).__name__ not in _EXPECTED
 
 
 def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:

@@ -8,19 +8,19 @@ from typing import Any
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.pressure import MemoryMonitor
-from exo_mesh.proto.runner_pb2 import Heartbeat
+from exo_mesh.node.stage_status import StageBeat
 
 MAX_WAITING = 32
 
 
 class Observation:
-    """Looks only; nothing here changes anything. beats: (instance id, last heartbeat) of the stages that run here."""
+    """Looks only; nothing here changes anything. beats: of the stages that run here."""
 
     def __init__(
         self,
         journal: Journal,
         monitor: MemoryMonitor,
-        beats: Callable[[], Iterable[tuple[str, Heartbeat]]],
+        beats: Callable[[], Iterable[StageBeat]],
         telemetry: Callable[[], Iterable[tuple[str, str, Telemetry]]],
         max_waiting: int = MAX_WAITING,
     ) -> None:
@@ -33,9 +33,14 @@ class Observation:
     def queue(self) -> dict[str, Any]:
         """Of the drivers that run here; `entered` are the requests that came in by this node, wherever they run."""
         drivers: list[dict[str, Any]] = [
-            {"instance": name, "waiting": beat.queued, "running": beat.running, "tokens": beat.tokens}
-            for name, beat in self._beats()
-            if beat.laps or beat.queued or beat.running or beat.tokens
+            {
+                "instance": stage.instance_id,
+                "waiting": stage.beat.queued,
+                "running": stage.beat.running,
+                "tokens": stage.beat.tokens,
+            }
+            for stage in self._beats()
+            if stage.is_driver
         ]
         waiting = sum(driver["waiting"] for driver in drivers)
         running = sum(driver["running"] for driver in drivers)
@@ -58,8 +63,13 @@ class Observation:
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         """Of this machine; for the whole mesh also the last reading of every peer, which came with its telemetry."""
         stages = [
-            {"instance": name, "memory_bytes": beat.memory_bytes, "sequences": beat.sequences}
-            for name, beat in self._beats()
+            {
+                "instance": stage.instance_id,
+                "stage": stage.index,
+                "memory_bytes": stage.beat.memory_bytes,
+                "sequences": stage.beat.sequences,
+            }
+            for stage in self._beats()
         ]
         answer: dict[str, Any] = {**self._monitor.describe(), "stages": stages}
         if whole_mesh:

@@ -17,6 +17,7 @@ from exo_mesh.metrics import Metrics
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.speed import SpeedMeter
+from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import Credentials
@@ -139,9 +140,14 @@ class StageHost:
         """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer."""
         await asyncio.gather(*(runner.press(level) for runner in list(self._runners.values())))
 
-    def beats(self) -> list[tuple[str, runner_pb2.Heartbeat]]:
-        """(instance id, last heartbeat) of every stage that runs here."""
-        return [(name, runner.beat) for name, runner in self._runners.items() if runner.beat is not None]
+    def beats(self) -> list[StageBeat]:
+        """The last heartbeat of every stage that runs here."""
+        found = []
+        for name, runner in self._runners.items():
+            lease = self._started[name]
+            beat = runner.beat or runner_pb2.Heartbeat()  # it has not had the time to send one
+            found.append(StageBeat(name, lease.index, lease.stage.shard.is_last, beat))
+        return found
 
     async def reserve(self, plan: Plan, index: int) -> Answer:
         """Hold memory for a stage. A beaten plan's stage is ended first, so that its memory can be given again.

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.tasks import Pulse
 
 _NEVER_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageBeat:
+    """The last heartbeat of a stage that runs here; is_driver: it is the last one of its ring."""
+
+    instance_id: str
+    index: int
+    is_driver: bool
+    beat: Heartbeat
 
 
 class StatusBoard:

@@ -36,6 +36,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 """For every server. No port sharing: a second process on a port must fail, and take another one."""
 
+TOKENS: list[tuple[str, int]] = [("grpc.http2.lookahead_bytes", 64 * 1024)]
+"""For the stream of tokens from a driver: thousands of them may be on their way to a reader who does not read, and then
+his request is parked. With STREAM_WINDOW_BYTES it would be a million."""
+
 QUIET: list[tuple[str, int]] = [("grpc.keepalive_permit_without_calls", 0)]
 """For the control plane, instead of what stands above. Between any two nodes of a mesh there may be a control channel:
 pings on idle ones would grow with the square of the mesh (40 KB/s per node with 200). The membership asks who lives; a

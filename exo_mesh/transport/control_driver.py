@@ -15,6 +15,7 @@ from exo_mesh.errors import DeadlineError, StageLostError, error_from_code
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
 from exo_mesh.security.credentials import Credentials
+from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto
 
@@ -78,7 +79,7 @@ class DriverChannels:
     def _take(self, endpoint: str) -> grpc.aio.Channel:
         channel, users = self._channels.get(endpoint, (None, 0))
         if channel is None:
-            channel = open_channel(endpoint, self._credentials)
+            channel = open_channel(endpoint, self._credentials, TOKENS)
         self._channels[endpoint] = (channel, users + 1)
         return channel
 

@@ -1,0 +1,109 @@
+"""A ring of two peers under many requests: who gets an answer, who is told to come back, and what is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.cli.processes import eventually
+from tests.mesh.meshes import Peer, await_all, mesh
+from tests.support.checkpoints import TinyModel, write_checkpoint
+
+LONG = "long"
+TOKENS = 64
+QUEUE = 5
+RUNNING = 32
+"""What a driver runs at once (Limits.max_running)."""
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
+    """Stages that take 0.3 ms for a frame, and a model that can talk for long."""
+    models = tmp_path_factory.mktemp("models")
+    write_checkpoint(models / LONG, TinyModel(layers=4, hidden=16, intermediate=32, context=200_000))
+    flags = ["--models-dir", str(models), "--engine-option", "cost_ms=0.3", "--max-queued", str(QUEUE)]
+    with mesh(tmp_path_factory.mktemp("serving"), [flags, flags], engine="dummy") as peers:
+        peers[0].place(model=LONG, min_peers=2, context_limit=100_000)
+        yield peers
+
+
+def body(number: int, tokens: int = TOKENS, **fields: Any) -> dict[str, Any]:
+    return {"model": LONG, "prompt": f"question {number}", "max_tokens": tokens, "temperature": 0, **fields}
+
+
+async def ask(http: aiohttp.ClientSession, peer: Peer, number: int) -> tuple[int, str, str]:
+    """(status, text, Retry-After)"""
+    async with http.post(f"{peer.url}/v1/completions", json=body(number)) as reply:
+        answer = await reply.json()
+        text = answer["choices"][0]["text"] if reply.status == 200 else answer["error"]["code"]
+        return reply.status, text, reply.headers.get("Retry-After", "")
+
+
+async def test_of_a_crowd_as_many_as_fit_are_served_and_the_rest_come_back_later(two: list[Peer]) -> None:
+    async with aiohttp.ClientSession() as http:
+        replies = await asyncio.gather(*(ask(http, two[n % 2], n) for n in range(50)))
+        counts = Counter(status for status, _, _ in replies)
+        assert counts.keys() == {200, 429} and counts[200] >= RUNNING + QUEUE, counts
+        assert {(text, wait) for status, text, wait in replies if status == 429} == {("overloaded", "1")}
+        alone = [await ask(http, two[0], n) for n in range(50)]
+    served = [n for n, (status, _, _) in enumerate(replies) if status == 200]
+    assert [replies[n][1] for n in served] == [alone[n][1] for n in served], "each as if it were alone"
+    stats = [peer.api.get("/requests/stats") for peer in two]
+    assert sum(one["total"] for one in stats) == 100
+    assert sum(one["outcomes"].get("overloaded", 0) for one in stats) == counts[429]
+    recent = two[1].api.get("/requests/recent?n=25")["requests"]
+    assert len(recent) == 25 and all(one["model"] == LONG for one in recent)
+    assert not any("question" in json.dumps(one) for one in recent)
+
+
+async def test_two_hundred_that_walk_away_leave_nothing_behind(two: list[Peer]) -> None:
+    async def walk_away(http: aiohttp.ClientSession, number: int) -> None:
+        wanted = body(number, tokens=50_000, stream=True)
+        async with http.post(f"{two[number % 2].url}/v1/completions", json=wanted) as reply:
+            if reply.status == 200 and number % 4:
+                await reply.content.readline()
+
+    async with aiohttp.ClientSession() as http:
+        for first in range(0, 200, 20):
+            await asyncio.gather(*(walk_away(http, n) for n in range(first, first + 20)))
+    await_all(two, Peer.idle)
+    queue = two[1].api.get("/queue")
+    assert (queue["depth"], queue["entered"]) == (0, 0)
+    (beat,) = two[1].state()["stages_here"].values()
+    assert eventually(lambda: two[1].state()["stages_here"] and later(two[1]) == later(two[1]) >= beat["laps"])
+
+
+def later(peer: Peer) -> int:
+    """Laps so far: a ring that nobody asks anything stands still."""
+    (beat,) = peer.state()["stages_here"].values()
+    return int(beat["laps"])
+
+
+async def test_who_reads_nothing_is_parked_and_the_others_are_served(two: list[Peer]) -> None:
+    """What he does not read fills the buffers of his connections, and then his mailbox; then his row stops."""
+    host, port = two[1].url.removeprefix("http://").split(":")
+    asked = json.dumps(body(0, tokens=90_000, stream=True, logprobs=20)).encode()  # kilobytes for each token
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        slow.sendall(head.encode() + f"Content-Length: {len(asked)}\r\n\r\n".encode() + asked)
+        async with aiohttp.ClientSession() as http:
+            while not parked(two[1]):
+                statuses = [status for status, _, _ in await asyncio.gather(*(ask(http, two[0], n) for n in range(4)))]
+                assert statuses == [200] * 4
+        assert two[1].api.get("/queue")["in_progress"] == 1, "he keeps his place"
+    await_all(two, Peer.idle)
+
+
+def parked(peer: Peer) -> bool:
+    """Does the only request that runs get no tokens, from one heartbeat to the next?"""
+    state = peer.api.get("/queue")["instances"][0]
+    return eventually(lambda: peer.api.get("/queue")["instances"][0]["tokens"] > state["tokens"], 1.5) is False
