@@ -152,8 +152,7 @@ class Runner:
         elif isinstance(results[0], MeshError):
             raise results[0]
         elif self.board.failed is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 0.5)
+            await _ended(process, 0.5)
             raise StageLostError(self._post_mortem(process.returncode))
 
     async def _listen(self, reader: asyncio.StreamReader, on_beat: OnBeat) -> None:
@@ -163,7 +162,7 @@ class Runner:
         patience_s = self._limits.first_message_s
         while True:
             try:
-                async with asyncio.timeout(patience_s):  # wait_for of Python 3.11 may swallow a cancellation
+                async with asyncio.timeout(patience_s):
                     report = await runner_pipe.read_message(reader, runner_pb2.FromRunner)
             except TimeoutError as exc:
                 raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s") from exc
@@ -206,9 +205,9 @@ class Runner:
     async def _see_off(self, process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:
         limits = self._limits
         if process.returncode is None and self._writer is not None and self._stopping.is_set():
-            with contextlib.suppress(TransportError):
-                stop = runner_pb2.ToRunner(stop=runner_pb2.StopStage())
-                await asyncio.wait_for(runner_pipe.write_message(self._writer, stop), 0.5)
+            with contextlib.suppress(TransportError, TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(stop=runner_pb2.StopStage()))
             await _ended(process, limits.polite_s)
         for sign, patience_s in ((signal.SIGTERM, limits.terminate_s), (signal.SIGKILL, limits.terminate_s)):
             if process.returncode is None:
@@ -219,7 +218,8 @@ class Runner:
         if self._writer is not None:
             self._writer.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(output, 0.5)
+            async with asyncio.timeout(0.5):
+                await output
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "created with a pipe"
@@ -245,7 +245,8 @@ def _without_secret(environment: Mapping[str, str]) -> dict[str, str]:
 
 async def _ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), patience_s)
+        async with asyncio.timeout(patience_s):
+            await process.wait()
 
 
 def _signal_group(pid: int, sign: signal.Signals) -> None:

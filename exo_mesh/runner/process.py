@@ -62,7 +62,7 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
 
     def obey(command: pb.ToRunner) -> None:
         if command.HasField("link"):
-            loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint)
+            loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint, command.link.keep_stream)
 
     pulse = Pulse(pipe, endpoint.heartbeat, obey, on_stop=lambda: _call(loop, stopped.set))
     pulse.start()

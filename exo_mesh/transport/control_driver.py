@@ -66,7 +66,7 @@ class DriverChannels:
 
     async def _next(self, call: Any, patience_s: float, started: bool) -> pb.GenerateEvents | None:
         try:
-            async with asyncio.timeout(patience_s):  # wait_for of Python 3.11 may swallow a cancellation
+            async with asyncio.timeout(patience_s):
                 message = await call.read()
         except TimeoutError as exc:
             text = f"the ring has been silent for {patience_s:.0f} s"
