@@ -93,6 +93,10 @@ class ControlService:
         await self._host.link(request.instance_id, ballot_from_proto(request.ballot), endpoint)
         return pb.LinkReply()
 
+    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
+        reason = self._host.look(request.instance_id, ballot_from_proto(request.ballot))
+        return pb.LookAtStageReply(runs=not reason, reason=reason)
+
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:
         await self._host.release(request.instance_id, ballot_from_proto(request.ballot))
         return pb.ReleaseReply()

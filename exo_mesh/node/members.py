@@ -30,6 +30,9 @@ class Member(Protocol):
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
         """`endpoint` is as next_peer reports it; the member puts in the address by which it reaches that peer."""
 
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        """See StageHost.look."""
+
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """See StageHost.release."""
 
@@ -64,6 +67,9 @@ class LocalMember:
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
         await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer))
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        return self._host.look(instance_id, ballot)
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._host.release(instance_id, ballot)
@@ -100,6 +106,11 @@ class RemoteMember:
         )
         await self._client.link(request)
 
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot))
+        reply = await self._client.look_at_stage(request)
+        return "" if reply.runs else reply.reason or "its stage does not run"
+
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._client.release(pb.ReleaseRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot)))
 
@@ -110,6 +121,15 @@ class Members:
     def __init__(self, host: StageHost, membership: Membership) -> None:
         self._local = LocalMember(host, membership)
         self._membership = membership
+
+    def is_alive(self, peer_id: str) -> bool:
+        return self._membership.is_alive(peer_id)
+
+    async def try_other_ways(self, peer_id: str) -> None:
+        """A call to this peer failed: from now on call it at another of its addresses, if it answers there."""
+        peer = self._membership.peer(peer_id)
+        if peer is not None:
+            await peer.try_next_address()
 
     def member(self, peer_id: str) -> Member:
         """Raises TransportError if the peer is not alive."""

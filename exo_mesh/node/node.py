@@ -132,6 +132,7 @@ class Node:
         self._drivers = DriverChannels(credentials)
         self._router = Router(
             self._instances,
+            members,
             self._drivers,
             self.journal,
             self.metrics,

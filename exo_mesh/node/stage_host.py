@@ -184,6 +184,15 @@ class StageHost:
             raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
         await runner.link(endpoint)
 
+    def look(self, instance_id: str, ballot: Ballot) -> str:
+        """Why the stage of the plan of this ballot does not run here; "" if it does, whoever has adopted it since."""
+        runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
+        if runner is None or lease is None or lease.plan.ballot != ballot:
+            return f"ballot {ballot} of {instance_id} does not run here"
+        if (failed := runner.board.failed) is not None:
+            return failed.message
+        return "" if runner.board.ready else f"{runner.label} is not loaded"
+
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
         async with self._turn:
