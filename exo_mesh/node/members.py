@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import ReservationError, TransportError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.reservations import Answer
@@ -121,6 +122,17 @@ class Members:
     def __init__(self, host: StageHost, membership: Membership) -> None:
         self._local = LocalMember(host, membership)
         self._membership = membership
+
+    @property
+    def own_id(self) -> str:
+        return self._membership.own.id
+
+    def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
+        """Does the view show the ring of this plan, ready, with another owner by a higher ballot?"""
+        return any(
+            one.plan == plan and one.state is InstanceState.READY and one.ballot > ballot and owner != self.own_id
+            for owner, one in self._membership.view.records_of_instances()
+        )
 
     def is_alive(self, peer_id: str) -> bool:
         return self._membership.is_alive(peer_id)
