@@ -67,7 +67,7 @@ class LocalMember:
         return self._host.commit(instance_id, ballot)
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
-        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer))
+        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer)
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return self._host.look(instance_id, ballot)

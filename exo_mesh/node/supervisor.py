@@ -95,11 +95,14 @@ class Runner:
         finally:
             self._gone.set()
 
-    async def link(self, endpoint: str) -> None:
-        """Tell the stage where the next one listens. Raises StageLostError if it is gone."""
+    async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
+        """Tell the stage where the next one listens. Raises StageLostError if it is gone.
+
+        keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
+        """
         if self._writer is None or self._gone.is_set():
             raise StageLostError(f"the runner of {self.label} is not running")
-        message = runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint))
+        message = runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream))
         try:
             await runner_pipe.write_message(self._writer, message)
         except TransportError as exc:
