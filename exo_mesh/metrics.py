@@ -44,6 +44,7 @@ class Metrics:
         self.itl = histogram("itl_seconds", "Between two tokens of a request.", ITL_BUCKETS_S)
         self.placements = counter("placements_total", "Placements this node tried, by how they ended.", ("outcome",))
         self.resumes = counter("requests_resumed_total", "Times a request went on after its ring was lost.")
+        self.redials = counter("driver_redials_total", "Times a broken stream from a driver was opened again.")
         self.stage_starts = counter("stage_starts_total", "Runners started here.", ("instance",))
         self.stage_restarts = counter("stage_restarts_total", "Runners started here after the first.", ("instance",))
         self.stage_frames = gauge("stage_frames_total", "Frames a stage here has received.", _STAGE)

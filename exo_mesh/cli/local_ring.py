@@ -122,7 +122,8 @@ async def _stop(runner: LocalRunner) -> None:
     """Closing the pipe ends a runner; one that does not end is killed."""
     runner.writer.close()
     try:
-        await asyncio.wait_for(runner.process.wait(), timeout=3)
+        async with asyncio.timeout(3):
+            await runner.process.wait()
     except TimeoutError:
         runner.process.kill()
         await runner.process.wait()

@@ -81,7 +81,8 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) ->
 
 async def _stop_in_time(work: Coroutine[Any, Any, None]) -> None:
     try:
-        await asyncio.wait_for(work, STOP_DEADLINE_S)
+        async with asyncio.timeout(STOP_DEADLINE_S):
+            await work
     except TimeoutError:
         _end_now("a part of the node did not stop in time")
 

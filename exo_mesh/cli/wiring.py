@@ -110,7 +110,8 @@ class RunningNode:
         if self._node is not None:
             await self._node.stop()
         if self._runner is not None:
-            await asyncio.wait_for(self._runner.cleanup(), API_STOP_S)
+            async with asyncio.timeout(API_STOP_S):
+                await self._runner.cleanup()
 
     def _api_options(self, node: Node) -> ApiOptions:
         settings = self._settings

@@ -116,7 +116,8 @@ class MdnsDiscovery:
             self._announcing = None
         if self._zeroconf is not None:
             with contextlib.suppress(TimeoutError, OSError, ZeroconfError):
-                await asyncio.wait_for(self._zeroconf.async_unregister_all_services(), STOP_S)
+                async with asyncio.timeout(STOP_S):
+                    await self._zeroconf.async_unregister_all_services()
             await self._zeroconf.async_close()
             self._zeroconf = None
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
@@ -30,6 +29,7 @@ from exo_mesh.membership.messages import (
 )
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer, addresses_of, reached_at, refusal
 from exo_mesh.membership.records import Records
+from exo_mesh.membership.refusals import Refusals
 from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, State, Swim, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Pulse, TaskOwner
@@ -84,7 +84,6 @@ class Membership:
     ) -> None:
         self.own = own
         self.changed = Pulse()
-        self.refusals: deque[str] = deque(maxlen=16)
         self._read_telemetry = read_telemetry
         self._on_leave = on_leave
         self._before_refute = before_refute
@@ -104,6 +103,7 @@ class Membership:
         self._rising = False
         self._tasks = TaskOwner()
         self._dialer = Dialer(self._say_hello, self._tasks, clock)
+        self._refusals = Refusals()
         self._records = Records(own.id, own.incarnation, self._incarnation_of)
 
     # what the node sees
@@ -122,6 +122,11 @@ class Membership:
     def peers(self) -> list[Peer]:
         """The other living peers, by id."""
         return [self._peers[peer_id] for peer_id in sorted(self._peers)]
+
+    @property
+    def refusals(self) -> list[str]:
+        """Who was refused of late, and why."""
+        return self._refusals.texts(self._clock())
 
     def peer(self, peer_id: str) -> Peer | None:
         return self._peers.get(peer_id)
@@ -169,7 +174,7 @@ class Membership:
         reply.reason = refusal(self.own, caller) or await self._clash(caller)
         life = Life(caller.incarnation, request.refutation)
         if reply.reason:
-            self._note_refusal(f"{caller.name} at {caller_host}", reply.reason)
+            self._note_refusal(f"{caller.name} at {caller_host}", reply.reason, peer_id=caller.id)
         elif (verdict := self._verdict_on(caller.id, life)) is not None:
             reply.reason = f"{caller.name} is held for {verdict.state} here"
             reply.verdict.CopyFrom(update_to_proto(verdict))
@@ -236,7 +241,7 @@ class Membership:
             reply = await self._hello_with(client)
             answered = codec.peer_from_proto(reply.peer)
         except StrangerError as exc:
-            self._note_refusal(address, str(exc))
+            self._note_refusal(address, str(exc), address=address)
             return False
         except MeshError as exc:
             _log.debug("no hello from %s: %s", address, exc)
@@ -246,7 +251,7 @@ class Membership:
         reason = reply.reason if not reply.accepted else refusal(self.own, answered)
         if reason:
             if not reply.HasField("verdict"):
-                self._note_refusal(f"{answered.name} at {address}", reason)
+                self._note_refusal(f"{answered.name} at {address}", reason, peer_id=answered.id, address=address)
             return False
         life = Life(answered.incarnation, reply.refutation)
         return self._admit(answered, life, reached_at(answered, address))
@@ -285,11 +290,11 @@ class Membership:
             return None
         return Update(peer_id, held.state, held.life)
 
-    def _note_refusal(self, who: str, reason: str) -> None:
-        text = f"{who}: {reason}"
-        if reason != ITSELF and text not in self.refusals:
-            _log.warning("refused: %s", text)
-            self.refusals.append(text)
+    def _note_refusal(self, who: str, reason: str, *, peer_id: str = "", address: str = "") -> None:
+        if reason == ITSELF:
+            return
+        if self._refusals.note(who, reason, self._clock(), peer_id=peer_id, address=address):
+            _log.warning("refused: %s: %s", who, reason)
 
     def _admit(self, info: PeerInfo, life: Life, addresses: list[str], *, vouched: bool = False) -> bool:
         """Take a peer in, unless it is known in this life or held for dead in it; False if it is not in afterwards.
@@ -312,6 +317,7 @@ class Membership:
         peer = Peer(info, addresses, self._dial(addresses[0]), self._clock())
         self._peers[info.id] = peer
         self._lost.pop(info.id, None)
+        self._refusals.joined(info.id, addresses)
         self._tell_of(info.id)
         _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
         if not vouched:

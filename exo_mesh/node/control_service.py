@@ -90,8 +90,12 @@ class ControlService:
 
     async def link(self, request: pb.LinkRequest) -> pb.LinkReply:
         endpoint = reachable(self._membership, request.next_endpoint, request.next_peer)
-        await self._host.link(request.instance_id, ballot_from_proto(request.ballot), endpoint)
+        await self._host.link(request.instance_id, ballot_from_proto(request.ballot), endpoint, request.next_peer)
         return pb.LinkReply()
+
+    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
+        reason = self._host.look(request.instance_id, ballot_from_proto(request.ballot))
+        return pb.LookAtStageReply(runs=not reason, reason=reason)
 
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:
         await self._host.release(request.instance_id, ballot_from_proto(request.ballot))

@@ -75,7 +75,16 @@ class Custody:
         if stale is not None:
             self._start_end(stale)
         self.keepers[keeper.plan.instance_id] = keeper
+        keeper.on_taken_back = lambda: self._say_taken_back(keeper)
         self._tasks.start(self._watch(keeper), f"watch {keeper.plan.instance_id}")
+
+    def _say_taken_back(self, keeper: RingKeeper) -> None:
+        """The ring is this node's by a higher ballot now."""
+        instance_id = keeper.plan.instance_id
+        self.note(instance_id, keeper.ballot)
+        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
+        if self.keepers.get(instance_id) is keeper and record and isinstance(record.value, InstanceInfo):
+            self._membership.put_instance(instance_id, replace(record.value, adopted=keeper.adopted))
 
     async def _watch(self, keeper: RingKeeper) -> None:
         """When a stage is lost the instance ends; the next request places it again."""

@@ -96,7 +96,8 @@ class LegalCuts:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            output, noise = await asyncio.wait_for(child.communicate(), CUTS_S)
+            async with asyncio.timeout(CUTS_S):
+                output, noise = await child.communicate()
         except TimeoutError as exc:
             raise EngineError(f"{engine} did not say within {CUTS_S:.0f} s where {model_dir} may be cut") from exc
         finally:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
@@ -15,11 +17,14 @@ from exo_mesh.errors import CancelledRequestError, ContextLengthError, MeshError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Entry, Journal
+from exo_mesh.node.members import Members
+from exo_mesh.node.ring_check import Redial
 from exo_mesh.node.service import InstanceSpec, Progress
-from exo_mesh.transport.control_driver import DriverChannels
+from exo_mesh.transport.control_driver import DriverChannels, DriverStreamError
 
 PROGRESS_EVERY_S = 1.0
 
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +44,7 @@ class Router:
     def __init__(
         self,
         instances: Instances,
+        members: Members,
         drivers: DriverChannels,
         journal: Journal,
         metrics: Metrics,
@@ -48,6 +54,7 @@ class Router:
         clock: Clock = monotonic,
     ) -> None:
         self._instances = instances
+        self._members = members
         self._drivers = drivers
         self._journal = journal
         self._metrics = metrics
@@ -80,6 +87,7 @@ class Router:
 
     async def _follow(self, entry: Entry) -> AsyncGenerator[TokenEvent | Progress, None]:
         """All events of a request, over as many rings as it takes."""
+        dials = itertools.count()
         for attempt in range(self._patience.max_resumes + 1):
             instance = None
             async for step in self._find(entry):
@@ -89,7 +97,7 @@ class Router:
                     yield step
             assert instance is not None, "_find ends with an instance or an error"
             try:
-                async with contextlib.aclosing(self._events(entry, instance)) as events:
+                async with contextlib.aclosing(self._on_ring(entry, instance, dials)) as events:
                     async for event in events:
                         yield event
                 return
@@ -102,6 +110,26 @@ class Router:
                     "request %s: %s; going on after %d tokens", entry.request.request_id, exc, len(entry.emitted)
                 )
                 yield Progress("recovering")
+
+    async def _on_ring(
+        self, entry: Entry, instance: InstanceInfo, dials: Iterator[int]
+    ) -> AsyncGenerator[TokenEvent | Progress, None]:
+        """All events of a request from one ring. A stream that breaks is opened again as long as the ring is well:
+        what else runs on it goes on, and nothing is loaded anew. Raises StageLostError if it is not."""
+        redial = Redial(instance.plan, self._members, self._clock)
+        while True:
+            try:
+                async with contextlib.aclosing(self._events(entry, instance, next(dials))) as events:
+                    async for event in events:
+                        redial.heard()
+                        yield event
+                return
+            except DriverStreamError as exc:
+                yield Progress("recovering")
+                if not await _unless_cancelled(entry, redial.may_go_on(len(entry.emitted))):
+                    raise
+                self._metrics.redials.inc()
+                _log.info("request %s: %s; dialling the same ring again", entry.request.request_id, exc)
 
     async def _find(self, entry: Entry) -> AsyncGenerator[InstanceInfo | Progress, None]:
         """Progress while an instance is placed; the last item is the instance."""
@@ -120,8 +148,13 @@ class Router:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _events(self, entry: Entry, instance: InstanceInfo) -> AsyncGenerator[TokenEvent | Progress, None]:
+    async def _events(
+        self, entry: Entry, instance: InstanceInfo, dial: int
+    ) -> AsyncGenerator[TokenEvent | Progress, None]:
+        """What comes over one stream. dial: how many there were before it."""
         request, plan = entry.resumption, instance.plan
+        if dial:  # a driver may not have noticed yet that the stream before has broken, and takes no id twice
+            request = replace(request, request_id=f"{request.request_id}~{dial}")
         wanted = len(request.prompt_ids) + request.max_tokens
         if wanted > plan.context_limit:
             raise ContextLengthError(
@@ -149,6 +182,21 @@ class Router:
             return now - entry.entered_at
         self._metrics.itl.observe(now - last)
         return None
+
+
+async def _unless_cancelled(entry: Entry, work: Coroutine[Any, Any, _T]) -> _T:
+    """What `work` answers; CancelledRequestError at once when the entry is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    entry.on_cancel = task.cancel
+    try:
+        await asyncio.wait((task,))
+        if entry.cancelled:
+            raise CancelledRequestError(f"request {entry.request.request_id} was cancelled")
+        return task.result()
+    finally:
+        entry.on_cancel = None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _until_cancelled(

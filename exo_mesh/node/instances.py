@@ -9,14 +9,16 @@ import re
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
+from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.custody import Custody
+from exo_mesh.node.distrust import Distrust
 from exo_mesh.node.placer import BallotBeatenError, Placer
 from exo_mesh.node.service import InstanceSpec
 from exo_mesh.tasks import TaskOwner
@@ -62,16 +64,18 @@ class Instances:
         placer: Placer,
         catalogue: Catalogue,
         rng: random.Random,
+        clock: Clock = monotonic,
     ) -> None:
         self._membership = membership
         self._custody = custody
         self._placer = placer
         self._catalogue = catalogue
         self._rng = rng
+        self._clock = clock
         self._flights: dict[InstanceSpec, asyncio.Task[InstanceInfo]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._progress: dict[str, tuple[int, int]] = {}
-        self._distrusted: dict[str, Ballot] = {}
+        self._distrust = Distrust()
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
@@ -99,15 +103,14 @@ class Instances:
         return bool(self._flights)
 
     def distrust(self, instance: InstanceInfo) -> None:
-        """It has failed a request here: use it no more, and place the model by a higher ballot if need be.
+        """It has failed a request here: use it no more for a while, and place the model by a higher ballot if need be.
 
         If it is adopted later, its new owner has reached all its stages, and it gets another chance.
         """
-        instance_id = instance.plan.instance_id
-        self._distrusted[instance_id] = max(instance.ballot, self._distrusted.get(instance_id, NO_BALLOT))
+        self._distrust.note(instance, self._clock())
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
-        return instance.ballot > self._distrusted.get(instance.plan.instance_id, NO_BALLOT)
+        return not self._distrust.includes(instance, self._clock())
 
     async def ensure(self, spec: InstanceSpec) -> InstanceInfo:
         """A ready instance that suits the wish: one there is, or one that is placed now; all who ask at once share it.

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import ReservationError, TransportError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.reservations import Answer
@@ -29,6 +30,9 @@ class Member(Protocol):
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
         """`endpoint` is as next_peer reports it; the member puts in the address by which it reaches that peer."""
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        """See StageHost.look."""
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """See StageHost.release."""
@@ -63,7 +67,10 @@ class LocalMember:
         return self._host.commit(instance_id, ballot)
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
-        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer))
+        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer)
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        return self._host.look(instance_id, ballot)
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._host.release(instance_id, ballot)
@@ -100,6 +107,11 @@ class RemoteMember:
         )
         await self._client.link(request)
 
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot))
+        reply = await self._client.look_at_stage(request)
+        return "" if reply.runs else reply.reason or "its stage does not run"
+
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._client.release(pb.ReleaseRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot)))
 
@@ -110,6 +122,26 @@ class Members:
     def __init__(self, host: StageHost, membership: Membership) -> None:
         self._local = LocalMember(host, membership)
         self._membership = membership
+
+    @property
+    def own_id(self) -> str:
+        return self._membership.own.id
+
+    def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
+        """Does the view show the ring of this plan, ready, with another owner by a higher ballot?"""
+        return any(
+            one.plan == plan and one.state is InstanceState.READY and one.ballot > ballot and owner != self.own_id
+            for owner, one in self._membership.view.records_of_instances()
+        )
+
+    def is_alive(self, peer_id: str) -> bool:
+        return self._membership.is_alive(peer_id)
+
+    async def try_other_ways(self, peer_id: str) -> None:
+        """A call to this peer failed: from now on call it at another of its addresses, if it answers there."""
+        peer = self._membership.peer(peer_id)
+        if peer is not None:
+            await peer.try_next_address()
 
     def member(self, peer_id: str) -> Member:
         """Raises TransportError if the peer is not alive."""

@@ -121,6 +121,7 @@ class Node:
             limits=tuning.host,
             clock=clock,
             credentials=credentials,
+            host_of=self._host_of,
         )
         members = Members(self._host, self.membership)
         self._cuts = LegalCuts(self._registry, self._catalogue, self.membership, settings.home / "cuts")
@@ -134,6 +135,7 @@ class Node:
         self._drivers = DriverChannels(credentials)
         self._router = Router(
             self._instances,
+            members,
             self._drivers,
             self.journal,
             self.metrics,
@@ -329,6 +331,10 @@ class Node:
 
     async def _before_refute(self) -> None:
         await self._custody.free_beaten()
+
+    def _host_of(self, peer_id: str) -> str | None:
+        peer = self.membership.peer(peer_id)
+        return peer.host if peer is not None else None
 
     def _driver_endpoint(self, instance: InstanceInfo) -> str:
         return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)

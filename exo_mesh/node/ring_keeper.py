@@ -23,6 +23,9 @@ REATTACH_S = 3.0
 
 REATTACH_PAUSE_S = 0.2
 
+TAKE_BACK_TRIES = 4
+"""Ballots tried one after the other: the first may be below what a stage has promised, which it then says."""
+
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
@@ -33,7 +36,8 @@ OnProgress = Callable[[int, int], None]
 class RingKeeper:
     """Owns the report streams of all stages of one plan. `lost` completes with the first failure of any of them.
 
-    adopted: the ballot by which this node took the plan over, if it is not its own.
+    adopted: the ballot by which this node took the plan over, if it is not its own. It rises when the ring has to be
+    taken back from an adopter that did not get all of it; `on_taken_back` is called then.
     """
 
     def __init__(
@@ -49,6 +53,8 @@ class RingKeeper:
         self.adopted = adopted
         self.ballot = max(plan.ballot, adopted)
         self.lost: asyncio.Future[MeshError] = loop.create_future()
+        self.on_taken_back: Callable[[], None] = lambda: None
+        self._taking_back = asyncio.Lock()
         self._members = members
         self._on_progress = on_progress
         self._runner_limits = runner_limits
@@ -91,13 +97,14 @@ class RingKeeper:
         stage = self.plan.stages[index]
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + REATTACH_S
+
+        def heard() -> None:
+            nonlocal give_up_at
+            give_up_at = loop.time() + REATTACH_S
+
         while True:
             try:
-                member = self._members.member(stage.peer_id)
-                async for status in member.commit(self.plan.instance_id, self.ballot):
-                    give_up_at = loop.time() + REATTACH_S
-                    self._take(index, status)
-                raise TransportError(f"the reports of {stage.shard} ended")
+                await self._reports(index, heard)
             except (TransportError, DeadlineError) as exc:
                 if self.lost.done():
                     return
@@ -108,6 +115,46 @@ class RingKeeper:
                 self._lose(exc)
                 return
             await asyncio.sleep(REATTACH_PAUSE_S)
+
+    async def _reports(self, index: int, heard: Callable[[], None]) -> None:
+        """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""
+        stage, ballot = self.plan.stages[index], self.ballot
+        try:
+            async for status in self._members.member(stage.peer_id).commit(self.plan.instance_id, ballot):
+                heard()
+                self._take(index, status)
+        except StageLostError as exc:
+            await self._take_back(ballot, exc)
+            return
+        raise TransportError(f"the reports of {stage.shard} ended")
+
+    async def _take_back(self, refused: Ballot, refusal: StageLostError) -> None:
+        """A stage does not know our ballot. Its node may have promised itself to an adopter who got some stages and not
+        all: then take all of them by a higher ballot. Raises `refusal` if the stage is gone, and TransportError if that
+        cannot be found out now, or the ring has another owner, to whom it is then left (see Custody)."""
+        async with self._taking_back:
+            if self.ballot > refused:
+                return  # after the refusal of another stage
+            members = [(index, self._members.member(peer_id)) for index, peer_id in enumerate(self.plan.peer_ids)]
+            looks = (member.look(self.plan.instance_id, self.plan.ballot) for _, member in members)
+            if any(await asyncio.gather(*looks)):
+                raise refusal  # before anything is promised to us at the other stages
+            ballot = refused
+            for _ in range(TAKE_BACK_TRIES):
+                if self._members.has_other_owner(self.plan, ballot):
+                    raise TransportError(f"{self.plan.instance_id} has been adopted")
+                ballot = ballot.next_for(self._members.own_id)
+                adoptions = (member.adopt(self.plan, index, ballot) for index, member in members)
+                answers = await asyncio.gather(*adoptions)
+                if all(answer.granted for answer in answers):
+                    _log.warning("%s was adopted in part; taken back by ballot %s", self.plan.instance_id, ballot)
+                    self.adopted = self.ballot = ballot
+                    self.on_taken_back()
+                    return
+                if any(not answer.granted and (answer.beaten_by or NO_BALLOT) < ballot for answer in answers):
+                    raise refusal
+                ballot = max(answer.beaten_by or ballot for answer in answers)
+            raise TransportError(f"others adopt {self.plan.instance_id} just now")
 
     def _take(self, index: int, status: pb.StageStatus) -> None:
         match status.WhichOneof("status"):

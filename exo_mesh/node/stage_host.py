@@ -14,6 +14,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.errors import MeshError, ReservationError, StageLostError
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.hops import Hops
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.speed import SpeedMeter
@@ -49,7 +50,7 @@ class HostLimits:
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
-    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "".
+    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". host_of: see Hops.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class StageHost:
         clock: Clock = monotonic,
         credentials: Credentials | None = None,
         make_runner: Callable[..., Runner] = Runner,
+        host_of: Callable[[str], str | None] = lambda peer_id: None,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -77,6 +79,7 @@ class StageHost:
         self._credentials = credentials
         self._reservations = Reservations()
         self._make_runner = make_runner
+        self._hops = Hops(host_of)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._speed = SpeedMeter()
@@ -86,6 +89,7 @@ class StageHost:
 
     def start(self) -> None:
         self._tasks.start(self._keep_expiring(), "expire leases")
+        self._tasks.start(self._hops.keep(), "ways of the hops")
 
     async def stop(self) -> None:
         """Take no more stages, and end all runners, each within 4 s, side by side."""
@@ -191,12 +195,21 @@ class StageHost:
         async for status in runner.board.watch():
             yield status
 
-    async def link(self, instance_id: str, ballot: Ballot, endpoint: str) -> None:
-        """Tell the stage where the next one listens. Raises StageLostError if this plan does not run here."""
+    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
+        """Tell the stage where the next one listens, at next_peer. Raises StageLostError if this plan runs not here."""
         runner = self._runners.get(instance_id)
         if runner is None or self._reservations.lease(instance_id, ballot) is None:
             raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
-        await runner.link(endpoint)
+        await self._hops.link(instance_id, runner, endpoint, next_peer)
+
+    def look(self, instance_id: str, ballot: Ballot) -> str:
+        """Why the stage of the plan of this ballot does not run here; "" if it does, whoever has adopted it since."""
+        runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
+        if runner is None or lease is None or lease.plan.ballot != ballot:
+            return f"ballot {ballot} of {instance_id} does not run here"
+        if (failed := runner.board.failed) is not None:
+            return failed.message
+        return "" if runner.board.ready else f"{runner.label} is not loaded"
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
@@ -280,6 +293,7 @@ class StageHost:
     def _gone(self, instance_id: str, runner: Runner) -> None:
         if self._runners.get(instance_id) is runner:
             del self._runners[instance_id], self._started[instance_id]
+            self._hops.forget(instance_id, runner)
 
     async def _keep_expiring(self) -> None:
         while True:

@@ -95,11 +95,14 @@ class Runner:
         finally:
             self._gone.set()
 
-    async def link(self, endpoint: str) -> None:
-        """Tell the stage where the next one listens. Raises StageLostError if it is gone."""
+    async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
+        """Tell the stage where the next one listens. Raises StageLostError if it is gone.
+
+        keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
+        """
         if self._writer is None or self._gone.is_set():
             raise StageLostError(f"the runner of {self.label} is not running")
-        await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint)))
+        await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
 
     async def press(self, level: int) -> None:
         """Tell the stage how short of memory the machine is; one that is gone need not know."""
@@ -161,8 +164,7 @@ class Runner:
         elif isinstance(results[0], MeshError):
             raise results[0]
         elif self.board.failed is None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 0.5)
+            await _ended(process, 0.5)
             raise StageLostError(self._post_mortem(process.returncode))
 
     async def _listen(self, reader: asyncio.StreamReader, on_beat: OnBeat) -> None:
@@ -172,7 +174,7 @@ class Runner:
         patience_s = self._limits.first_message_s
         while True:
             try:
-                async with asyncio.timeout(patience_s):  # wait_for of Python 3.11 may swallow a cancellation
+                async with asyncio.timeout(patience_s):
                     report = await runner_pipe.read_message(reader, runner_pb2.FromRunner)
             except TimeoutError as exc:
                 raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s") from exc
@@ -215,9 +217,9 @@ class Runner:
     async def _see_off(self, process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:
         limits = self._limits
         if process.returncode is None and self._writer is not None and self._stopping.is_set():
-            with contextlib.suppress(TransportError):
-                stop = runner_pb2.ToRunner(stop=runner_pb2.StopStage())
-                await asyncio.wait_for(runner_pipe.write_message(self._writer, stop), 0.5)
+            with contextlib.suppress(TransportError, TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(stop=runner_pb2.StopStage()))
             await _ended(process, limits.polite_s)
         for sign, patience_s in ((signal.SIGTERM, limits.terminate_s), (signal.SIGKILL, limits.terminate_s)):
             if process.returncode is None:
@@ -228,7 +230,8 @@ class Runner:
         if self._writer is not None:
             self._writer.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(output, 0.5)
+            async with asyncio.timeout(0.5):
+                await output
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "created with a pipe"
@@ -254,7 +257,8 @@ def _without_secret(environment: Mapping[str, str]) -> dict[str, str]:
 
 async def _ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), patience_s)
+        async with asyncio.timeout(patience_s):
+            await process.wait()
 
 
 def _signal_group(pid: int, sign: signal.Signals) -> None:

@@ -410,6 +410,22 @@ class LinkReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class LookAtStageRequest(_message.Message):
+    __slots__ = ("instance_id", "ballot")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    ballot: _plan_pb2.Ballot
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+
+class LookAtStageReply(_message.Message):
+    __slots__ = ("runs", "reason")
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    runs: bool
+    reason: str
+    def __init__(self, runs: bool = ..., reason: _Optional[str] = ...) -> None: ...
+
 class ReleaseRequest(_message.Message):
     __slots__ = ("instance_id", "ballot")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]

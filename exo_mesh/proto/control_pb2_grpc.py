@@ -84,6 +84,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.LinkRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.LinkReply.FromString,
                 _registered_method=True)
+        self.LookAtStage = channel.unary_unary(
+                '/exo_mesh.Control/LookAtStage',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.LookAtStageRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.LookAtStageReply.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/exo_mesh.Control/Release',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReleaseRequest.SerializeToString,
@@ -174,6 +179,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LookAtStage(self, request, context):
+        """Does the stage of a plan run here? Asked by an entry peer whose stream from the driver broke.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Release(self, request, context):
         """Ends a stage and frees its reservation; a lower ballot than the one in force changes nothing.
         """
@@ -247,6 +259,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Link,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.LinkRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.LinkReply.SerializeToString,
+            ),
+            'LookAtStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.LookAtStage,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.LookAtStageRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.LookAtStageReply.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -534,6 +551,33 @@ class Control(object):
             '/exo_mesh.Control/Link',
             exo__mesh_dot_proto_dot_control__pb2.LinkRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.LinkReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LookAtStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/LookAtStage',
+            exo__mesh_dot_proto_dot_control__pb2.LookAtStageRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.LookAtStageReply.FromString,
             options,
             channel_credentials,
             insecure,

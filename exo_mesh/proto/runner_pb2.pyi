@@ -47,10 +47,12 @@ class StartStage(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ...) -> None: ...
 
 class LinkNext(_message.Message):
-    __slots__ = ("endpoint",)
+    __slots__ = ("endpoint", "keep_stream")
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_STREAM_FIELD_NUMBER: _ClassVar[int]
     endpoint: str
-    def __init__(self, endpoint: _Optional[str] = ...) -> None: ...
+    keep_stream: bool
+    def __init__(self, endpoint: _Optional[str] = ..., keep_stream: bool = ...) -> None: ...
 
 class StopStage(_message.Message):
     __slots__ = ()
@@ -63,16 +65,18 @@ class Pressure(_message.Message):
     def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class ToRunner(_message.Message):
-    __slots__ = ("start", "link", "stop", "pressure")
+    __slots__ = ("start", "link", "stop", "tls", "pressure")
     START_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    TLS_FIELD_NUMBER: _ClassVar[int]
     PRESSURE_FIELD_NUMBER: _ClassVar[int]
     start: StartStage
     link: LinkNext
     stop: StopStage
+    tls: TlsCredentials
     pressure: Pressure
-    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ...) -> None: ...
+    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ...) -> None: ...
 
 class Listening(_message.Message):
     __slots__ = ("port", "pid")

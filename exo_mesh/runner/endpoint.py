@@ -62,9 +62,9 @@ class Endpoint:
         self._server = server
         return port
 
-    def link_to(self, endpoint: str) -> None:
-        """The next stage listens at `endpoint`."""
-        self._link.set_endpoint(endpoint)
+    def link_to(self, endpoint: str, keep_stream: bool) -> None:
+        """The next stage listens at `endpoint`. keep_stream: dial there only when the present stream breaks."""
+        self._link.set_endpoint(endpoint, keep_stream=keep_stream)
 
     async def run(self) -> None:
         """Work and keep the hop up, until the ring shuts down. Raises StageLostError if the next stage is gone."""

@@ -62,7 +62,7 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
 
     def obey(command: pb.ToRunner) -> None:
         if command.HasField("link"):
-            loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint)
+            loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint, command.link.keep_stream)
         elif command.HasField("pressure"):
             worker.pressure = command.pressure.level
 

@@ -22,6 +22,9 @@ from exo_mesh.transport.control_server import CODE_KEY
 CALL_S = 5.0
 """Deadline of calls that answer from memory or a local file."""
 
+LOOK_S = 1.5
+"""Deadline of a question whose asker has a client waiting, and may try another address."""
+
 TEXT_FILES_S = 60.0
 """A tokenizer may have 20 MB, and the link may be Wi-Fi."""
 
@@ -120,6 +123,10 @@ class ControlClient:
 
     async def link(self, request: pb.LinkRequest) -> None:
         await self._call(self._stub.Link, request, CALL_S)
+
+    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
+        reply: pb.LookAtStageReply = await self._call(self._stub.LookAtStage, request, LOOK_S)
+        return reply
 
     async def release(self, request: pb.ReleaseRequest) -> None:
         # a stage may need all of its 4 s to stop

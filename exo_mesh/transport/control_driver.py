@@ -19,6 +19,18 @@ from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto
 
+# Dial again at once after a break: how often and how long is decided by the caller, not by grpc's back-off of up to
+# 120 s. The "minimum" is also how long one attempt may take.
+_DIAL_OPTIONS = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+class DriverStreamError(StageLostError):
+    """The stream from the driver broke, or could not be opened. The ring itself may be well."""
+
 
 class DriverChannels:
     """One channel per driver endpoint, kept while it is in use."""
@@ -33,8 +45,8 @@ class DriverChannels:
         """Token events; before the first one, counts of prompt tokens computed. Closing it cancels the request.
 
         first_s: longest silence before the first token event; next_s: afterwards. Raises the driver's own error,
-        StageLostError if the stream breaks, is of another ballot or falls silent after the first token, and
-        DeadlineError if the first one does not come.
+        DriverStreamError if the stream breaks, StageLostError if it is of another ballot or falls silent after the
+        first token, and DeadlineError if the first one does not come.
         """
         stub = rpc.DriverStub(self._take(endpoint))  # type: ignore[no-untyped-call]
         call = stub.Generate(request_to_proto(plan, request))
@@ -43,7 +55,7 @@ class DriverChannels:
             while True:
                 message = await self._next(call, next_s if started else first_s, started)
                 if message is None:
-                    raise StageLostError(f"the driver of {plan.instance_id} ended the stream before the request")
+                    raise DriverStreamError(f"the driver of {plan.instance_id} ended the stream before the request")
                 if (message.ballot.counter, message.ballot.proposer) != (plan.ballot.counter, plan.ballot.proposer):
                     raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
                 for event in message.events:
@@ -67,19 +79,19 @@ class DriverChannels:
 
     async def _next(self, call: Any, patience_s: float, started: bool) -> pb.GenerateEvents | None:
         try:
-            async with asyncio.timeout(patience_s):  # wait_for of Python 3.11 may swallow a cancellation
+            async with asyncio.timeout(patience_s):
                 message = await call.read()
         except TimeoutError as exc:
             text = f"the ring has been silent for {patience_s:.0f} s"
             raise (StageLostError(text) if started else DeadlineError(text)) from exc
         except grpc.aio.AioRpcError as exc:
-            raise StageLostError(f"the stream from the driver broke: {exc.details()}") from exc
+            raise DriverStreamError(f"the stream from the driver broke: {exc.details()}") from exc
         return message if isinstance(message, pb.GenerateEvents) else None
 
     def _take(self, endpoint: str) -> grpc.aio.Channel:
         channel, users = self._channels.get(endpoint, (None, 0))
         if channel is None:
-            channel = open_channel(endpoint, self._credentials, TOKENS)
+            channel = open_channel(endpoint, self._credentials, [*TOKENS, *_DIAL_OPTIONS])
         self._channels[endpoint] = (channel, users + 1)
         return channel
 

@@ -64,11 +64,16 @@ class RingLink:
         """The hop is up, and nothing waits to be sent again."""
         return self._call is not None
 
-    def set_endpoint(self, endpoint: str) -> None:
-        """Where the next stage listens, "host:port"; a change redials."""
+    def set_endpoint(self, endpoint: str, *, keep_stream: bool = False) -> None:
+        """Where the next stage listens, "host:port"; a change redials.
+
+        keep_stream: it is the same stage by another way. A stream that is up stays; the next dial goes there, and one
+        that is under way to the old address is given up.
+        """
         if endpoint != self._endpoint:
             self._endpoint = endpoint
-            self._moved.set()
+            if not (keep_stream and self.linked):
+                self._moved.set()
 
     async def send(self, frame: Frame) -> None:
         """Returns when the transport has taken the frame; at once while the hop is down, for the frame is kept.
@@ -122,24 +127,26 @@ class RingLink:
         """One connection's life: hello, what was not acknowledged, then what `send` is given."""
         async with open_channel(endpoint, self._credentials, _DIAL_OPTIONS) as channel:
             call: _Call = channel.stream_stream(FRAMES_METHOD)()
-            await call.write(self._hello)
-            self._acknowledge(_ack_of(await asyncio.wait_for(call.read(), HELLO_DEADLINE_S)))
-            self._unsent = deque(self._unacked)
-            while self._unsent:
-                await self._write(call, self._unsent.popleft())
             self._broken.clear()
-            self._call = call
-            await _first_to_end(self._read_acks(call), self._moved.wait(), self._broken.wait())
+            await _first_to_end(self._converse(call), self._moved.wait(), self._broken.wait())
+
+    async def _converse(self, call: _Call) -> None:
+        await call.write(self._hello)
+        async with asyncio.timeout(HELLO_DEADLINE_S):
+            answer = await call.read()
+        self._acknowledge(_ack_of(answer))
+        self._unsent = deque(self._unacked)
+        while self._unsent:
+            await self._write(call, self._unsent.popleft())
+        self._call = call
+        while True:
+            self._acknowledge(_ack_of(await call.read()))
 
     async def _write(self, call: _Call, frame: Frame) -> None:
         for message in encode_frame(frame):
             await call.write(message)
             self.bytes_out += len(message)
         self.frames_out += 1
-
-    async def _read_acks(self, call: _Call) -> None:
-        while True:
-            self._acknowledge(_ack_of(await call.read()))
 
     def _acknowledge(self, last_step: int) -> None:
         while self._unacked and self._unacked[0].step <= last_step:

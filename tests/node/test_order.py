@@ -14,8 +14,9 @@ import pytest
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import PlacementError
-from exo_mesh.node import ownership
+from exo_mesh.node import ownership, ring_keeper
 from exo_mesh.node.node import Node
+from exo_mesh.node.reservations import Answer
 from exo_mesh.node.service import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
 from tests.node.split import cabled_mesh
@@ -158,3 +159,39 @@ async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest
         nodes[0].membership.put_instance(keeper.plan.instance_id, None)
         await until(lambda: not runners())
         assert nodes[1].membership.telemetry[nodes[1].node_id].reserved_bytes == 0
+
+
+async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage has promised itself to an adopter, the other has not; then the owner is there again."""
+    monkeypatch.setattr(ring_keeper, "REATTACH_S", 30.0)
+    sizes = (2000 * MB, 2000 * MB, MB)
+    async with cabled_mesh(tmp_path, monkeypatch, 3, sizes, engine_options={"cost_ms": "5"}) as (cable, nodes):
+        placed = await nodes[2].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0]))
+        first, second = sorted(nodes[:2], key=lambda node: node.node_id)
+        request = asyncio.create_task(tokens(nodes[0], a_request(max_tokens=500)))
+
+        adopt = second._host.adopt
+
+        async def not_by_the_first(instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+            if adopted.proposer == first.node_id:
+                return Answer(False, 0, "this call gets lost")
+            return await adopt(instance_id, ballot, adopted)
+
+        monkeypatch.setattr(second._host, "adopt", not_by_the_first)
+        cable.split({"n0", "n1"}, {"n2"})  # the streams of the owner break as well
+        (lease,) = first._host.leases
+        await until(lambda: lease.adopted.proposer == first.node_id)
+        assert not first._custody.keepers, "no owner of one stage alone"
+        cable.heal()
+        await until(lambda: all(len(node.membership.peers) == 2 for node in nodes))
+        await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0])[0]["ballot"] != placed["ballot"])
+        (seen,) = instances(nodes[0])
+        assert seen["owner"] == nodes[2].node_id and seen["digest"] == placed["digest"]
+        assert second._host.leases[0].ballot == Ballot(*seen["ballot"])
+        assert set(runners()) == {stage["pid"] for stage in placed["stages"]}, "no stage was started again"
+        assert len(await request) == 500
+        assert await nodes[1].delete_instance(placed["id"])
+        await until(lambda: not runners())

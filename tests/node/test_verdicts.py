@@ -48,3 +48,20 @@ async def test_who_was_refused_and_why_is_in_the_topology_of_both_sides(tmp_path
             assert node.membership.peers == [] and stranger.membership.peers == []
         finally:
             await stranger.stop()
+
+
+async def test_a_peer_that_was_refused_and_then_joins_is_not_told_of_any_more(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        address = (f"127.0.0.1:{node.grpc_port}",)
+        for namespace in ("office", "default"):
+            other = make_node(tmp_path / "o", "other", Machine(), bootstrap_peers=address, namespace=namespace)
+            await other.start()
+            try:
+                if namespace == "office":
+                    await until(lambda: node.health()["reasons"])
+                else:
+                    await until(lambda: node.membership.peers)
+                    assert node.topology()["refused"] == [] and node.health()["status"] == "ok"
+                    assert node.health()["reasons"] == []
+            finally:
+                await other.stop()

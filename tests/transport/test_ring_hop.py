@@ -109,6 +109,17 @@ async def test_a_break_loses_and_doubles_nothing(receiving: Receiving, link: Rin
     assert [arrived.step for arrived in receiving.frames] == list(range(1, 101))
 
 
+async def test_another_way_to_the_same_stage_is_for_the_next_dial(receiving: Receiving, link: RingLink) -> None:
+    await until(lambda: link.linked)
+    link.set_endpoint(f"localhost:{receiving.port}", keep_stream=True)
+    for step in range(1, 101):
+        await link.send(frame(step))
+    await receiving.until(lambda: len(receiving.frames) == 100)
+    assert receiving.receiver._stream == 1, "the stream that was up"
+    link.set_endpoint(f"127.0.0.1:{receiving.port}")
+    await until(lambda: receiving.receiver._stream == 2)  # without keep_stream it is dialled at once
+
+
 async def test_what_was_acknowledged_is_not_kept(receiving: Receiving, link: RingLink) -> None:
     for step in range(1, 1001):
         await link.send(frame(step))

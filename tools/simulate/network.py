@@ -127,6 +127,9 @@ class SimClient:
     async def link(self, request: pb.LinkRequest) -> None:
         await self._call(lambda h: h.link(request), request, 5.0)
 
+    async def look_at_stage(self, request: pb.LookAtStageRequest) -> Any:
+        return await self._call(lambda handler: handler.look_at_stage(request), request, 1.5)
+
     async def release(self, request: pb.ReleaseRequest) -> None:
         await self._call(lambda h: h.release(request), request, 10.0)
 

@@ -1,0 +1,92 @@
+"""Is a ring well whose driver stream broke here? Its members know; a broken stream alone says nothing of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from enum import Enum
+
+from exo_mesh.clock import Clock
+from exo_mesh.domain.plan import Plan
+from exo_mesh.errors import MeshError
+from exo_mesh.node.members import Members
+
+REDIAL_S = 5.0
+"""How long a ring that is not known to be lost is dialled again without a word from it: as long as a hop may be down
+(LOST_AFTER_S of transport/ring_link.py), and longer than the membership needs to find another address or a death."""
+
+REDIAL_FIRST_S, REDIAL_MOST_S = 0.05, 0.5
+
+MAX_REDIALS = 10
+"""Without a new token in between. A long prefill begins anew each time, so this is not for ever."""
+
+_log = logging.getLogger(__name__)
+
+
+class Verdict(Enum):
+    """What the members of a ring say of it."""
+
+    WELL = "well"
+    LOST = "lost"
+    UNKNOWN = "unknown"  # nobody says that it is lost, but the peer of the driver cannot be asked
+
+
+async def look_at(plan: Plan, members: Members) -> tuple[Verdict, str]:
+    """Ask every member whether its stage runs; the verdict and why.
+
+    Lost: a member says that its stage does not run, or the membership has given that member up. A member that cannot
+    be asked is asked at its other addresses, too.
+    """
+    answers = await asyncio.gather(*(_answer(plan, peer_id, members) for peer_id in plan.peer_ids))
+    for verdict, reason in answers:
+        if verdict is Verdict.LOST:
+            return verdict, reason
+    return answers[-1]
+
+
+async def _answer(plan: Plan, peer_id: str, members: Members) -> tuple[Verdict, str]:
+    if not members.is_alive(peer_id):
+        return Verdict.LOST, f"peer {peer_id[:8]} is gone"
+    try:
+        reason = await members.member(peer_id).look(plan.instance_id, plan.ballot)
+    except MeshError as exc:
+        await members.try_other_ways(peer_id)
+        return Verdict.UNKNOWN, str(exc)
+    return (Verdict.LOST, f"peer {peer_id[:8]}: {reason}") if reason else (Verdict.WELL, "")
+
+
+class Redial:
+    """Whether one request may dial the driver of one ring again, each time that the stream from it breaks."""
+
+    def __init__(self, plan: Plan, members: Members, clock: Clock) -> None:
+        self._plan = plan
+        self._members = members
+        self._clock = clock
+        self._give_up_at: float | None = None
+        self._pause_s = REDIAL_FIRST_S
+        self._tokens = 0
+        self._in_vain = 0
+
+    def heard(self) -> None:
+        """The driver has said something."""
+        self._give_up_at = None
+        self._pause_s = REDIAL_FIRST_S
+
+    async def may_go_on(self, tokens: int) -> bool:
+        """After a break: True once the driver is to be dialled again, at most REDIAL_S after the last word of it; False
+        if the ring is lost. tokens: how many the request has by now."""
+        if tokens > self._tokens:
+            self._tokens, self._in_vain = tokens, 0
+        if self._give_up_at is None:
+            self._give_up_at = self._clock() + REDIAL_S
+        self._in_vain += 1
+        while self._in_vain <= MAX_REDIALS and self._clock() < self._give_up_at:
+            verdict, reason = await look_at(self._plan, self._members)
+            if verdict is Verdict.LOST:
+                _log.info("%s is lost: %s", self._plan.instance_id, reason)
+                return False
+            await asyncio.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, REDIAL_MOST_S)
+            if verdict is Verdict.WELL:
+                return True
+        return False

@@ -1,0 +1,109 @@
+"""A stream that breaks is no lost ring: the entry peer asks the members, and dials again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.errors import CancelledRequestError, StageLostError
+from exo_mesh.node import ring_check
+from exo_mesh.node.node import Node
+from exo_mesh.node.ring_check import Verdict, look_at
+from exo_mesh.node.service import InstanceSpec
+from tests.node.cutting import cut_connections_to
+from tests.node.meshes import GB, MODEL, a_request, instances, mesh, runners, tokens, until
+from tests.node.test_faults import SLOW, collect
+
+TWO_OF_THREE = (2 * GB, 2 * GB, GB // 10)
+"""The third node is the entry peer, and no stage fits there."""
+
+
+def driver_port(instance: dict[str, Any]) -> int:
+    return int(instance["stages"][-1]["endpoint"].rpartition(":")[2])
+
+
+async def placed(nodes: list[Node]) -> dict[str, Any]:
+    await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+    await until(lambda: [one["state"] for one in instances(nodes[2])] == ["ready"])
+    return instances(nodes[2])[0]
+
+
+async def test_a_cut_stream_is_opened_again_on_the_same_ring_with_the_same_text(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3, engine_options=SLOW, usable_bytes=TWO_OF_THREE) as nodes:
+        before = await placed(nodes)
+        expected = await tokens(nodes[2], a_request("undisturbed", 60))
+        got: list[int] = []
+        request = asyncio.create_task(collect(nodes[2], "disturbed", 60, got))
+        for enough in (10, 30):
+            await until(lambda enough=enough: len(got) > enough)
+            assert cut_connections_to(driver_port(before)) == 1
+        async with asyncio.timeout(15):
+            await request
+        assert got == expected
+        assert instances(nodes[2]) == [before], "the same instance, ballot, owner and processes"
+        assert set(runners()) == {stage["pid"] for stage in before["stages"]}
+        metrics = nodes[2].metrics.registry
+        assert metrics.get_sample_value("exo_mesh_driver_redials_total") == 2
+        assert metrics.get_sample_value("exo_mesh_requests_resumed_total") == 0
+
+
+async def test_all_requests_on_a_cut_connection_go_on(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3, engine_options=SLOW, usable_bytes=TWO_OF_THREE) as nodes:
+        before = await placed(nodes)
+        expected = await tokens(nodes[2], a_request("undisturbed", 40))
+        got: list[list[int]] = [[], [], []]
+        requests = [asyncio.create_task(collect(nodes[2], f"r{n}", 40, into)) for n, into in enumerate(got)]
+        await until(lambda: all(len(one) > 5 for one in got))
+        assert cut_connections_to(driver_port(before)) >= 1
+        async with asyncio.timeout(15):
+            await asyncio.gather(*requests)
+        assert got == [expected] * 3 and instances(nodes[2]) == [before]
+
+
+async def test_members_say_of_a_ring_whether_it_runs(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3, usable_bytes=TWO_OF_THREE) as nodes:
+        before = await placed(nodes)
+        (instance,) = nodes[2]._instances.of_model(MODEL)
+        members = nodes[2]._router._members
+        assert await look_at(instance.plan, members) == (Verdict.WELL, "")
+        first = next(node for node in nodes if node.node_id == before["stages"][0]["peer"])
+        host = first._host
+        assert "does not run here" in host.look(before["id"], Ballot(9, "x")), "another plan of the same instance"
+        os.kill(before["stages"][0]["pid"], signal.SIGKILL)
+        await until(lambda: host.look(before["id"], instance.plan.ballot))
+        verdict, reason = await look_at(instance.plan, members)
+        assert verdict is Verdict.LOST and first.node_id[:8] in reason
+
+
+async def test_a_driver_that_cannot_be_dialled_for_long_counts_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node says that it is well, but from here it cannot be reached at all."""
+    monkeypatch.setattr(ring_check, "REDIAL_S", 0.5)
+    async with mesh(tmp_path, 1, max_resumes=0) as (node,):
+        await node.create_instance(InstanceSpec(MODEL))
+        monkeypatch.setattr(node._router, "_endpoint_of", lambda instance: "127.0.0.1:1")
+        with pytest.raises(StageLostError, match="the stream from the driver broke"):
+            await tokens(node, a_request())
+        assert not node._instances.is_trusted(node._instances.of_model(MODEL)[0])
+
+
+async def test_a_request_that_waits_for_its_ring_can_be_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_check, "REDIAL_S", 60.0)
+    monkeypatch.setattr(ring_check, "MAX_REDIALS", 10**6)
+    async with mesh(tmp_path, 1) as (node,):
+        await node.create_instance(InstanceSpec(MODEL))
+        monkeypatch.setattr(node._router, "_endpoint_of", lambda instance: "127.0.0.1:1")
+        request = asyncio.create_task(tokens(node, a_request("r")))
+        await until(lambda: node.metrics.registry.get_sample_value("exo_mesh_driver_redials_total"))
+        assert await node.cancel("r")
+        with pytest.raises(CancelledRequestError):
+            await request
