@@ -40,14 +40,18 @@ def read_memory() -> MemoryReading:
     return MemoryReading(total, available)
 
 
+def headroom(total_bytes: int) -> int:
+    """What plans leave free of a machine's memory, in bytes."""
+    return min(int(HEADROOM_SHARE * total_bytes), MAX_HEADROOM_BYTES)
+
+
 def usable_bytes(reading: MemoryReading, max_memory_bytes: int | None, reserved_bytes: int, pending_bytes: int) -> int:
     """What a new reservation could get.
 
     reserved_bytes: all leases. pending_bytes: the part of them that no process has taken yet, which is therefore
     still counted as available by the system.
     """
-    headroom = min(int(HEADROOM_SHARE * reading.total_bytes), MAX_HEADROOM_BYTES)
-    usable = reading.available_bytes - headroom - pending_bytes
+    usable = reading.available_bytes - headroom(reading.total_bytes) - pending_bytes
     if max_memory_bytes is not None:
         usable = min(usable, max_memory_bytes - reserved_bytes)
     return max(0, usable)

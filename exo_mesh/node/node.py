@@ -149,7 +149,7 @@ class Node:
         )
         self._server = ControlServer(service, credentials, peer_id=own.id)
         self._tasks = TaskOwner()
-        self._monitor = MemoryMonitor(memory_reader, self._host.press)
+        self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
         self.observation = Observation(self.journal, self._monitor, self._host.beats, self._readings)
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from exo_mesh.node.memory import MemoryReader, MemoryReading
+from exo_mesh.node.memory import MemoryReader, MemoryReading, headroom
 
 POLL_S = 1.5
 KEPT = 60
@@ -33,9 +33,20 @@ class Level(IntEnum):
     CRITICAL = 2
 
 
-def critical_share(total_bytes: int) -> float:
-    """The share of memory in use at which a machine of this size is critical."""
+def tier(total_bytes: int) -> float:
+    """The share of memory in use at which a machine of this size is critical, if plans need no more than that."""
     return next(share for gib, share in _TIERS if total_bytes >= gib * 2**30)
+
+
+def critical_share(total_bytes: int, planned_bytes: int) -> float:
+    """The share in use from which on memory is critical: the tier, or a little above what was agreed to be used.
+
+    planned_bytes: what was in use without us, and what plans have reserved since. A plan leaves `headroom` free; with
+    half of that gone something takes more than it said, and it is critical in any case.
+    """
+    margin = headroom(total_bytes) // 2
+    agreed = min(planned_bytes + margin, total_bytes - margin)
+    return max(tier(total_bytes), agreed / total_bytes) if total_bytes else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +83,23 @@ class MemoryMonitor:
         self,
         read: MemoryReader,
         tell: Callable[[Level], Awaitable[None]],
-        threshold: float | None = None,
+        reserved_bytes: Callable[[], int] = lambda: 0,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._read = read
         self._tell = tell
+        self._reserved_bytes = reserved_bytes
         self._now = now
         self._kept: deque[Snapshot] = deque(maxlen=KEPT)
         self.level = Level.OK
         first = self._snapshot(read())
-        self.threshold = threshold or critical_share(first.total_bytes)
+        self._used_without_us = first.total_bytes - first.available_bytes
         self._take(first)
+
+    @property
+    def threshold(self) -> float:
+        """The share in use that is critical now."""
+        return critical_share(self.last.total_bytes, self._used_without_us + self._reserved_bytes())
 
     @property
     def last(self) -> Snapshot:
@@ -129,11 +146,12 @@ class MemoryMonitor:
 
     def _take(self, snapshot: Snapshot) -> None:
         self._kept.append(snapshot)
-        level = snapshot.level(self.threshold)
+        threshold = self.threshold
+        level = snapshot.level(threshold)
         if level is not self.level:
             was, self.level = self.level, level
             _log.log(
                 logging.WARNING if level > was else logging.INFO,
                 "memory: %.0f %% of %.1f GB in use, %s (critical at %.0f %%)",
-                100 * snapshot.used_share, snapshot.total_bytes / 1e9, level.name.lower(), 100 * self.threshold,
+                100 * snapshot.used_share, snapshot.total_bytes / 1e9, level.name.lower(), 100 * threshold,
             )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from exo_mesh.node.memory import MemoryReading
-from exo_mesh.node.pressure import KEPT, Level, MemoryMonitor, critical_share
+from exo_mesh.node.pressure import KEPT, Level, MemoryMonitor, critical_share, tier
 
 GIB = 2**30
 
@@ -17,7 +17,14 @@ GIB = 2**30
     ("gib", "share"), [(16, 0.70), (31.9, 0.70), (32, 0.75), (63.9, 0.75), (64, 0.80), (127.9, 0.80), (128, 0.85)]
 )
 def test_larger_machines_may_be_fuller(gib: float, share: float) -> None:
-    assert critical_share(int(gib * GIB)) == share
+    assert tier(int(gib * GIB)) == share
+    assert critical_share(int(gib * GIB), int(gib * GIB / 2)) == share
+
+
+def test_what_plans_have_reserved_is_no_pressure() -> None:
+    """16 GiB of which plans and others need 13: it is critical half a GiB above that, not at 70 %."""
+    assert critical_share(16 * GIB, 13 * GIB) == pytest.approx(13.5 / 16)
+    assert critical_share(16 * GIB, 20 * GIB) == pytest.approx(15.5 / 16), "however much was promised"
 
 
 class Machine:
