@@ -70,6 +70,7 @@ class Settings:
     placement: str = "memory"
     context_limit: int | None = None
     max_queued: int = 32
+    response_timeout: int = 300
     wait_for_peers: int = 0
     offline: bool = False
     log_format: str = "console"
@@ -216,6 +217,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**9), toml=(int,)),
         Setting("max_queued", "N", "requests that may wait per model; more get a 429",
                 values.whole(1, 100_000), toml=(int,)),
+        Setting("response_timeout", "SECONDS", "longest that a request may take; then it ends with what it has",
+                values.whole(1, 10**6), toml=(int,)),
         Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
                 values.whole(0, 1024), toml=(int,)),
         Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,

@@ -8,12 +8,13 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.domain.view import InstanceInfo
-from exo_mesh.errors import CancelledRequestError, ContextLengthError, MeshError, StageLostError
+from exo_mesh.errors import CancelledRequestError, ContextLengthError, DeadlineError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Entry, Journal
@@ -31,11 +32,17 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds. first_s: longest silence before the first token, queueing and prefill included (prefill reports
-    progress). next_s: between tokens. max_resumes: how often a request may go on after its ring was lost."""
+    progress). next_s: between tokens. max_resumes: how often a request may go on after its ring was lost. total_s: of
+    the whole request; an answer that is under way then ends where it is."""
 
     first_s: float = 120.0
     next_s: float = 30.0
     max_resumes: int = 3
+    total_s: float = 300.0
+
+
+class _TimeUp(Exception):
+    """A request has reached Patience.total_s."""
 
 
 class Router:
@@ -69,7 +76,7 @@ class Router:
         metrics.requests_live.inc()
         outcome, ttft_s = "cancelled", None
         try:
-            async for item in self._follow(entry):
+            async for item in self._until_time_is_up(entry):
                 if isinstance(item, TokenEvent) and item.token_id is not None:
                     first = self._count_token(entry)
                     ttft_s = first if first is not None else ttft_s
@@ -84,6 +91,23 @@ class Router:
             metrics.requests.labels(outcome).inc()
             metrics.tokens.labels("prompt").inc(len(request.prompt_ids))
             self._journal.close(entry, outcome, ttft_s, self._clock())
+
+    async def _until_time_is_up(self, entry: Entry) -> AsyncGenerator[TokenEvent | Progress, None]:
+        """All events of a request; after Patience.total_s it ends with what it has. Raises DeadlineError if that is
+        nothing."""
+        try:
+            async with contextlib.aclosing(self._follow(entry)) as events:
+                async for event in events:
+                    yield event
+        except _TimeUp:
+            total_s = self._patience.total_s
+            if not entry.emitted:
+                raise DeadlineError(f"no token came within the {total_s:g} s that a request may take") from None
+            _log.info("request %s ends after %g s, as no request may take longer", entry.request.request_id, total_s)
+            yield TokenEvent(entry.next_index, None, finish=FinishReason.LENGTH)
+
+    def _time_left(self, entry: Entry) -> float:
+        return max(0.0, entry.entered_at + self._patience.total_s - self._clock())
 
     async def _follow(self, entry: Entry) -> AsyncGenerator[TokenEvent | Progress, None]:
         """All events of a request, over as many rings as it takes."""
@@ -139,6 +163,7 @@ class Router:
             while not work.done():
                 await asyncio.wait((work,), timeout=PROGRESS_EVERY_S)
                 if not work.done():
+                    self._check_time(entry)
                     yield Progress("loading", *self._instances.progress(entry.model))
             if entry.cancelled:
                 raise CancelledRequestError(f"request {entry.request.request_id} was cancelled")
@@ -154,7 +179,7 @@ class Router:
         """What comes over one stream. dial: how many there were before it."""
         request, plan = entry.resumption, instance.plan
         if dial:  # a driver may not have noticed yet that the stream before has broken, and takes no id twice
-            request = replace(request, request_id=f"{request.request_id}~{dial}")
+            request = replace(request, request_id=f"{request.request_id}~{dial}", resumed=True)
         wanted = len(request.prompt_ids) + request.max_tokens
         if wanted > plan.context_limit:
             raise ContextLengthError(
@@ -165,12 +190,17 @@ class Router:
         stream = self._drivers.generate(
             self._endpoint_of(instance), plan, request, first_s=self._patience.first_s, next_s=self._patience.next_s
         )
-        async with contextlib.aclosing(_until_cancelled(entry, stream)) as items:
+        time_left = partial(self._time_left, entry)
+        async with contextlib.aclosing(_until_cancelled(entry, stream, time_left)) as items:
             async for item in items:
                 if isinstance(item, int):
                     yield Progress("prefill", item, len(request.prompt_ids) + len(request.resume_ids))
                 elif entry.accept(item):
                     yield item
+
+    def _check_time(self, entry: Entry) -> None:
+        if not self._time_left(entry):
+            raise _TimeUp
 
     def _count_token(self, entry: Entry) -> float | None:
         """Note the time of a token; answers the time to the first one, when it is that."""
@@ -200,16 +230,19 @@ async def _unless_cancelled(entry: Entry, work: Coroutine[Any, Any, _T]) -> _T:
 
 
 async def _until_cancelled(
-    entry: Entry, stream: AsyncGenerator[TokenEvent | int, None]
+    entry: Entry, stream: AsyncGenerator[TokenEvent | int, None], time_left: Callable[[], float]
 ) -> AsyncGenerator[TokenEvent | int, None]:
-    """The stream's items; when the entry is cancelled meanwhile, CancelledRequestError instead of the next one."""
+    """The stream's items; when the entry is cancelled meanwhile, CancelledRequestError instead of the next one, and
+    _TimeUp when no time is left."""
     error = CancelledRequestError(f"request {entry.request.request_id} was cancelled")
     following: asyncio.Future[TokenEvent | int] | None = None
     try:
         while not entry.cancelled:
             following = asyncio.ensure_future(anext(stream))
             entry.on_cancel = following.cancel
-            await asyncio.wait((following,))
+            done, _ = await asyncio.wait((following,), timeout=time_left())
+            if not done or not time_left():
+                raise _TimeUp
             if following.cancelled():
                 break
             try:

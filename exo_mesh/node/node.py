@@ -140,7 +140,7 @@ class Node:
             self.journal,
             self.metrics,
             self._driver_endpoint,
-            patience=tuning.patience,
+            patience=replace(tuning.patience, total_s=settings.response_timeout),
             clock=clock,
         )
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
