@@ -71,6 +71,7 @@ class Settings:
     context_limit: int | None = None
     max_queued: int = 32
     response_timeout: int = 300
+    trace_sample: float = 0.01
     wait_for_peers: int = 0
     offline: bool = False
     log_format: str = "console"
@@ -219,6 +220,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 100_000), toml=(int,)),
         Setting("response_timeout", "SECONDS", "longest that a request may take; then it ends with what it has",
                 values.whole(1, 10**6), toml=(int,)),
+        Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
+                values.share, toml=(int, float)),
         Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
                 values.whole(0, 1024), toml=(int,)),
         Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,

@@ -31,6 +31,13 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    if not re.fullmatch(r"\s*(0|1|0?\.[0-9]{1,9}|1\.0{1,9}|0\.0?)\s*", text):
+        raise ValueError("a number from 0 to 1 is needed")
+    return float(text)
+
+
 @dataclass(frozen=True, slots=True)
 class OneOf:
     """A parser of one of a few words; answers it in lower case."""

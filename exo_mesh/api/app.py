@@ -20,6 +20,7 @@ from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.texts import TextModels
+from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.logs import current_request
 from exo_mesh.node.service import MeshService
 
@@ -86,6 +87,8 @@ def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> No
         ("GET", ("/queue",), ops.queue),
         ("GET", ("/requests/recent",), ops.recent_requests),
         ("GET", ("/requests/stats",), ops.request_stats),
+        ("GET", ("/v1/traces",), ops.traces),
+        ("GET", ("/v1/traces/{id}",), ops.trace),
         ("GET", ("/memory",), ops.memory),
         ("GET", ("/memory/live",), ops.memory_live),
         ("POST", ("/instance",), ops.create_instance),
@@ -114,3 +117,5 @@ async def give_request_id(request: web.Request, handler: Handler) -> web.StreamR
 async def _send_request_id(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
+    if TRACE_ID in request:
+        response.headers["x-trace-id"] = request[TRACE_ID]

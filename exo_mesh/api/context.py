@@ -21,7 +21,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.
-    stall_limit_s: a client that reads nothing of its stream for so long loses it.
+    stall_limit_s: a client that reads nothing of its stream for so long loses it. trace_sample: the share of requests
+    that are traced without having asked for it.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -29,6 +30,7 @@ class ApiOptions:
     stall_limit_s: float = 300.0
     max_body_bytes: int = 16 << 20
     template_limit_s: float = RENDER_LIMIT_S
+    trace_sample: float = 0.0
     access: AccessPolicy = field(default_factory=AccessPolicy)
 
 

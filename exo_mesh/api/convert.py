@@ -23,10 +23,12 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks: the id of the request, and whose share of the ring it takes (an API key's id, or an address)."""
+    """Who asks: the id of the request, whose share of the ring it takes (an API key's id, or an address), and the id of
+    its trace if it has one."""
 
     request_id: str
     client: str
+    trace_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ def _prepared(
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
         client=asker.client,
+        trace_id=asker.trace_id,
         priority=_first(body.priority, 0),
     )
     return Prepared(entry.name, text, request, stop_strings(body.stop), body.stream_options or StreamOptions())

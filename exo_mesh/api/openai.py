@@ -19,6 +19,7 @@ from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
 from exo_mesh.api.sse import EventStream
+from exo_mesh.api.tracing import TRACE_ID, trace_id_of
 from exo_mesh.errors import InputError
 from exo_mesh.node.service import ModelEntry, Progress
 from exo_mesh.security.api_keys import Role
@@ -39,7 +40,7 @@ class OpenAIRoutes:
         check_body(body)
         request_id = "chatcmpl-" + secrets.token_hex(12)
         with self._known_as(request_id, request):
-            asker = _asker(request, request_id, body)
+            asker = self._asker(request, request_id, body)
             prepared = await prepare_chat(body, asker, self._service, self._context.texts)
             return await self._answer(request, prepared, ChatReply, stream=bool(body.stream))
 
@@ -49,9 +50,8 @@ class OpenAIRoutes:
         check_body(body)
         request_id = "cmpl-" + secrets.token_hex(12)
         with self._known_as(request_id, request):
-            prepared = await prepare_completion(
-                body, _asker(request, request_id, body), self._service, self._context.texts
-            )
+            asker = self._asker(request, request_id, body)
+            prepared = await prepare_completion(body, asker, self._service, self._context.texts)
             return await self._answer(request, prepared, CompletionReply, stream=bool(body.stream))
 
     async def models(self, request: web.Request) -> web.Response:
@@ -134,6 +134,19 @@ class OpenAIRoutes:
         await stream.done()
         return stream.response
 
+    def _asker(self, request: web.Request, request_id: str, body: GenerationBody) -> Asker:
+        """Raises InputError for a priority that the caller may not ask for.
+
+        Without keys, each machine is a client. Behind nginx they are all one, unless they have keys: a header that says
+        who asks could be written by anybody.
+        """
+        if body.priority is not None and body.priority > 0 and request[CALLER].role is not Role.ADMIN:
+            raise InputError("priority above 0 is for keys with the role admin", param="priority")
+        trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.trace_sample)
+        if trace_id:
+            request[TRACE_ID] = trace_id
+        return Asker(request_id, request[CALLER].key_id or request.remote or "", trace_id)
+
     def _model_object(self, entry: ModelEntry) -> dict[str, Any]:
         return {
             "id": entry.name,
@@ -145,17 +158,6 @@ class OpenAIRoutes:
             "peers": list(entry.peers),
             "instance_ids": list(entry.instance_ids),
         }
-
-
-def _asker(request: web.Request, request_id: str, body: GenerationBody) -> Asker:
-    """Raises InputError for a priority that the caller may not ask for.
-
-    Without keys, each machine is a client. Behind nginx they are all one, unless they have keys: a header that says
-    who asks could be written by anybody.
-    """
-    if body.priority is not None and body.priority > 0 and request[CALLER].role is not Role.ADMIN:
-        raise InputError("priority above 0 is for keys with the role admin", param="priority")
-    return Asker(request_id, request[CALLER].key_id or request.remote or "")
 
 
 def waiting_for(progress: Progress | None) -> str:

@@ -89,6 +89,18 @@ class OpsRoutes:
         """GET /requests/stats"""
         return json_response(self._service.request_stats())
 
+    async def traces(self, request: web.Request) -> web.Response:
+        """GET /v1/traces: the traced requests that entered here."""
+        return json_response({"object": "list", "data": self._service.traces()})
+
+    async def trace(self, request: web.Request) -> web.Response:
+        """GET /v1/traces/{id}: one of them by trace id or request id, for chrome://tracing or Perfetto."""
+        wanted = request.match_info["id"]
+        found = self._service.trace(wanted)
+        if found is None:
+            return plain_error("not_found", f"there is no trace {wanted}; GET /v1/traces lists them", "id")
+        return json_response(found)
+
     async def memory(self, request: web.Request) -> web.Response:
         """GET /memory[?scope=cluster]"""
         scope = request.query.get("scope", "node")

@@ -121,7 +121,7 @@ class RunningNode:
             loopback_exemption=settings.loopback_exemption,
             cors_origins=frozenset(settings.cors_origins),
         )
-        return ApiOptions(registry=node.metrics.registry, access=policy)
+        return ApiOptions(registry=node.metrics.registry, access=policy, trace_sample=settings.trace_sample)
 
     def _bind_api(self) -> socket.socket:
         """A socket on the API's port; on a later one if it is taken and nobody asked for it."""

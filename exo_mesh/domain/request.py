@@ -54,6 +54,8 @@ class GenerateRequest:
     resume_ids: tuple[int, ...] = ()
     client: str = ""
     priority: int = 0
+    trace_id: str = ""
+    """Not empty: every lap of this request is written down, for people."""
     resumed: bool = False
     """It was accepted on an earlier ring: it does not queue again."""
 
@@ -62,6 +64,28 @@ class GenerateRequest:
             raise ValueError("the prompt has no tokens")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens is {self.max_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """Seconds of one frame at one stage: waiting for its turn, then computing."""
+
+    waited_s: float
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTrace:
+    """One lap of a frame that a traced request had a row in. sent_s: since the driver got the request. rows, tokens: of
+    the whole frame; it may have carried others, too."""
+
+    step: int
+    is_prefill: bool
+    rows: int
+    tokens: int
+    sent_s: float
+    lap_s: float
+    stages: tuple[StageSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, TokenEvent
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import CancelledRequestError, ContextLengthError, DeadlineError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
@@ -21,6 +22,7 @@ from exo_mesh.node.journal import Entry, Journal
 from exo_mesh.node.members import Members
 from exo_mesh.node.ring_check import Redial
 from exo_mesh.node.service import InstanceSpec, Progress
+from exo_mesh.node.traces import TraceStore
 from exo_mesh.transport.control_driver import DriverChannels, DriverStreamError
 
 PROGRESS_EVERY_S = 1.0
@@ -68,11 +70,15 @@ class Router:
         self._endpoint_of = endpoint_of
         self._patience = patience
         self._clock = clock
+        self.traces = TraceStore()
 
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
         """See MeshService.generate."""
         metrics = self._metrics
         entry = self._journal.open(request, model, self._clock())
+        if request.trace_id:
+            num_prompt = len(request.prompt_ids)
+            entry.trace = self.traces.open(request.trace_id, request.request_id, model, num_prompt, entry.entered_at)
         metrics.requests_live.inc()
         outcome, ttft_s = "cancelled", None
         try:
@@ -91,6 +97,8 @@ class Router:
             metrics.requests.labels(outcome).inc()
             metrics.tokens.labels("prompt").inc(len(request.prompt_ids))
             self._journal.close(entry, outcome, ttft_s, self._clock())
+            if entry.trace is not None:
+                entry.trace.end(outcome, self._clock())
 
     async def _until_time_is_up(self, entry: Entry) -> AsyncGenerator[TokenEvent | Progress, None]:
         """All events of a request; after Patience.total_s it ends with what it has. Raises DeadlineError if that is
@@ -188,7 +196,12 @@ class Router:
                 param="max_tokens",
             )
         stream = self._drivers.generate(
-            self._endpoint_of(instance), plan, request, first_s=self._patience.first_s, next_s=self._patience.next_s
+            self._endpoint_of(instance),
+            plan,
+            request,
+            first_s=self._patience.first_s,
+            next_s=self._patience.next_s,
+            on_trace=self._begin_leg(entry, plan),
         )
         time_left = partial(self._time_left, entry)
         async with contextlib.aclosing(_until_cancelled(entry, stream, time_left)) as items:
@@ -198,6 +211,13 @@ class Router:
                 elif entry.accept(item):
                     yield item
 
+    def _begin_leg(self, entry: Entry, plan: Plan) -> Callable[[list[FrameTrace]], None]:
+        """What takes the laps of a traced request on this ring, when they come."""
+        if entry.trace is None:
+            return lambda frames: None
+        leg = entry.trace.begin_leg(plan.instance_id, [peer_id[:8] for peer_id in plan.peer_ids], self._clock())
+        return partial(setattr, leg, "frames")
+
     def _check_time(self, entry: Entry) -> None:
         if not self._time_left(entry):
             raise _TimeUp
@@ -206,6 +226,8 @@ class Router:
         """Note the time of a token; answers the time to the first one, when it is that."""
         now = self._clock()
         last, entry.last_token_at = entry.last_token_at, now
+        if entry.trace is not None:
+            entry.trace.token(now)
         self._metrics.tokens.labels("output").inc()
         if last is None:
             self._metrics.ttft.observe(now - entry.entered_at)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.errors import InputError, OverloadError, TransportError
 from exo_mesh.node.history import History
+from exo_mesh.node.traces import Trace
 
 MAX_LIVE = 1024
 """Requests that one entry peer holds; its own memory bounds this, not the rings."""
@@ -24,6 +25,7 @@ class Entry:
     cancelled: bool = False
     on_cancel: Callable[[], object] | None = None
     last_token_at: float | None = None
+    trace: Trace | None = None
 
     @property
     def resumption(self) -> GenerateRequest:

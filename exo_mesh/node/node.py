@@ -47,6 +47,7 @@ from exo_mesh.node.previews import previews, with_peer_ids
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
 from exo_mesh.node.text_cache import TextCache
+from exo_mesh.node.traces import chrome_trace
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_driver import DriverChannels
@@ -288,6 +289,13 @@ class Node:
 
     def request_stats(self) -> dict[str, Any]:
         return self.observation.request_stats()
+
+    def traces(self) -> list[dict[str, Any]]:
+        return [trace.describe() for trace in self._router.traces.all()]
+
+    def trace(self, wanted: str) -> dict[str, Any] | None:
+        found = self._router.traces.find(wanted)
+        return None if found is None else chrome_trace(found)
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         return self.observation.memory(whole_mesh=whole_mesh)

@@ -96,6 +96,12 @@ class MeshService(Protocol):
     def request_stats(self) -> dict[str, Any]:
         """Sums over the requests that entered here."""
 
+    def traces(self) -> list[dict[str, Any]]:
+        """The traced requests that entered here, newest first."""
+
+    def trace(self, wanted: str) -> dict[str, Any] | None:
+        """One of them, by trace id or request id, in the Trace Event Format; None if there is none."""
+
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         """Memory of this machine and of the stages here; with whole_mesh the last reading of every peer, too."""
 

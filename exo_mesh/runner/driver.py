@@ -14,7 +14,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
 from exo_mesh.proto.driver_pb2 import GenerateEvents
-from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events
+from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events, trace_events
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
@@ -100,6 +100,8 @@ class Driver:
             self._scheduler.came_round(work)
         if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
             self._look_after_waiting(now)
+        if lap_s is not None:
+            self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
             self._scheduler.pressure = max(report.pressure for report in frame.reports)
         for fault in frame.faults:
@@ -166,6 +168,11 @@ class Driver:
         self.laps.sent(frame.step, time.perf_counter())
         self._send(frame)
 
+    def _note_lap(self, frame: Frame, sent_at: float, lap_s: float) -> None:
+        for row in frame.rows:
+            if (generation := self._live.get(row.sequence)) is not None:
+                generation.note_lap(frame, sent_at, lap_s)
+
     def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
         """Drawing is work of the last stage like its layers: no other frame is computed there meanwhile."""
         waited_s = sum(report.waited_s for report in frame.reports)
@@ -191,6 +198,8 @@ class Driver:
             self._end(generation.sequence.id, exc)
             return
         self.tokens += 1
+        if finish and generation.laps:
+            self._tell(generation, trace_events, generation.laps)
         self._tell(generation, token_events, index, draw, finish)
         if finish:
             self._end(generation.sequence.id, None)
@@ -208,6 +217,8 @@ class Driver:
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
         if error is not None:
+            if generation.laps:
+                self._tell(generation, trace_events, generation.laps)
             self._fail(generation, error)
 
     def _fail(self, generation: Generation, error: MeshError) -> None:

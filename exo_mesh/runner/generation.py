@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from exo_mesh.domain.request import FinishReason, GenerateRequest
+from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, StageSpan
 from exo_mesh.errors import MeshError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.sampler import Draw, Sampler
 from exo_mesh.runner.scheduler import Sequence
+from exo_mesh.transport.driver_codec import traces_to_proto
+
+MAX_LAPS = 1024
+"""Laps that are kept of a traced request: the last ones, about 100 bytes each."""
 
 
 @dataclass(slots=True)
@@ -27,6 +35,7 @@ class Generation:
     mailbox: Mailbox
     index: int
     submitted_at: float = field(default_factory=time.perf_counter)
+    laps: deque[FrameTrace] = field(default_factory=partial(deque, maxlen=MAX_LAPS))
 
     @staticmethod
     def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
@@ -40,6 +49,15 @@ class Generation:
     def max_positions(self) -> int:
         """KV positions that the sequence can come to hold."""
         return len(self.request.prompt_ids) + self.request.max_tokens
+
+    def note_lap(self, frame: Frame, sent_at: float, lap_s: float) -> None:
+        """Keep what a frame with a row of this request took, if it is traced. sent_at: of `time.perf_counter`."""
+        if self.request.trace_id:
+            stages = tuple(StageSpan(report.waited_s, report.compute_s) for report in frame.reports)
+            is_prefill = not any(row.num_logits for row in frame.rows)
+            sent_s = sent_at - self.submitted_at
+            lap = FrameTrace(frame.step, is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
+            self.laps.append(lap)
 
     def draw(self, logits: np.ndarray) -> tuple[Draw, FinishReason | None]:
         """Draw the next token from float32 `[vocab]` logits; answer it and why the request ends, if it does.
@@ -62,6 +80,11 @@ def token_events(ballot: plan_pb2.Ballot, index: int, draw: Draw, finish: Finish
             event.logprob = draw.logprob
             event.top.extend(pb.TokenLogprob(token_id=top.token_id, logprob=top.logprob) for top in draw.top)
     return pb.GenerateEvents(ballot=ballot, events=[event])
+
+
+def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.GenerateEvents:
+    """What a traced request went through; it goes out with the end of the request."""
+    return pb.GenerateEvents(ballot=ballot, trace=traces_to_proto(laps))
 
 
 def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.domain.request import FrameTrace, GenerateRequest, TokenEvent
 from exo_mesh.errors import DeadlineError, StageLostError, error_from_code
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto
+from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto, trace_from_proto
 
 # Dial again at once after a break: how often and how long is decided by the caller, not by grpc's back-off of up to
 # 120 s. The "minimum" is also how long one attempt may take.
@@ -40,13 +40,21 @@ class DriverChannels:
         self._channels: dict[str, tuple[grpc.aio.Channel, int]] = {}
 
     async def generate(
-        self, endpoint: str, plan: Plan, request: GenerateRequest, *, first_s: float, next_s: float
+        self,
+        endpoint: str,
+        plan: Plan,
+        request: GenerateRequest,
+        *,
+        first_s: float,
+        next_s: float,
+        on_trace: Callable[[list[FrameTrace]], None] = lambda frames: None,
     ) -> AsyncGenerator[TokenEvent | int, None]:
         """Token events; before the first one, counts of prompt tokens computed. Closing it cancels the request.
 
-        first_s: longest silence before the first token event; next_s: afterwards. Raises the driver's own error,
-        DriverStreamError if the stream breaks, StageLostError if it is of another ballot or falls silent after the
-        first token, and DeadlineError if the first one does not come.
+        first_s: longest silence before the first token event; next_s: afterwards. on_trace: called with the laps of a
+        traced request before its end. Raises the driver's own error, DriverStreamError if the stream breaks,
+        StageLostError if it is of another ballot or falls silent after the first token, and DeadlineError if the first
+        one does not come.
         """
         stub = rpc.DriverStub(self._take(endpoint))  # type: ignore[no-untyped-call]
         call = stub.Generate(request_to_proto(plan, request))
@@ -58,6 +66,8 @@ class DriverChannels:
                     raise DriverStreamError(f"the driver of {plan.instance_id} ended the stream before the request")
                 if (message.ballot.counter, message.ballot.proposer) != (plan.ballot.counter, plan.ballot.proposer):
                     raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
+                if message.trace:
+                    on_trace([trace_from_proto(frame) for frame in message.trace])
                 for event in message.events:
                     started = True
                     yield event_from_proto(event)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from exo_mesh.domain.plan import Plan
-from exo_mesh.domain.request import FinishReason, GenerateRequest, SamplingParams, TokenEvent, TokenLogprob
+from exo_mesh.domain.request import (
+    FinishReason,
+    FrameTrace,
+    GenerateRequest,
+    SamplingParams,
+    StageSpan,
+    TokenEvent,
+    TokenLogprob,
+)
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
@@ -31,6 +40,7 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
         client=request.client,
         priority=request.priority,
         resumed=request.resumed,
+        trace_id=request.trace_id,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -65,6 +75,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         client=message.client[:MAX_CLIENT_CHARS],
         priority=max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY)),
         resumed=message.resumed,
+        trace_id=message.trace_id[:MAX_CLIENT_CHARS],
         sampling=SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -97,6 +108,28 @@ def _check_sampling(sampling: pb.Sampling) -> None:
         raise ValueError("logit_bias has a bias that is no finite number")
     if sampling.logprobs > MAX_LOGPROBS:
         raise ValueError(f"logprobs is {sampling.logprobs}, more than {MAX_LOGPROBS}")
+
+
+def traces_to_proto(frames: Iterable[FrameTrace]) -> list[pb.FrameTrace]:
+    return [
+        pb.FrameTrace(
+            step=frame.step,
+            is_prefill=frame.is_prefill,
+            rows=frame.rows,
+            tokens=frame.tokens,
+            sent_s=frame.sent_s,
+            lap_s=frame.lap_s,
+            stages=[pb.StageSpan(waited_s=stage.waited_s, compute_s=stage.compute_s) for stage in frame.stages],
+        )
+        for frame in frames
+    ]
+
+
+def trace_from_proto(message: pb.FrameTrace) -> FrameTrace:
+    stages = tuple(StageSpan(stage.waited_s, stage.compute_s) for stage in message.stages)
+    return FrameTrace(
+        message.step, message.is_prefill, message.rows, message.tokens, message.sent_s, message.lap_s, stages
+    )
 
 
 def event_from_proto(message: pb.TokenEvent) -> TokenEvent:

@@ -126,6 +126,12 @@ class ScriptedMesh:
     def request_stats(self) -> dict[str, Any]:
         return {"total": len(self.requests)}
 
+    def traces(self) -> list[dict[str, Any]]:
+        return [{"trace_id": request.trace_id} for request in self.requests if request.trace_id]
+
+    def trace(self, wanted: str) -> dict[str, Any] | None:
+        return next((trace for trace in self.traces() if trace["trace_id"] == wanted), None)
+
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}
 

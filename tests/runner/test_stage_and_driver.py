@@ -349,6 +349,21 @@ async def test_shutting_down_ends_requests_and_reaches_every_stage() -> None:
     assert caller.error == "cancelled" and ring.shut_down == 3
 
 
+async def test_a_traced_request_ends_with_its_laps_and_others_do_not() -> None:
+    ring, traced, plain = Ring(2, prefill_chunk=4), Caller(), Caller()
+    ring.driver.submit(request("traced", range(1, 11), trace_id="ab" * 16), traced.mailbox)
+    ring.driver.submit(request("plain", [1]), plain.mailbox)
+    ring.run()
+    events = await traced.collect()
+    await plain.collect()
+    laps = [lap for message in traced.messages for lap in message.trace]
+    assert [lap.is_prefill for lap in laps] == [True] * 3 + [False] * 8
+    assert [lap.tokens for lap in laps[:3]] == [4, 4, 1] and len(events) == 8
+    assert all(lap.lap_s > 0 and lap.sent_s >= 0 for lap in laps)
+    assert [lap.step for lap in laps] == sorted({lap.step for lap in laps})
+    assert not any(message.trace for message in plain.messages)
+
+
 async def test_prefill_progress_is_told() -> None:
     ring, caller = Ring(2, prefill_chunk=4), Caller()
     ring.driver.submit(request("r", range(1, 11)), caller.mailbox)
