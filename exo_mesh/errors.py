@@ -12,6 +12,7 @@ MeshError
 │   └── StrangerError         the other end is not of this mesh: it has another secret, or none
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
+├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── DeadlineError         a wait ended without an answer
 └── CancelledRequestError the request was cancelled by its owner
 
@@ -133,6 +134,12 @@ class OverloadError(MeshError):
         self.retry_after_s = retry_after_s
 
 
+class NotReadyError(MeshError):
+    """This node takes no requests now."""
+
+    code = "not_ready"
+
+
 class DeadlineError(MeshError):
     """A wait ended without an answer."""
 
@@ -158,6 +165,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         TransportError,
         StageLostError,
         OverloadError,
+        NotReadyError,
         DeadlineError,
         CancelledRequestError,
     )

@@ -74,6 +74,20 @@ class OpsRoutes:
         """GET /metrics, for Prometheus."""
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
+    async def drain(self, request: web.Request) -> web.Response:
+        """POST /drain: finish what there is, take nothing new."""
+        self._service.drain(on=True)
+        return await self.drain_state(request)
+
+    async def undo_drain(self, request: web.Request) -> web.Response:
+        """DELETE /drain: take requests again."""
+        self._service.drain(on=False)
+        return await self.drain_state(request)
+
+    async def drain_state(self, request: web.Request) -> web.Response:
+        """GET /drain: whether it drains, and what is left."""
+        return json_response(self._service.drain_state())
+
     async def queue(self, request: web.Request) -> web.Response:
         """GET /queue: what waits and runs on the rings whose driver is here."""
         return json_response(self._service.queue())

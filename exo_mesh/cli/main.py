@@ -25,6 +25,7 @@ VERBS = {
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring",
     "stop": "stop a model instance everywhere",
+    "drain": "let a node finish what it has and take nothing new",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
     "secret": "make a secret that closes a mesh",
     "key": "make, list and remove keys of the HTTP API",

@@ -20,7 +20,7 @@ from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry, load_registry
-from exo_mesh.errors import MeshError
+from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.paths import PathKeeper
@@ -241,6 +241,8 @@ class Node:
         return (await self._placer.propose(card, InstanceSpec(name))).context_limit
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+        if self._host.draining:
+            raise NotReadyError("this node is draining and takes no new requests; ask another peer")
         return self._router.generate(model, request)
 
     async def cancel(self, request_id: str) -> bool:
@@ -281,6 +283,17 @@ class Node:
     def topology(self) -> dict[str, Any]:
         return state.topology(self.membership, self._instances)
 
+    def drain(self, *, on: bool) -> None:
+        self._host.draining = on
+        _log.info("draining: nothing new is taken" if on else "taking requests again")
+
+    def drain_state(self) -> dict[str, Any]:
+        requests = len(self.journal)
+        sequences = sum(stage.beat.sequences for stage in self._host.beats())
+        draining = self._host.draining
+        drained = draining and not requests and not sequences
+        return {"draining": draining, "drained": drained, "requests": requests, "sequences": sequences}
+
     def queue(self) -> dict[str, Any]:
         return self.observation.queue()
 
@@ -306,7 +319,8 @@ class Node:
     def health(self) -> dict[str, Any]:
         mesh = "closed" if self.settings.secret else "open"
         wait_for = self.settings.wait_for_peers
-        return {**state.describe_health(self._phase, self._problems, self.membership, wait_for), "mesh": mesh}
+        phase = "draining" if self._phase == "ok" and self._host.draining else self._phase
+        return {**state.describe_health(phase, self._problems, self.membership, wait_for), "mesh": mesh}
 
     # the inside
 

@@ -87,6 +87,12 @@ class MeshService(Protocol):
     def topology(self) -> dict[str, Any]:
         """Peers, links, and the ring of each instance, for people and pictures."""
 
+    def drain(self, *, on: bool) -> None:
+        """Finish what there is and take nothing new; or take requests again."""
+
+    def drain_state(self) -> dict[str, Any]:
+        """{"draining", "drained", "requests", "sequences"}: what entered here and what its stages hold."""
+
     def queue(self) -> dict[str, Any]:
         """{"depth", "max", "waiting", "in_progress", "entered", "instances": [...]} of the drivers here."""
 

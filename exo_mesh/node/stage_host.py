@@ -84,6 +84,7 @@ class StageHost:
         self._started: dict[str, Lease] = {}
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
+        self.draining = False
         self._stopping = False
         self._tasks = TaskOwner()
 
@@ -106,7 +107,9 @@ class StageHost:
         return self._reservations.reserved_bytes
 
     def usable_bytes(self) -> int:
-        """What a new reservation could get now."""
+        """What a new reservation could get now; nothing while this node drains."""
+        if self.draining:
+            return 0
         held = self._reservations
         return usable_bytes(
             self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes

@@ -36,6 +36,7 @@ class ScriptedMesh:
     specs: list[InstanceSpec] = field(default_factory=list)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     status: str = "ok"
+    draining: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
 
@@ -116,6 +117,12 @@ class ScriptedMesh:
 
     def state(self) -> dict[str, Any]:
         return {"view": {"peers": [], "instances": self.instances}, "telemetry": {}, "health": self.health()}
+
+    def drain(self, *, on: bool) -> None:
+        self.draining = on
+
+    def drain_state(self) -> dict[str, Any]:
+        return {"draining": self.draining, "drained": self.draining, "requests": 0, "sequences": 0}
 
     def queue(self) -> dict[str, Any]:
         return {"depth": len(self.running), "max": 32, "waiting": 0, "in_progress": len(self.running)}

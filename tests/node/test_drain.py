@@ -1,0 +1,36 @@
+"""A node that finishes what it has and takes nothing new."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.errors import NotReadyError
+from exo_mesh.node.service import InstanceSpec
+from tests.node.meshes import MODEL, a_request, mesh, tokens, until
+from tests.node.test_faults import collect
+
+
+async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2, engine_options={"cost_ms": "10"}) as nodes:
+        leaving, staying = nodes
+        await leaving.create_instance(InstanceSpec(MODEL, min_peers=2))
+        whole = await tokens(leaving, a_request("before", 60))
+        got: list[int] = []
+        running = asyncio.create_task(collect(leaving, "running", 60, got))
+        await until(lambda: len(got) > 5)
+        leaving.drain(on=True)
+        assert leaving.drain_state()["drained"] is False and leaving.health()["status"] == "draining"
+        with pytest.raises(NotReadyError, match="ask another peer"):
+            await tokens(leaving, a_request("late"))
+        async with asyncio.timeout(20):
+            await running
+        assert got == whole
+        await until(lambda: leaving.drain_state()["drained"])
+        await until(lambda: staying.membership.telemetry[leaving.node_id].usable_bytes == 0)
+        placed = await staying.create_instance(InstanceSpec(MODEL, exclude_peers=(leaving.node_id,)))
+        assert {stage["peer"] for stage in placed["stages"]} == {staying.node_id}
+        leaving.drain(on=False)
+        assert await tokens(leaving, a_request("again", 60)) == whole
