@@ -54,6 +54,12 @@ class Metrics:
         self.stage_sequences = gauge("stage_sequences", "Sequences with KV in a stage here.", _STAGE)
         self.queue_depth = gauge("queue_depth", "Requests waiting in a driver here.", ("instance",))
         self.running = gauge("running_sequences", "Requests running in a driver here.", ("instance",))
+        self.parked = gauge("requests_parked", "Requests in a driver here whose reader does not read.", ("instance",))
+        self.kv_tokens = gauge("kv_tokens", "Positions of the KV pool, by state.", ("instance", "state"))
+        self.evictions = gauge("evictions_total", "Running requests that had to wait again.", ("instance",))
+        self.oldest_wait = gauge("queue_oldest_wait_seconds", "Of the requests that wait in a driver.", ("instance",))
+        self.memory = gauge("node_memory_bytes", "Memory of this machine, by kind.", ("kind",))
+        self.memory_level = gauge("memory_pressure_level", "0 there is room, 1 nobody new, 2 fewer than now.")
         self.lap = gauge("lap_seconds", "Time round the ring, seen by a driver here.", ("instance", "quantile"))
         self._started: set[str] = set()
 
@@ -80,6 +86,12 @@ class Metrics:
         self.stage_sequences.labels(*labels).set(beat.sequences)
         self.queue_depth.labels(instance).set(beat.queued)
         self.running.labels(instance).set(beat.running)
+        if beat.kv_pool_tokens:
+            self.parked.labels(instance).set(beat.parked)
+            self.evictions.labels(instance).set(beat.evictions)
+            self.oldest_wait.labels(instance).set(beat.oldest_wait_s)
+            self.kv_tokens.labels(instance, "used").set(beat.kv_tokens)
+            self.kv_tokens.labels(instance, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens))
         if beat.laps:
             self.lap.labels(instance, "0.5").set(beat.lap_p50_s)
             self.lap.labels(instance, "0.99").set(beat.lap_p99_s)
@@ -89,8 +101,10 @@ class Metrics:
         for gauge in (self.stage_frames, self.stage_bytes_out, self.stage_memory, self.stage_busy):
             _drop(gauge, instance, str(stage))
         _drop(self.stage_sequences, instance, str(stage))
-        for gauge in (self.queue_depth, self.running):
+        for gauge in (self.queue_depth, self.running, self.parked, self.evictions, self.oldest_wait):
             _drop(gauge, instance)
+        for state in ("used", "free"):
+            _drop(self.kv_tokens, instance, state)
         for quantile in ("0.5", "0.99"):
             _drop(self.lap, instance, quantile)
 

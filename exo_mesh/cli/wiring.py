@@ -24,6 +24,9 @@ from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.secret import exposure
 
+SEND_BUFFER_BYTES = 256 * 1024
+"""What the kernel may hold of an answer that its client does not read. By itself it would hold 4 MiB of each."""
+
 API_PORT_TRIES = 50
 API_STOP_S = 1.0
 """Requests have ended when the API stops, since the node stops first; this is for their last bytes."""
@@ -168,6 +171,7 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
         bound.bind(address)
         bound.listen(1024)  # only now does the system say that somebody else listens here
     except OSError:

@@ -8,6 +8,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.stage_host import StageHost
 
 RESCAN_EVERY_S = 10.0
@@ -15,7 +16,12 @@ ROUND_S = 1.0
 
 
 async def keep_house(
-    catalogue: Catalogue, membership: Membership, host: StageHost, metrics: Metrics, clock: Clock
+    catalogue: Catalogue,
+    membership: Membership,
+    host: StageHost,
+    monitor: MemoryMonitor,
+    metrics: Metrics,
+    clock: Clock,
 ) -> None:
     """Runs until it is cancelled: a round when the view changes, and each ROUND_S."""
     rescan_at = clock() + RESCAN_EVERY_S
@@ -28,5 +34,8 @@ async def keep_house(
         metrics.peers.set(len(membership.peers) + 1)
         metrics.usable_memory.set(host.usable_bytes())
         metrics.reserved_memory.set(host.reserved_bytes)
+        metrics.memory.labels("total").set(monitor.last.total_bytes)
+        metrics.memory.labels("available").set(monitor.last.available_bytes)
+        metrics.memory_level.set(monitor.level)
         metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
         await membership.changed.wait(ROUND_S)

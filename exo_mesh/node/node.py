@@ -179,7 +179,7 @@ class Node:
         )
         self._host.start()
         self._custody.start()
-        work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
+        work = keep_house(self._catalogue, self.membership, self._host, self._monitor, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, settings.host, port), "own addresses")
         self._tasks.start(self._monitor.run(), "memory monitor")

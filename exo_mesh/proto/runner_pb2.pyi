@@ -103,7 +103,7 @@ class Ready(_message.Message):
     def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps")
+    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_IN_FIELD_NUMBER: _ClassVar[int]
     FRAMES_OUT_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,11 @@ class Heartbeat(_message.Message):
     LAP_P50_S_FIELD_NUMBER: _ClassVar[int]
     LAP_P99_S_FIELD_NUMBER: _ClassVar[int]
     LAPS_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAIT_S_FIELD_NUMBER: _ClassVar[int]
     progress: int
     frames_in: int
     frames_out: int
@@ -132,7 +137,12 @@ class Heartbeat(_message.Message):
     lap_p50_s: float
     lap_p99_s: float
     laps: int
-    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ...) -> None: ...
+    parked: int
+    kv_tokens: int
+    kv_pool_tokens: int
+    evictions: int
+    oldest_wait_s: float
+    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ...) -> None: ...
 
 class Failed(_message.Message):
     __slots__ = ("code", "message")

@@ -14,6 +14,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
 from exo_mesh.proto.driver_pb2 import GenerateEvents
+from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events, trace_events
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
@@ -53,6 +54,7 @@ class Driver:
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.laps = LapTimes()
         self.tokens = 0
+        self.evictions = 0
 
     @property
     def num_waiting(self) -> int:
@@ -61,6 +63,16 @@ class Driver:
     @property
     def num_running(self) -> int:
         return self._scheduler.num_running
+
+    def describe_load(self, beat: Heartbeat) -> None:
+        """Write into a heartbeat how the requests here are. From any thread: numbers of one moment or the next."""
+        scheduler = self._scheduler
+        beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
+        beat.kv_pool_tokens = self._limits.max_tokens
+        beat.evictions = self.evictions
+        waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
+        since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
+        beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         """Queue a request, or refuse it through its mailbox."""
@@ -132,6 +144,7 @@ class Driver:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
         for sequence in self._scheduler.evict():
             self._ops.append(Remove(sequence.id))
+            self.evictions += 1
         for sequence in self._scheduler.admit():
             self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
         while (work := self._scheduler.next_work()) is not None:

@@ -97,6 +97,7 @@ class Endpoint:
             beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.tokens
             beat.lap_p50_s, beat.lap_p99_s = driver.laps.quantiles()
             beat.laps = driver.laps.count
+            driver.describe_load(beat)
         return beat
 
 

@@ -117,6 +117,15 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
+    @property
+    def num_parked(self) -> int:
+        return sum(sequence.parked for sequence in list(self._running.values()))
+
+    @property
+    def num_held(self) -> int:
+        """Positions that all running sequences hold together, or soon will."""
+        return self._held
+
     def submit(self, sequence: Sequence) -> bool:
         """Queue a sequence; False if `why_refused` says so, which one that resumes does not care about."""
         if self._short_of_memory and not sequence.resumed:
