@@ -20,7 +20,7 @@ from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
-from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
@@ -63,7 +63,7 @@ class StageHost:
         *,
         limits: HostLimits = HostLimits(),
         clock: Clock = monotonic,
-        credentials: Credentials | None = None,
+        credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
         host_of: Callable[[str], str | None] = lambda peer_id: None,
     ) -> None:
@@ -188,6 +188,16 @@ class StageHost:
             raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
         await self._hops.link(instance_id, runner, endpoint, next_peer)
 
+    async def show_new_certificate(self) -> None:
+        """Our credentials were renewed: give them to the stages that run here, too."""
+        assert self._credentials is not None, "an open mesh has none"
+        tls = tls_to_proto(self._credentials.current)
+        assert tls is not None, "made from credentials"
+        told = (runner.show(tls) for runner in self._runners.values())
+        for outcome in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):  # that one ends just now
+                raise outcome
+
     def look(self, instance_id: str, ballot: Ballot) -> str:
         """Why the stage of the plan of this ballot does not run here; "" if it does, whoever has adopted it since."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
@@ -233,7 +243,7 @@ class StageHost:
             port_first=first,
             port_last=last,
             max_queued=settings.max_queued,
-            tls=tls_to_proto(self._credentials),
+            tls=tls_to_proto(self._credentials.current if self._credentials else None),
         )
         card = await asyncio.to_thread(self._models.card, plan.model)
         lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)

@@ -100,9 +100,16 @@ class Runner:
 
         keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
         """
+        await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
+
+    async def show(self, tls: runner_pb2.TlsCredentials) -> None:
+        """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
+        self._start.tls.CopyFrom(tls)  # in case the process has not been told to start yet
+        await self._tell(runner_pb2.ToRunner(tls=tls))
+
+    async def _tell(self, message: runner_pb2.ToRunner) -> None:
         if self._writer is None or self._gone.is_set():
             raise StageLostError(f"the runner of {self.label} is not running")
-        message = runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream))
         try:
             await runner_pipe.write_message(self._writer, message)
         except TransportError as exc:
