@@ -116,9 +116,7 @@ async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notice
         await until(lambda: len(got) > 5)
 
         assert not any([await renewal_of(node).renew_if_due() for node in nodes]), "not yet"
-        monkeypatch.setattr(
-            certificates, "VALID", 3.1 * certificates.VALID
-        )  # less than a third of it is left
+        monkeypatch.setattr(certificates, "VALID", 3.1 * certificates.VALID)  # less than a third of it is left
         assert all([await renewal_of(node).renew_if_due() for node in nodes])
         assert not any([await renewal_of(node).renew_if_due() for node in nodes]), "once is enough"
         current = {serial_of(node._credentials.current) for node in nodes if node._credentials}
