@@ -81,6 +81,7 @@ async def test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer(
         assert instances(mesh.far) == [before] == instances(mesh.near), "the same ballot and processes"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_measured")
 async def test_a_better_way_is_used_at_the_next_dial_and_not_before(tmp_path: Path) -> None:
     async with two_ways(tmp_path, delay_s=0.005) as mesh:

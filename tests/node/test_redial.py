@@ -53,6 +53,7 @@ async def test_a_cut_stream_is_opened_again_on_the_same_ring_with_the_same_text(
         assert metrics.get_sample_value("exo_mesh_requests_resumed_total") == 0
 
 
+@pytest.mark.slow
 async def test_all_requests_on_a_cut_connection_go_on(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW, usable_bytes=TWO_OF_THREE) as nodes:
         before = await placed(nodes)
