@@ -18,7 +18,9 @@ from exo_mesh.node.ring_check import Verdict, look_at
 from exo_mesh.node.service import InstanceSpec
 from tests.node.cutting import cut_connections_to
 from tests.node.meshes import GB, MODEL, a_request, instances, mesh, runners, tokens, until
+from tests.node.relays import has_second_loopback
 from tests.node.test_faults import SLOW, collect
+from tests.node.two_ways import two_ways
 
 TWO_OF_THREE = (2 * GB, 2 * GB, GB // 10)
 """The third node is the entry peer, and no stage fits there."""
@@ -65,6 +67,26 @@ async def test_all_requests_on_a_cut_connection_go_on(tmp_path: Path) -> None:
         async with asyncio.timeout(15):
             await asyncio.gather(*requests)
         assert got == [expected] * 3 and instances(nodes[2]) == [before]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_second_loopback(), reason="this system has one loopback address")
+@pytest.mark.usefixtures("nothing_is_measured")
+async def test_a_stream_that_falls_silent_is_opened_again_while_the_driver_still_serves_it(tmp_path: Path) -> None:
+    """Nobody says that the connection is dead; unanswered pings do, at each end in its own time."""
+    async with two_ways(tmp_path) as mesh:
+        before = await mesh.far.create_instance(InstanceSpec(MODEL, exclude_peers=(mesh.near.node_id,)))
+        await until(lambda: [one["state"] for one in instances(mesh.near)] == ["ready"])
+        expected = await tokens(mesh.near, a_request("undisturbed", 800))
+        got: list[int] = []
+        request = asyncio.create_task(collect(mesh.near, "disturbed", 800, got))
+        await until(lambda: len(got) > 10)
+        mesh.data.freeze()
+        async with asyncio.timeout(30):
+            await request
+        assert got == expected and instances(mesh.near) == [before]
+        beat = mesh.far._host.beat
+        await until(lambda: (last := beat(before["id"])) is not None and last.sequences == last.running == 0)
 
 
 async def test_members_say_of_a_ring_whether_it_runs(tmp_path: Path) -> None:
