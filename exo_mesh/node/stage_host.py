@@ -27,6 +27,13 @@ from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
 
+SILENT_S = 2.0
+"""A runner reports twice a second. One that has missed four reports is not killed for it (see Limits.silence_s), but
+who asks whether it runs, because a connection to it broke, is told no."""
+
+LISTEN_S = 0.6
+"""... unless it reports within this: it may be this node that stood still, and has not read the reports yet."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -198,14 +205,18 @@ class StageHost:
             if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):  # that one ends just now
                 raise outcome
 
-    def look(self, instance_id: str, ballot: Ballot) -> str:
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
         """Why the stage of the plan of this ballot does not run here; "" if it does, whoever has adopted it since."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         if runner is None or lease is None or lease.plan.ballot != ballot:
             return f"ballot {ballot} of {instance_id} does not run here"
         if (failed := runner.board.failed) is not None:
             return failed.message
-        return "" if runner.board.ready else f"{runner.label} is not loaded"
+        if not runner.board.ready:
+            return f"{runner.label} is not loaded"
+        if runner.silent_s > SILENT_S:
+            await asyncio.sleep(LISTEN_S)
+        return f"{runner.label} has been silent for {runner.silent_s:.0f} s" if runner.silent_s > SILENT_S else ""
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""

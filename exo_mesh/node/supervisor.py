@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -74,6 +75,7 @@ class Runner:
         self.board = StatusBoard()
         self.beat: runner_pb2.Heartbeat | None = None
         self.pid = 0
+        self._heard_at = 0.0
         self._start = start
         self._host = host
         self._limits = limits
@@ -94,6 +96,11 @@ class Runner:
             self.board.fail(EngineError.code, f"the runner of {self.label} cannot be started: {exc}")
         finally:
             self._gone.set()
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago its last report came; infinite before the first."""
+        return asyncio.get_running_loop().time() - self._heard_at if self._heard_at else math.inf
 
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         """Tell the stage where the next one listens. Raises StageLostError if it is gone.
@@ -188,6 +195,7 @@ class Runner:
         return self._start.plan.stages[self._start.stage].reserve_bytes
 
     def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         status = control_pb2.StageStatus()
         match report.WhichOneof("message"):
             case "listening":
