@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
 from exo_mesh.config import Settings
 from exo_mesh.discovery.port import Discovery
 from exo_mesh.discovery.static import StaticDiscovery
@@ -13,7 +15,27 @@ DEFAULT_GRPC_PORT = 5000
 
 def is_loopback(host: str) -> bool:
     """Does a node that listens on `host` hear this machine only?"""
-    return host in ("localhost", "::1", "[::1]") or host.startswith("127.")
+    ip = _ip(host)
+    return host == "localhost" if ip is None else ip.is_loopback
+
+
+def why_not_announced(host: str) -> str:
+    """Why UDP announcements cannot tell others of a node that listens on `host`; "" if they can.
+
+    They say "dial where this came from", and come from IPv4 addresses and IPv6 link-local ones; nodes of one machine
+    are told the address itself.
+    """
+    ip = _ip(host)
+    if ip is None:
+        return "" if host == "localhost" else "a host name"
+    return "" if ip.version == 4 or ip.is_link_local or ip.is_loopback or ip.is_unspecified else "a routed IPv6 address"
+
+
+def _ip(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(host.strip("[]"))
+    except ValueError:
+        return None
 
 
 def discoveries_for(settings: Settings) -> list[Discovery]:
@@ -26,6 +48,13 @@ def discoveries_for(settings: Settings) -> list[Discovery]:
     port = settings.grpc_port or DEFAULT_GRPC_PORT
     if "manual" in settings.discovery and settings.peers_file is None and not settings.bootstrap_peers:
         raise InputError("--discovery manual needs --peers-file or --bootstrap-peers", param="peers_file")
+    reason = why_not_announced(settings.host)
+    if reason and settings.discovery == ("udp",) and not (settings.peers_file or settings.bootstrap_peers):
+        raise InputError(
+            f"--discovery udp alone cannot announce --host {settings.host}, {reason}: listen on an IPv4 address or "
+            "on ::, add mdns, or name peers with --bootstrap-peers",
+            param="host",
+        )
     if "udp" in settings.discovery:
         from exo_mesh.discovery.udp import UdpDiscovery
 

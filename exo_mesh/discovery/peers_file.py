@@ -3,9 +3,8 @@
 Any of these forms:
 
 - JSON `{"peers": {"studio": {"address": "192.168.1.20", "port": 5000}, …}}`;
-- JSON list of `"host:port"` or `{"address": …, "port": …}`;
-- a hostfile as mlx.launch has it, a list of `{"ssh": …, "ips": […], "rdma": […]}` or `{"hosts": [that list]}`: its ips,
-  or else its ssh host, with the default port;
+- JSON list of `"host:port"`, `{"address": …, "port": …}` or `{"host": …, "port": …}`;
+- a hostfile as mlx.launch has it (see hostfile.py), or `{"hosts": [that list]}`, with the default port;
 - lines of `host:port` or `host`, with `#` comments.
 """
 
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.discovery.hostfile import hosts_in, is_host, is_hostfile, wrong
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import joined
 from exo_mesh.errors import InputError
@@ -68,7 +68,7 @@ def read_peers(path: Path, default_port: int) -> tuple[str, ...]:
 def _from_json(content: Any, where: str, default_port: int) -> Iterator[str]:
     if isinstance(content, dict):
         if "peers" not in content and "hosts" not in content:
-            raise _wrong(where, "peers", 'is missing: {"peers": {id: {"address", "port"}}} is needed')
+            raise wrong(where, "peers", 'is missing: {"peers": {id: {"address", "port"}}} is needed')
         key = "peers" if "peers" in content else "hosts"
         content = content[key]
     else:
@@ -76,38 +76,31 @@ def _from_json(content: Any, where: str, default_port: int) -> Iterator[str]:
     if isinstance(content, dict):
         for name, entry in content.items():
             yield from _entry(entry, where, f"{key}.{name}", default_port)
+    elif isinstance(content, list) and is_hostfile(content):
+        yield from (joined(host, default_port) for host in hosts_in(content, where, key))
     elif isinstance(content, list):
         for index, entry in enumerate(content):
             yield from _entry(entry, where, f"{key}[{index}]", default_port)
     else:
-        raise _wrong(where, key, "must be an object or a list")
+        raise wrong(where, key, "must be an object or a list")
 
 
 def _entry(entry: Any, where: str, field: str, default_port: int) -> Iterator[str]:
     if isinstance(entry, str):
         yield _endpoint(entry, where, field, default_port)
     elif not isinstance(entry, dict):
-        raise _wrong(where, field, 'must be "host:port" or an object')
-    elif "address" in entry:
-        yield _address(entry["address"], entry.get("port", default_port), where, field)
-    elif "ips" in entry or "ssh" in entry:
-        hosts = entry.get("ips") or [entry.get("ssh")]
-        if not isinstance(hosts, list):
-            raise _wrong(where, f"{field}.ips", "must be a list of addresses")
-        for index, host in enumerate(hosts):
-            name = f"{field}.ips[{index}]" if entry.get("ips") else f"{field}.ssh"
-            yield _address(host.rpartition("@")[2] if isinstance(host, str) else host, default_port, where, name)
+        raise wrong(where, field, 'must be "host:port" or an object')
+    elif (name := "address" if "address" in entry else "host") in entry:
+        yield _address(entry[name], entry.get("port", default_port), where, field, name)
     else:
-        raise _wrong(where, f"{field}.address", "is missing")
+        raise wrong(where, f"{field}.address", "is missing")
 
 
-def _address(host: Any, port: Any, where: str, field: str) -> str:
-    if not isinstance(host, str) or not _is_host(host):
-        raise _wrong(
-            where, field if field.endswith(("]", "ssh")) else f"{field}.address", "must be a host or an address"
-        )
+def _address(host: Any, port: Any, where: str, field: str, name: str) -> str:
+    if not is_host(host):
+        raise wrong(where, f"{field}.{name}", "must be a host or an address")
     if type(port) is not int or not 0 < port < 65536:
-        raise _wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {port!r}")
+        raise wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {port!r}")
     return joined(host, port)
 
 
@@ -115,8 +108,8 @@ def _endpoint(text: str, where: str, field: str, default_port: int) -> str:
     host, colon, port = text.strip().rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):  # no port; the colons are those of an IPv6 address
         host, port = text.strip(), str(default_port)
-    if not _is_host(host) or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
-        raise _wrong(where, field, f"{text.strip()[:80]!r} is not host:port")
+    if not is_host(host) or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536):
+        raise wrong(where, field, f"{text.strip()[:80]!r} is not host:port")
     return joined(host, int(port))
 
 
@@ -124,14 +117,6 @@ def _from_lines(text: str, where: str, default_port: int) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), start=1):
         if content := line.partition("#")[0].strip():
             yield _endpoint(content, where, f"line {number}", default_port)
-
-
-def _is_host(text: str) -> bool:
-    return 0 < len(text) <= 255 and not any(char.isspace() or char in "/,;\"'{}\\" for char in text)
-
-
-def _wrong(where: str, field: str, what: str) -> InputError:
-    return InputError(f"{where}: {field}: {what}" if field else f"{where}: {what}", param="peers_file")
 
 
 class PeersFileDiscovery:

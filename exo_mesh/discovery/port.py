@@ -14,7 +14,8 @@ Suggest = Callable[[str], None]
 class Announcement:
     """What a node tells others of itself so that they can dial it; the address is where the announcement came from.
 
-    name and protocol are for people who look; whether two nodes fit together is decided by their hello.
+    name and protocol are for people who look; whether two nodes fit together is decided by their hello. host: an
+    address of the loopback that the control port is bound to, where that is not the one the announcement comes from.
     """
 
     namespace: str
@@ -22,6 +23,7 @@ class Announcement:
     control_port: int
     name: str = ""
     protocol: int = 0
+    host: str = ""
 
 
 class Discovery(Protocol):

@@ -8,6 +8,9 @@ import json
 import logging
 import socket
 from collections.abc import Callable
+from dataclasses import replace
+from ipaddress import ip_address
+from typing import Any
 
 from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.discovery.port import Announcement, Suggest
@@ -31,6 +34,8 @@ _log = logging.getLogger(__name__)
 def encode(own: Announcement) -> bytes:
     """The datagram that announces a node."""
     fields = {"mesh": _MAGIC, "v": _VERSION, "ns": own.namespace, "id": own.node_id, "port": own.control_port}
+    if own.host:
+        fields["host"] = own.host
     return json.dumps(fields, separators=(",", ":")).encode()
 
 
@@ -44,10 +49,20 @@ def decode(datagram: bytes) -> Announcement | None:
         return None
     if not isinstance(fields, dict) or fields.get("mesh") != _MAGIC or fields.get("v") != _VERSION:
         return None
-    namespace, node_id, port = fields.get("ns"), fields.get("id"), fields.get("port")
+    namespace, node_id, port, host = fields.get("ns"), fields.get("id"), fields.get("port"), fields.get("host", "")
     if not isinstance(namespace, str) or not isinstance(node_id, str) or type(port) is not int:
         return None
-    return Announcement(namespace, node_id, port) if node_id and 0 < port < 65536 else None
+    if not node_id or not 0 < port < 65536 or not (host == "" or _is_loopback(host)):
+        return None
+    return Announcement(namespace, node_id, port, host=host)
+
+
+def _is_loopback(host: Any) -> bool:
+    """Nobody may send us anywhere else than to where the announcement came from, or to this machine itself."""
+    try:
+        return isinstance(host, str) and ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class UdpDiscovery:
@@ -75,7 +90,7 @@ class UdpDiscovery:
         self._loopback_only = loopback_only
         self._seal = seal
         self.refusals = Refusals()
-        self._host = host
+        self._host = host.strip("[]")
         self._read = read
         self._loopback = loopback or loopback_target()
         self._senders = Senders(broadcast_port, self._loopback)
@@ -96,7 +111,8 @@ class UdpDiscovery:
                 _log.debug("no announcements over IPv6: %s", exc)
             else:
                 await self._listen(self._group.sock, own, suggest)
-        self._task = asyncio.create_task(self._keep_announcing(encode(own)), name="udp discovery")
+        datagram = encode(replace(own, host=self._host if self._tells_host else ""))
+        self._task = asyncio.create_task(self._keep_announcing(datagram), name="udp discovery")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -129,8 +145,13 @@ class UdpDiscovery:
 
     def _announces_from(self, item: Interface) -> bool:
         if self._loopback_only:
-            return item.kind is LinkKind.LOOPBACK and item.ip.version == (6 if "::1" in self._host else 4)
-        return self._host in WILDCARDS or item.address == self._host.strip("[]")
+            return item.kind is LinkKind.LOOPBACK
+        return self._host in WILDCARDS or item.address == self._host.partition("%")[0]
+
+    @property
+    def _tells_host(self) -> bool:
+        """Announcements on the loopback come from 127.0.0.1, and the control port may be at ::1 or 127.0.0.2 only."""
+        return self._loopback_only and _is_loopback(self._host) and self._host != "127.0.0.1"
 
 
 class _Listener(asyncio.DatagramProtocol):
@@ -149,7 +170,10 @@ class _Listener(asyncio.DatagramProtocol):
         if heard is None or heard.namespace != self._own.namespace or heard.node_id == self._own.node_id:
             return
         host = str(addr[0])
-        if not self._loopback_only or host.startswith("127."):
+        from_here = host.startswith("127.")
+        if heard.host and from_here:
+            self._suggest(joined(heard.host, heard.control_port))
+        elif not heard.host and (from_here or not self._loopback_only):
             self._suggest(joined(_scoped(host, addr), heard.control_port))
 
     def _opened(self, data: bytes, host: str) -> bytes | None:

@@ -94,7 +94,7 @@ class ControlService:
         return pb.LinkReply()
 
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        reason = self._host.look(request.instance_id, ballot_from_proto(request.ballot))
+        reason = await self._host.look(request.instance_id, ballot_from_proto(request.ballot))
         return pb.LookAtStageReply(runs=not reason, reason=reason)
 
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:

@@ -147,7 +147,7 @@ class Router:
         self, entry: Entry, instance: InstanceInfo, dials: Iterator[int]
     ) -> AsyncGenerator[TokenEvent | Progress, None]:
         """All events of a request from one ring. A stream that breaks is opened again as long as the ring is well:
-        what else runs on it goes on, and nothing is loaded anew. Raises StageLostError if it is not."""
+        what else runs on it goes on, and nothing is loaded anew. Raises StageLostError or TransportError if not."""
         redial = Redial(instance.plan, self._members, self._clock)
         while True:
             try:
@@ -158,8 +158,7 @@ class Router:
                 return
             except DriverStreamError as exc:
                 yield Progress("recovering")
-                if not await _unless_cancelled(entry, redial.may_go_on(len(entry.emitted))):
-                    raise
+                await _unless_cancelled(entry, redial.wait(len(entry.emitted)))
                 self._metrics.redials.inc()
                 _log.info("request %s: %s; dialling the same ring again", entry.request.request_id, exc)
 

@@ -70,7 +70,7 @@ class LocalMember:
         await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer)
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
-        return self._host.look(instance_id, ballot)
+        return await self._host.look(instance_id, ballot)
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._host.release(instance_id, ballot)

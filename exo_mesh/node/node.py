@@ -29,7 +29,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
 from exo_mesh.node.catalogue import Catalogue
-from exo_mesh.node.closed_mesh import own_credentials
+from exo_mesh.node.closed_mesh import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.cuts import LegalCuts
@@ -87,43 +87,16 @@ class Node:
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
         self._read_memory = memory_reader
         self._clock = clock
-        credentials = own_credentials(settings)
         self._phase = "starting"
         self._problems: list[dict[str, str]] = []
+        self._tasks = TaskOwner()
+        self._credentials = own_credentials(settings)
         self._identity = take_identity(settings.home)
         # above every reading of an earlier start, which may still be told about
         self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
-        own = PeerInfo(
-            id=self._identity.id,
-            incarnation=self._identity.incarnation,
-            name=settings.name,
-            version=__version__,
-            protocol=PROTOCOL_VERSION,
-            namespace=settings.namespace,
-            addresses=(),
-        )
-        self.membership = Membership(
-            own,
-            self._read_telemetry,
-            on_leave=self._peer_left,
-            before_refute=self._before_refute,
-            timing=tuning.timing,
-            clock=clock,
-            dial=lambda address: ControlClient(address, credentials),
-        )
+        self.membership = self._new_membership(tuning.timing)
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
-        self._host = StageHost(
-            own.id,
-            settings,
-            LocalModels(self._catalogue.local_card, self._catalogue.local_dir),
-            lambda engine, architecture: this_machine.why_not(self._registry, engine, architecture),
-            memory_reader,
-            self.metrics,
-            limits=tuning.host,
-            clock=clock,
-            credentials=credentials,
-            host_of=self._host_of,
-        )
+        self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
         self._cuts = LegalCuts(self._registry, self._catalogue, self.membership, settings.home / "cuts")
         self._placer = Placer(
@@ -131,27 +104,66 @@ class Node:
         )
         self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
         self._instances = Instances(
-            self.membership, self._custody, self._placer, self._catalogue, rng or random.Random()
+            self.membership, self._custody, self._placer, self._catalogue, rng or random.Random(), clock
         )
-        self._drivers = DriverChannels(credentials)
-        self._router = Router(
+        self._drivers = DriverChannels(self._credentials)
+        self._router = self._new_router(members, tuning.patience)
+        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
+        self._server = self._new_server()
+        self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
+        self.observation = Observation(self.journal, self._monitor, self._host.beats, self._readings)
+
+    def _new_membership(self, timing: Timing) -> Membership:
+        own = PeerInfo(
+            id=self._identity.id,
+            incarnation=self._identity.incarnation,
+            name=self.settings.name,
+            version=__version__,
+            protocol=PROTOCOL_VERSION,
+            namespace=self.settings.namespace,
+            addresses=(),
+        )
+        return Membership(
+            own,
+            self._read_telemetry,
+            on_leave=self._peer_left,
+            before_refute=self._before_refute,
+            timing=timing,
+            clock=self._clock,
+            dial=lambda address: ControlClient(address, self._credentials),
+        )
+
+    def _new_host(self, limits: HostLimits) -> StageHost:
+        return StageHost(
+            self.membership.own.id,
+            self.settings,
+            LocalModels(self._catalogue.local_card, self._catalogue.local_dir),
+            lambda engine, architecture: this_machine.why_not(self._registry, engine, architecture),
+            self._read_memory,
+            self.metrics,
+            limits=limits,
+            clock=self._clock,
+            credentials=self._credentials,
+            host_of=self._host_of,
+        )
+
+    def _new_router(self, members: Members, patience: Patience) -> Router:
+        return Router(
             self._instances,
             members,
             self._drivers,
             self.journal,
             self.metrics,
             self._driver_endpoint,
-            patience=replace(tuning.patience, total_s=settings.response_timeout),
-            clock=clock,
+            patience=replace(patience, total_s=self.settings.response_timeout),
+            clock=self._clock,
         )
-        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
+
+    def _new_server(self) -> ControlServer:
         service = ControlService(
             self.membership, self._host, self._catalogue, self._cuts, self._instances, self.journal
         )
-        self._server = ControlServer(service, credentials, peer_id=own.id)
-        self._tasks = TaskOwner()
-        self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
-        self.observation = Observation(self.journal, self._monitor, self._host.beats, self._readings)
+        return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
 
     @property
     def node_id(self) -> str:
@@ -179,11 +191,29 @@ class Node:
         )
         self._host.start()
         self._custody.start()
+        self._start_tasks(port)
+        await self._start_discoveries(port)
+        if not device.engine:
+            self._problem("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
+        if settings.wait_for_peers:
+            self._phase = "waiting_for_peers"
+            self._tasks.start(self._await_peers(settings.wait_for_peers), "wait for peers")
+        else:
+            self._phase = "ok"
+        _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
+
+    def _start_tasks(self, port: int) -> None:
         work = keep_house(self._catalogue, self.membership, self._host, self._monitor, self.metrics, self._clock)
         self._tasks.start(work, "housekeeping")
-        self._tasks.start(keep_addresses(self.membership, settings.host, port), "own addresses")
+        self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
         self._tasks.start(self._monitor.run(), "memory monitor")
         self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
+        if self._credentials is not None:
+            renewal = Renewal(self.settings, self._credentials, self.membership, self._host)
+            self._tasks.start(renewal.keep(), "renewal of the certificate")
+
+    async def _start_discoveries(self, port: int) -> None:
+        settings = self.settings
         own = Announcement(settings.namespace, self.node_id, port, settings.name, PROTOCOL_VERSION)
         for discovery in self._discoveries:
             try:
@@ -194,14 +224,6 @@ class Node:
                     f"{discovery.name}: {exc}",
                     "name peers with --bootstrap-peers host:port or --peers-file; see docs/discovery.md",
                 )
-        if not device.engine:
-            self._problem("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
-        if settings.wait_for_peers:
-            self._phase = "waiting_for_peers"
-            self._tasks.start(self._await_peers(settings.wait_for_peers), "wait for peers")
-        else:
-            self._phase = "ok"
-        _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
 
     async def stop(self) -> None:
         """End what this node owns and hosts, say goodbye, and free everything. Never raises a MeshError."""

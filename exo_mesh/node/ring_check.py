@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from enum import Enum
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.plan import Plan
-from exo_mesh.errors import MeshError
+from exo_mesh.errors import MeshError, StageLostError, TransportError
 from exo_mesh.node.members import Members
 
 REDIAL_S = 5.0
@@ -19,8 +18,6 @@ REDIAL_FIRST_S, REDIAL_MOST_S = 0.05, 0.5
 
 MAX_REDIALS = 10
 """Without a new token in between. A long prefill begins anew each time, so this is not for ever."""
-
-_log = logging.getLogger(__name__)
 
 
 class Verdict(Enum):
@@ -56,7 +53,7 @@ async def _answer(plan: Plan, peer_id: str, members: Members) -> tuple[Verdict, 
 
 
 class Redial:
-    """Whether one request may dial the driver of one ring again, each time that the stream from it breaks."""
+    """When one request may dial the driver of one ring again, each time that the stream from it breaks."""
 
     def __init__(self, plan: Plan, members: Members, clock: Clock) -> None:
         self._plan = plan
@@ -72,21 +69,32 @@ class Redial:
         self._give_up_at = None
         self._pause_s = REDIAL_FIRST_S
 
-    async def may_go_on(self, tokens: int) -> bool:
-        """After a break: True once the driver is to be dialled again, at most REDIAL_S after the last word of it; False
-        if the ring is lost. tokens: how many the request has by now."""
+    async def wait(self, tokens: int) -> None:
+        """After a break: return once the driver is to be dialled again. tokens: how many the request has by now.
+
+        Raises StageLostError if the ring is lost, or if nobody knows REDIAL_S after the last word from the driver; and
+        TransportError if it is well and only cannot be reached from here: then it is not to be placed anew for that.
+        """
         if tokens > self._tokens:
             self._tokens, self._in_vain = tokens, 0
         if self._give_up_at is None:
             self._give_up_at = self._clock() + REDIAL_S
         self._in_vain += 1
-        while self._in_vain <= MAX_REDIALS and self._clock() < self._give_up_at:
+        while True:
             verdict, reason = await look_at(self._plan, self._members)
             if verdict is Verdict.LOST:
-                _log.info("%s is lost: %s", self._plan.instance_id, reason)
-                return False
+                raise StageLostError(f"{self._plan.instance_id} is lost: {reason}")
+            if self._in_vain > MAX_REDIALS or self._clock() >= self._give_up_at:
+                raise self._given_up(verdict, reason)
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, REDIAL_MOST_S)
             if verdict is Verdict.WELL:
-                return True
-        return False
+                return
+
+    def _given_up(self, verdict: Verdict, reason: str) -> MeshError:
+        if verdict is Verdict.WELL:
+            return TransportError(
+                f"the ring of {self._plan.instance_id} is well, but its last stage, at peer "
+                f"{self._plan.peer_ids[-1][:8]}, cannot be reached from here: look at the firewall, or ask another peer"
+            )
+        return StageLostError(f"nobody knows of {self._plan.instance_id}: {reason}")

@@ -21,12 +21,19 @@ from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
-from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
+
+SILENT_S = 2.0
+"""A runner reports twice a second. One that has missed four reports is not killed for it (see Limits.silence_s), but
+who asks whether it runs, because a connection to it broke, is told no."""
+
+LISTEN_S = 0.6
+"""... unless it reports within this: it may be this node that stood still, and has not read the reports yet."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +71,7 @@ class StageHost:
         *,
         limits: HostLimits = HostLimits(),
         clock: Clock = monotonic,
-        credentials: Credentials | None = None,
+        credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
         host_of: Callable[[str], str | None] = lambda peer_id: None,
     ) -> None:
@@ -205,14 +212,28 @@ class StageHost:
             raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
         await self._hops.link(instance_id, runner, endpoint, next_peer)
 
-    def look(self, instance_id: str, ballot: Ballot) -> str:
+    async def show_new_certificate(self) -> None:
+        """Our credentials were renewed: give them to the stages that run here, too."""
+        assert self._credentials is not None, "an open mesh has none"
+        tls = tls_to_proto(self._credentials.current)
+        assert tls is not None, "made from credentials"
+        told = (runner.show(tls) for runner in self._runners.values())
+        for outcome in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):  # that one ends just now
+                raise outcome
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
         """Why the stage of the plan of this ballot does not run here; "" if it does, whoever has adopted it since."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         if runner is None or lease is None or lease.plan.ballot != ballot:
             return f"ballot {ballot} of {instance_id} does not run here"
         if (failed := runner.board.failed) is not None:
             return failed.message
-        return "" if runner.board.ready else f"{runner.label} is not loaded"
+        if not runner.board.ready:
+            return f"{runner.label} is not loaded"
+        if runner.silent_s > SILENT_S:
+            await asyncio.sleep(LISTEN_S)
+        return f"{runner.label} has been silent for {runner.silent_s:.0f} s" if runner.silent_s > SILENT_S else ""
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
@@ -250,7 +271,7 @@ class StageHost:
             port_first=first,
             port_last=last,
             max_queued=settings.max_queued,
-            tls=tls_to_proto(self._credentials),
+            tls=tls_to_proto(self._credentials.current if self._credentials else None),
         )
         card = await asyncio.to_thread(self._models.card, plan.model)
         lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -74,6 +75,7 @@ class Runner:
         self.board = StatusBoard()
         self.beat: runner_pb2.Heartbeat | None = None
         self.pid = 0
+        self._heard_at = 0.0
         self._start = start
         self._host = host
         self._limits = limits
@@ -95,23 +97,31 @@ class Runner:
         finally:
             self._gone.set()
 
+    @property
+    def silent_s(self) -> float:
+        """How long ago its last report came; infinite before the first."""
+        return asyncio.get_running_loop().time() - self._heard_at if self._heard_at else math.inf
+
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         """Tell the stage where the next one listens. Raises StageLostError if it is gone.
 
         keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
         """
-        if self._writer is None or self._gone.is_set():
-            raise StageLostError(f"the runner of {self.label} is not running")
         await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
+
+    async def show(self, tls: runner_pb2.TlsCredentials) -> None:
+        """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
+        self._start.tls.CopyFrom(tls)  # in case the process has not been told to start yet
+        await self._tell(runner_pb2.ToRunner(tls=tls))
 
     async def press(self, level: int) -> None:
         """Tell the stage how short of memory the machine is; one that is gone need not know."""
-        if self._writer is not None and not self._gone.is_set():
-            with contextlib.suppress(StageLostError):
-                await self._tell(runner_pb2.ToRunner(pressure=runner_pb2.Pressure(level=level)))
+        with contextlib.suppress(StageLostError):
+            await self._tell(runner_pb2.ToRunner(pressure=runner_pb2.Pressure(level=level)))
 
     async def _tell(self, message: runner_pb2.ToRunner) -> None:
-        assert self._writer is not None
+        if self._writer is None or self._gone.is_set():
+            raise StageLostError(f"the runner of {self.label} is not running")
         try:
             await runner_pipe.write_message(self._writer, message)
         except TransportError as exc:
@@ -190,6 +200,7 @@ class Runner:
         return self._start.plan.stages[self._start.stage].reserve_bytes
 
     def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
         status = control_pb2.StageStatus()
         match report.WhichOneof("message"):
             case "listening":

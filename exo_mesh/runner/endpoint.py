@@ -14,7 +14,7 @@ from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.worker import StageSetup, Worker
-from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.plan_codec import ballot_to_proto
@@ -34,7 +34,7 @@ class Binding:
 class Endpoint:
     """Made and used on the event loop; `heartbeat` may be called from any thread."""
 
-    def __init__(self, setup: StageSetup, worker: Worker, credentials: Credentials | None = None) -> None:
+    def __init__(self, setup: StageSetup, worker: Worker, credentials: CredentialSource | None = None) -> None:
         plan, stages = setup.plan, setup.num_stages
         self._setup = setup
         self._worker = worker
@@ -101,7 +101,7 @@ class Endpoint:
         return beat
 
 
-def _bind(server: grpc.aio.Server, binding: Binding, credentials: Credentials | None) -> int:
+def _bind(server: grpc.aio.Server, binding: Binding, credentials: CredentialSource | None) -> int:
     for port in range(binding.port_first, binding.port_last + 1):
         try:
             bound = bind(server, f"{bracketed(binding.host)}:{port}", credentials)

@@ -18,6 +18,7 @@ from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
 from exo_mesh.runner.worker import StageSetup, Worker
+from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.transport.plan_codec import plan_from_proto
 from exo_mesh.transport.runner_pipe import receive_message
 from exo_mesh.transport.tls_codec import tls_from_proto
@@ -58,11 +59,14 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
         max_queued=start.max_queued,
     )
     worker = Worker(setup)
-    endpoint = Endpoint(setup, worker, tls_from_proto(start))
+    credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
+    endpoint = Endpoint(setup, worker, credentials)
 
     def obey(command: pb.ToRunner) -> None:
         if command.HasField("link"):
             loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint, command.link.keep_stream)
+        elif command.HasField("tls") and credentials is not None:
+            credentials.replace(tls_from_proto(command.tls))
         elif command.HasField("pressure"):
             worker.pressure = command.pressure.level
 

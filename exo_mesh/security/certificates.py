@@ -20,8 +20,8 @@ _AUTHORITY_FROM = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _AUTHORITY_UNTIL = datetime.datetime(2199, 1, 1, tzinfo=datetime.UTC)
 """A board without a battery starts in 1970; a secret is replaced by making another one, not by waiting."""
 
-VALID_DAYS = 398
-"""A certificate is made at each start of a node, so this is the longest that one may run."""
+VALID = datetime.timedelta(days=398)
+"""A certificate is made at each start of a node, and renewed when a third of this is left."""
 SKEW_DAYS = 30
 """How far the clock of a peer may be behind ours."""
 
@@ -41,7 +41,7 @@ def authority(secret: str) -> x509.Certificate:
 def issue(secret: str, peer_name: str, hosts: Iterable[str], now: datetime.datetime) -> Credentials:
     """A new key and certificate for a peer of the mesh with this secret. hosts: its addresses and names."""
     key, root = ec.generate_private_key(ec.SECP256R1()), authority(secret)
-    start, end = now - datetime.timedelta(days=SKEW_DAYS), now + datetime.timedelta(days=VALID_DAYS)
+    start, end = now - datetime.timedelta(days=SKEW_DAYS), now + VALID
     subject = _name(peer_name)
     certificate = (
         _builder(subject, root.subject, key.public_key(), x509.random_serial_number(), start, end)
@@ -59,6 +59,18 @@ def issue(secret: str, peer_name: str, hosts: Iterable[str], now: datetime.datet
         certificate.public_bytes(pem),
         key.private_bytes(pem, secret_form, serialization.NoEncryption()),
     )
+
+
+def end_of(own: Credentials) -> datetime.datetime:
+    """When this certificate ends."""
+    return x509.load_pem_x509_certificate(own.certificate).not_valid_after_utc
+
+
+def is_due(own: Credentials, now: datetime.datetime) -> bool:
+    """Must this certificate be renewed? Also one that begins in the future, because the clock was set back; a board
+    without a battery starts in 1970, and has an old one as soon as its clock is set."""
+    starts = x509.load_pem_x509_certificate(own.certificate).not_valid_before_utc
+    return now < starts or end_of(own) - now <= VALID / 3
 
 
 def _builder(

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials
+from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials, CredentialSource
 from exo_mesh.transport.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 
 Option = tuple[str, int | str]
 
 
 def open_channel(
-    target: str, credentials: Credentials | None = None, options: Sequence[Option] = ()
+    target: str, credentials: CredentialSource | None = None, options: Sequence[Option] = ()
 ) -> grpc.aio.Channel:
     """A channel to "host:port". With credentials only a server of the same mesh is talked to.
 
@@ -26,7 +26,7 @@ def open_channel(
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=every)
     every.append(("grpc.ssl_target_name_override", MESH_DNS_NAME))
-    return grpc.aio.secure_channel(target, _client_credentials(credentials), options=every)
+    return grpc.aio.secure_channel(target, _client_credentials(credentials.current), options=every)
 
 
 def new_server(
@@ -39,7 +39,7 @@ def new_server(
 def bind(
     server: grpc.aio.Server,
     address: str,
-    credentials: Credentials | None = None,
+    credentials: CredentialSource | None = None,
     on_connection: Callable[[], None] = lambda: None,
 ) -> int:
     """Listen on "host:port" (0: any free port); answers the port, 0 or RuntimeError if it is taken.
@@ -61,11 +61,20 @@ def _client_credentials(own: Credentials) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(own.authority, own.private_key, own.certificate)
 
 
-def _server_credentials(own: Credentials, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
-    configuration = grpc.ssl_server_certificate_configuration([(own.private_key, own.certificate)], own.authority)
+def _server_credentials(source: CredentialSource, on_connection: Callable[[], None]) -> grpc.ServerCredentials:
+    served = source.current
 
     def fetch() -> Any:
+        """Asked by gRPC, in a thread of its own, for each connection that begins; None: the same as before."""
+        nonlocal served
         on_connection()
-        return None  # the same certificate as before
+        if source.current is served:
+            return None
+        served = source.current
+        return _shown(served)
 
-    return grpc.dynamic_ssl_server_credentials(configuration, fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(_shown(served), fetch, require_client_authentication=True)
+
+
+def _shown(own: Credentials) -> Any:
+    return grpc.ssl_server_certificate_configuration([(own.private_key, own.certificate)], own.authority)

@@ -13,7 +13,7 @@ from exo_mesh.errors import DeadlineError, StrangerError, TransportError, error_
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2, paths_pb2_grpc
-from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channel_options import QUIET
 from exo_mesh.transport.channels import open_channel
@@ -48,7 +48,7 @@ class ControlClient:
     """Calls to "host:port". Raises TransportError when it cannot be reached, DeadlineError when it does not answer,
     and the peer's own MeshError when it refuses."""
 
-    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+    def __init__(self, address: str, credentials: CredentialSource | None = None) -> None:
         self.address = address
         self._credentials = credentials
         self._channel = open_channel(address, credentials, [*QUIET, *_DIAL_OPTIONS])

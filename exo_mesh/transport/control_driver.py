@@ -14,7 +14,7 @@ from exo_mesh.domain.request import FrameTrace, GenerateRequest, TokenEvent
 from exo_mesh.errors import DeadlineError, StageLostError, error_from_code
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
-from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto, trace_from_proto
@@ -28,16 +28,19 @@ _DIAL_OPTIONS = [
 ]
 
 
+_Key = tuple[str, Credentials | None]
+
+
 class DriverStreamError(StageLostError):
     """The stream from the driver broke, or could not be opened. The ring itself may be well."""
 
 
 class DriverChannels:
-    """One channel per driver endpoint, kept while it is in use."""
+    """One channel per driver endpoint, kept while it is in use; a new one after our credentials were renewed."""
 
-    def __init__(self, credentials: Credentials | None = None) -> None:
+    def __init__(self, credentials: CredentialSource | None = None) -> None:
         self._credentials = credentials
-        self._channels: dict[str, tuple[grpc.aio.Channel, int]] = {}
+        self._channels: dict[_Key, tuple[grpc.aio.Channel, int]] = {}
 
     async def generate(
         self,
@@ -56,7 +59,8 @@ class DriverChannels:
         StageLostError if it is of another ballot or falls silent after the first token, and DeadlineError if the first
         one does not come.
         """
-        stub = rpc.DriverStub(self._take(endpoint))  # type: ignore[no-untyped-call]
+        key = (endpoint, self._credentials.current if self._credentials else None)
+        stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
         call = stub.Generate(request_to_proto(plan, request))
         started = False
         try:
@@ -79,7 +83,7 @@ class DriverChannels:
                     yield message.prefilled
         finally:
             call.cancel()
-            await self._give_back(endpoint)
+            await self._give_back(key)
 
     async def close(self) -> None:
         """Close all channels; calls under way end."""
@@ -98,19 +102,19 @@ class DriverChannels:
             raise DriverStreamError(f"the stream from the driver broke: {exc.details()}") from exc
         return message if isinstance(message, pb.GenerateEvents) else None
 
-    def _take(self, endpoint: str) -> grpc.aio.Channel:
-        channel, users = self._channels.get(endpoint, (None, 0))
+    def _take(self, key: _Key) -> grpc.aio.Channel:
+        channel, users = self._channels.get(key, (None, 0))
         if channel is None:
-            channel = open_channel(endpoint, self._credentials, [*TOKENS, *_DIAL_OPTIONS])
-        self._channels[endpoint] = (channel, users + 1)
+            channel = open_channel(*key, [*TOKENS, *_DIAL_OPTIONS])
+        self._channels[key] = (channel, users + 1)
         return channel
 
-    async def _give_back(self, endpoint: str) -> None:
-        if endpoint not in self._channels:
+    async def _give_back(self, key: _Key) -> None:
+        if key not in self._channels:
             return
-        channel, users = self._channels[endpoint]
+        channel, users = self._channels[key]
         if users > 1:
-            self._channels[endpoint] = (channel, users - 1)
+            self._channels[key] = (channel, users - 1)
         else:
-            del self._channels[endpoint]
+            del self._channels[key]
             await channel.close()

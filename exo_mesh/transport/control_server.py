@@ -14,7 +14,7 @@ from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2_grpc as paths_rpc
-from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.channel_options import QUIET, bracketed
 from exo_mesh.transport.channels import bind, new_server
@@ -55,7 +55,9 @@ class ControlServer:
     It also answers probes, in the name of peer_id.
     """
 
-    def __init__(self, handler: ControlHandler, credentials: Credentials | None = None, *, peer_id: str = "") -> None:
+    def __init__(
+        self, handler: ControlHandler, credentials: CredentialSource | None = None, *, peer_id: str = ""
+    ) -> None:
         self._handler = handler
         self._credentials = credentials
         self._peer_id = peer_id

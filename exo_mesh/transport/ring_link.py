@@ -15,7 +15,7 @@ import grpc
 from exo_mesh.domain.frame import Frame
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import ring_pb2 as pb
-from exo_mesh.security.credentials import Credentials
+from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.codec import decode_ack, encode_frame, encode_hello
@@ -47,7 +47,7 @@ class RingLink:
     repeats by step. What is kept is bounded by the frames that the driver has in flight.
     """
 
-    def __init__(self, hello: pb.RingHello, credentials: Credentials | None = None) -> None:
+    def __init__(self, hello: pb.RingHello, credentials: CredentialSource | None = None) -> None:
         self._credentials = credentials
         self._hello = encode_hello(hello)
         self._endpoint = ""

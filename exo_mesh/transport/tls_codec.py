@@ -13,7 +13,5 @@ def tls_to_proto(own: Credentials | None) -> pb.TlsCredentials | None:
     return pb.TlsCredentials(authority=own.authority, certificate=own.certificate, private_key=own.private_key)
 
 
-def tls_from_proto(start: pb.StartStage) -> Credentials | None:
-    """None in an open mesh."""
-    tls = start.tls
-    return Credentials(tls.authority, tls.certificate, tls.private_key) if start.HasField("tls") else None
+def tls_from_proto(tls: pb.TlsCredentials) -> Credentials:
+    return Credentials(tls.authority, tls.certificate, tls.private_key)

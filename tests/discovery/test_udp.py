@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from exo_mesh.discovery.port import Announcement
 from exo_mesh.discovery.static import StaticDiscovery
-from exo_mesh.discovery.udp import MAX_DATAGRAM_BYTES, UdpDiscovery, decode, encode
+from exo_mesh.discovery.udp import MAX_DATAGRAM_BYTES, UdpDiscovery, _Listener, decode, encode
 from exo_mesh.discovery.udp_sockets import GROUP_V6, LOOPBACK_BROADCAST, LOOPBACK_GROUP, Senders, targets
 from exo_mesh.domain.addresses import Interface, LinkKind
+from exo_mesh.security.datagrams import Refusals
 
 
 def free_udp_port() -> int:
@@ -90,6 +91,27 @@ async def test_a_flood_of_random_datagrams_leaves_nothing_behind(caplog: pytest.
         await until(lambda: heard)
     assert heard == ["127.0.0.1:7003"] and not [r for r in caplog.records if r.name.startswith("exo_mesh")]
     await node.stop()
+
+
+def test_an_announcement_sends_nobody_to_another_machine() -> None:
+    here = Announcement("home", "friend", 7003, host="::1")
+    assert decode(encode(here)) == here
+    for host in ("10.0.0.9", "example.org", "0.0.0.0", 7, None, ["::1"]):
+        fields = {**json.loads(encode(here)), "host": host}
+        assert decode(json.dumps(fields).encode()) is None
+
+
+async def test_a_loopback_address_counts_only_from_this_machine() -> None:
+    heard: list[str] = []
+    own = Announcement("home", "me", 7001)
+    for loopback_only in (False, True):
+        listener = _Listener(own, heard.append, loopback_only, None, Refusals())
+        datagram = encode(Announcement("home", "friend", 7003, host="::1"))
+        listener.datagram_received(datagram, ("10.0.0.9", 5678))
+        assert heard == []
+        listener.datagram_received(datagram, ("127.0.0.1", 5678))
+        assert heard == ["[::1]:7003"]
+        heard.clear()
 
 
 def interface(name: str, address: str, prefix_len: int, kind: LinkKind = LinkKind.ETHERNET) -> Interface:

@@ -91,6 +91,34 @@ async def test_two_nodes_see_each_other_by_one_way_alone(tmp_path: Path, way: st
             await close()
 
 
+@pytest.mark.parametrize("hosts", [("::1", "::1"), ("127.0.0.1", "::1"), ("127.0.0.2", "::1")], ids="+".join)
+async def test_udp_alone_finds_nodes_at_any_address_of_the_loopback(tmp_path: Path, hosts: tuple[str, str]) -> None:
+    if not all(map(can_listen_on, hosts)):
+        pytest.skip("this machine has not all of these addresses")
+    settings = {**await settings_for("udp", tmp_path, []), "grpc_port": 0}
+    nodes = [make_node(tmp_path / f"n{n}", f"n{n}", Machine(), **settings, host=host) for n, host in enumerate(hosts)]
+    try:
+        for node in nodes:
+            await node.start()
+        await until(lambda: see_each_other(nodes), what=f"{hosts} see each other")
+        await until(lambda: reached(nodes) == [[hosts[1]], [hosts[0]]])
+    finally:
+        await asyncio.gather(*(node.stop() for node in nodes))
+
+
+def reached(nodes: list[Node]) -> list[list[str]]:
+    """By which hosts each node reaches its peers."""
+    return [[peer.host.strip("[]") for peer in node.membership.peers] for node in nodes]
+
+
+def can_listen_on(host: str) -> bool:
+    try:
+        with socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return True
+    except OSError:
+        return False
+
+
 async def test_five_nodes_that_start_together_with_the_defaults_reach_one_view(tmp_path: Path) -> None:
     settings = await settings_for("udp", tmp_path, [])
     settings["discovery"] = default_settings().discovery

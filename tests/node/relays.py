@@ -29,10 +29,15 @@ class Relay:
         self.accepted = 0
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._frozen: set[asyncio.StreamWriter] = set()
 
     @property
     def open_connections(self) -> int:
         return len(self._writers) // 2
+
+    def freeze(self) -> None:
+        """Nothing passes any more on the connections there are, and nobody is told; new ones work."""
+        self._frozen |= self._writers
 
     def cut(self) -> None:
         """End the connections there are; new ones are taken."""
@@ -67,12 +72,18 @@ class Relay:
             await asyncio.gather(self._pass(reader, up_writer), self._pass(up_reader, writer))
         finally:
             self._writers -= both
+            self._frozen -= both
+            for one in both:
+                one.transport.abort()
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while piece := await reader.read(65536):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                if writer in self._frozen:
+                    continue
                 writer.write(piece)
                 await writer.drain()
-        writer.close()
+        if writer not in self._frozen:
+            writer.close()

@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exo_mesh.membership.paths import PathKeeper
-from exo_mesh.node.node import Node
 from exo_mesh.node.service import InstanceSpec
-from tests.node.meshes import MODEL, Machine, a_request, free_port, instances, knows_all, make_node, tokens, until
-from tests.node.relays import SECOND, Relay, has_second_loopback
-from tests.node.test_faults import SLOW, collect
+from tests.node.meshes import MODEL, a_request, instances, tokens, until
+from tests.node.relays import has_second_loopback
+from tests.node.test_faults import collect
+from tests.node.two_ways import TwoWays, two_ways
 
-pytestmark = pytest.mark.skipif(not has_second_loopback(), reason="this system has one loopback address")
-
-
-@dataclass
-class TwoWays:
-    """Two nodes. near reaches far at two addresses, and first uses the one through the relays."""
-
-    near: Node
-    far: Node
-    control: Relay
-    data: Relay
-
-
-@asynccontextmanager
-async def two_ways(tmp_path: Path, delay_s: float = 0.0) -> AsyncIterator[TwoWays]:
-    port = free_port()
-    far = make_node(tmp_path / "far", "far", Machine(), engine_options=SLOW, data_ports=(port, port))
-    await far.start()
-    control, data = Relay(far.grpc_port, delay_s), Relay(port, delay_s)
-    async with control.plugged_in(), data.plugged_in():
-        bootstrap = (f"{SECOND}:{far.grpc_port}",)
-        near = make_node(tmp_path / "near", "near", Machine(), engine_options=SLOW, bootstrap_peers=bootstrap)
-        await near.start()
-        try:
-            await until(lambda: knows_all(near, 2) and knows_all(far, 2))
-            (peer,) = near.membership.peers
-            await until(lambda: len(peer.addresses) == 2)
-            if peer.client.address != bootstrap[0]:  # far was the first to say hello
-                peer.use(peer.client.at(*bootstrap))
-            yield TwoWays(near, far, control, data)
-        finally:
-            await asyncio.gather(near.stop(), far.stop())
+pytestmark = [
+    pytest.mark.skipif(not has_second_loopback(), reason="this system has one loopback address"),
+    pytest.mark.usefixtures("nothing_is_measured"),
+]
 
 
 async def placed(mesh: TwoWays) -> dict[str, Any]:
@@ -59,13 +28,6 @@ async def placed(mesh: TwoWays) -> dict[str, Any]:
     return instances(mesh.far)[0]
 
 
-@pytest.fixture
-def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the test does it: otherwise the direct way might win before the model is placed."""
-    monkeypatch.setattr(PathKeeper, "_is_due", lambda self, peer: False)
-
-
-@pytest.mark.usefixtures("nothing_is_measured")
 async def test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer(tmp_path: Path) -> None:
     async with two_ways(tmp_path) as mesh:
         before = await placed(mesh)
@@ -81,7 +43,7 @@ async def test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer(
         assert instances(mesh.far) == [before] == instances(mesh.near), "the same ballot and processes"
 
 
-@pytest.mark.usefixtures("nothing_is_measured")
+@pytest.mark.slow
 async def test_a_better_way_is_used_at_the_next_dial_and_not_before(tmp_path: Path) -> None:
     async with two_ways(tmp_path, delay_s=0.005) as mesh:
         before = await placed(mesh)

@@ -161,6 +161,7 @@ async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest
         assert nodes[1].membership.telemetry[nodes[1].node_id].reserved_bytes == 0
 
 
+@pytest.mark.slow
 async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

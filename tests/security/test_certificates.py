@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from exo_mesh.security import keys
-from exo_mesh.security.certificates import SKEW_DAYS, VALID_DAYS, authority, issue
+from exo_mesh.security.certificates import SKEW_DAYS, VALID, authority, end_of, is_due, issue
 from exo_mesh.security.credentials import MESH_DNS_NAME
 
 SECRET = "RqbG1iSVDWVZ0yNAZt6zWv8Yv3k6bZr0M0u2tW1cGxE"
@@ -75,7 +75,7 @@ def test_a_peers_certificate_is_its_own_and_signed_by_the_mesh() -> None:
     assert names.get_values_for_type(x509.DNSName) == [MESH_DNS_NAME, "alpha.local"]
     assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "fd00::1"]
     assert certificate.not_valid_before_utc == NOW - datetime.timedelta(days=SKEW_DAYS)
-    assert certificate.not_valid_after_utc == NOW + datetime.timedelta(days=VALID_DAYS)
+    assert certificate.not_valid_after_utc == NOW + VALID
 
 
 def test_a_peers_certificate_cannot_sign_others() -> None:
@@ -90,3 +90,13 @@ def test_a_private_key_is_not_shown_by_accident() -> None:
 
 def test_a_clock_that_starts_in_1970_makes_a_certificate() -> None:
     issue(SECRET, "alpha", [], datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC))
+
+
+def test_a_certificate_is_renewed_when_a_third_of_its_time_is_left_or_the_clock_was_set() -> None:
+    own = issue(SECRET, "alpha", [], NOW)
+    assert end_of(own) == NOW + VALID
+    assert not is_due(own, NOW) and not is_due(own, NOW + VALID / 2)
+    assert is_due(own, NOW + VALID * 2 / 3) and is_due(own, NOW + 2 * VALID)
+    assert is_due(own, NOW - datetime.timedelta(days=SKEW_DAYS + 1)), "it is not valid yet"
+    from_1970 = issue(SECRET, "alpha", [], datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC))
+    assert is_due(from_1970, NOW), "the clock of a board has been set since"

@@ -137,6 +137,7 @@ class SimRunner:
         self._gone = asyncio.Event()
         self._next = ""
         self._rng = node.rng
+        self.silent_s = 0.0
         self.endpoint = f"{node.address.partition(':')[0]}:{10_000 + self._ledger.started}"
 
     async def run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:

@@ -1,0 +1,94 @@
+"""A hostfile as `mlx.launch` reads it: a list of `{"ssh": …, "ips": […], "rdma": […]}`, one per host by rank.
+
+`rdma[i]` names the device by which a host reaches host i. Only the addresses are used here, but a file that MLX would
+stumble over later is refused at once. Whether a device is active, and a host can be reached, only that host knows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from exo_mesh.errors import InputError
+
+KEYS = frozenset({"ssh", "ips", "rdma"})
+
+_DEVICE = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_NOT_IN_HOSTS = set("/,;\"'{}\\")
+
+
+def is_hostfile(entries: Sequence[Any]) -> bool:
+    """Does this list mean to be one? It is if any of its entries has one of the keys."""
+    return any(isinstance(entry, dict) and KEYS & entry.keys() for entry in entries)
+
+
+def hosts_in(entries: Sequence[Any], where: str, key: str) -> list[str]:
+    """The hosts to dial: the ips of each entry, or else its ssh host. where, key: for messages.
+
+    Raises InputError that names the entry and what is wrong with it.
+    """
+    found: list[str] = []
+    for rank, entry in enumerate(entries):
+        field = f"{key}[{rank}]"
+        if not isinstance(entry, dict):
+            raise wrong(where, field, 'must be {"ssh", "ips", "rdma"}, as the others are')
+        ssh, ips = _ssh(entry, where, field), _ips(entry, rank, where, field)
+        _check_rdma(entry, rank, entries, where, field)
+        found += ips or [ssh]
+    return found
+
+
+def is_host(text: object) -> bool:
+    """May this be a host name or an address?"""
+    return (
+        isinstance(text, str)
+        and 0 < len(text) <= 255
+        and not any(char.isspace() or char in _NOT_IN_HOSTS for char in text)
+    )
+
+
+def wrong(where: str, field: str, what: str) -> InputError:
+    """The error of a peers file: path, field, and what must be otherwise."""
+    return InputError(f"{where}: {field}: {what}" if field else f"{where}: {what}", param="peers_file")
+
+
+def _ssh(entry: dict[str, Any], where: str, field: str) -> str:
+    """The host, without the user before it."""
+    if "ssh" not in entry:
+        raise wrong(where, f"{field}.ssh", "is missing")
+    ssh = entry["ssh"]
+    host = ssh.rpartition("@")[2] if isinstance(ssh, str) else ""
+    if not is_host(host):
+        raise wrong(where, f"{field}.ssh", "must be a host or an address")
+    return host
+
+
+def _ips(entry: dict[str, Any], rank: int, where: str, field: str) -> list[str]:
+    ips = entry.get("ips", [])
+    if not isinstance(ips, list):
+        raise wrong(where, f"{field}.ips", "must be a list of addresses")
+    for index, ip in enumerate(ips):
+        if not is_host(ip):
+            raise wrong(where, f"{field}.ips[{index}]", "must be a host or an address")
+    if rank == 0 and not ips:
+        raise wrong(where, f"{field}.ips", "the first host needs at least one address: the others connect to it")
+    return ips
+
+
+def _check_rdma(entry: dict[str, Any], rank: int, entries: Sequence[Any], where: str, field: str) -> None:
+    """All entries have the matrix row, or none: MLX's `ring` backend does without."""
+    if "rdma" not in entry:
+        if any(isinstance(other, dict) and "rdma" in other for other in entries):
+            raise wrong(where, f"{field}.rdma", "is missing, and other hosts have it")
+        return
+    devices = entry["rdma"]
+    if not isinstance(devices, list):
+        raise wrong(where, f"{field}.rdma", "must be a list of device names and null")
+    if len(devices) != len(entries):
+        raise wrong(where, f"{field}.rdma", f"has {len(devices)} entries for {len(entries)} hosts, not one for each")
+    for other, device in enumerate(devices):
+        if other == rank and device is not None:
+            raise wrong(where, f"{field}.rdma[{other}]", "must be null: a host needs no device to reach itself")
+        if device is not None and not (isinstance(device, str) and _DEVICE.fullmatch(device)):
+            raise wrong(where, f"{field}.rdma[{other}]", "must be the name of a device, or null")
