@@ -9,11 +9,13 @@ import pytest
 
 from exo_mesh.node.stage_host import StageHost
 from tools.simulate.ballots import play
-from tools.simulate.mesh import Report, report
+from tools.simulate.mesh import Mesh, Report, address_of, report
+from tools.simulate.virtual_loop import VirtualLoop, run
 
 NUM_SCHEDULES = 120
-ONCE_WRONG = (5146, 6243, 6935)
-"""A suspicion of a start not known here; a restarted proposer's used ballot; a swallowed cancellation."""
+ONCE_WRONG = (5146, 6243, 6935, 9035)
+"""A suspicion of a start not known here; a restarted proposer's used ballot; a swallowed cancellation; two parts of a
+mesh whose only common acquaintance had died, in a simulation where discovery ended with the first peer found."""
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,23 @@ def test_no_two_plans_of_an_instance_share_a_member_and_nothing_is_left_over() -
     outcomes = [play(seed) for seed in (*range(NUM_SCHEDULES), *ONCE_WRONG)]
     assert [outcome for outcome in outcomes if outcome.problems] == []
     assert sum(outcome.rings for outcome in outcomes) > NUM_SCHEDULES, "the schedules do place something"
+
+
+def test_parts_of_a_mesh_that_never_met_find_together_when_all_they_have_in_common_has_died() -> None:
+    async def story(loop: VirtualLoop) -> float:
+        mesh = Mesh(loop, 4, 1)
+        one, other, dead, alone = mesh.peers
+        mesh.network.split({alone.address, dead.address})
+        for peer in mesh.peers:
+            peer.begin([address_of(index) for index in range(4) if index != peer.index])
+        await mesh.until(lambda: mesh.agreed([one, other]) and mesh.agreed([alone, dead]))
+        mesh.network.kill(dead.process)
+        await mesh.until(lambda: mesh.agreed([alone]))
+        assert not any(peer.membership.peer(alone.membership.own.id) for peer in (one, other))
+        mesh.network.split()
+        return await mesh.until(lambda: mesh.agreed([one, other, alone]))
+
+    assert run(story) <= 10
 
 
 def test_the_same_seed_tells_the_same_story() -> None:

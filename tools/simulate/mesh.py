@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from exo_mesh.discovery.port import Announcement
+from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
@@ -102,14 +104,13 @@ class SimPeer:
         return Telemetry(self.membership.own.id, self._sequence, 64 * 2**30, 128 * 2**30, 0, 1.5)
 
     def begin(self, seeds: Iterable[str]) -> None:
-        self.network.start(self.process, self._begin(list(seeds)))
+        """Start, with the discovery of a node that was given these addresses as bootstrap peers."""
+        self.network.start(self.process, self._begin(StaticDiscovery(list(seeds))))
 
-    async def _begin(self, seeds: list[str]) -> None:
-        self.membership.start(self.membership.own)
-        while not self.membership.peers and seeds:
-            for address in seeds:
-                self.membership.suggest(address)
-            await asyncio.sleep(0.5)
+    async def _begin(self, discovery: StaticDiscovery) -> None:
+        own = self.membership.own
+        self.membership.start(own)
+        await discovery.start(Announcement(own.namespace, own.id, 5000), self.membership.suggest)
 
     def do(self, action: Callable[[], Any]) -> None:
         """Call something as this process."""
