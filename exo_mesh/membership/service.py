@@ -183,7 +183,9 @@ class Membership:
         own = self.own
         reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation)
         if self._knows(request.from_peer, request.incarnation):
-            self._hear(request.updates, request.records, request.telemetry)
+            self._hear(request.updates, request.records, request.telemetry, self._peers[request.from_peer].client)
+            if any(update.peer_id == own.id and update.state != pb.PEER_STATE_ALIVE for update in request.updates):
+                reply.updates.append(self._update_message(own.id))  # who doubts it hears at once that we live
             updates, records = self._news_for(request.from_peer)
             reply.updates.extend(updates)
             reply.records.extend(records)
@@ -208,7 +210,7 @@ class Membership:
         now = self._clock()
         reply = pb.ExchangeReply()
         if self._knows(request.from_peer, request.incarnation):
-            self._hear(request.updates, request.push, request.telemetry)
+            self._hear(request.updates, request.push, request.telemetry, self._peers[request.from_peer].client)
             reply.telemetry.extend(self._readings())
         elif self._swim.member(request.from_peer) is None:
             return pb.ExchangeReply(unknown_sender=True)
@@ -302,7 +304,7 @@ class Membership:
                 known.last_heard = self._clock()
                 known.learn(addresses)
                 return True
-            self._swim.learn(Update(info.id, State.DEAD, Life(known.info.incarnation, 2**32)), self._clock())
+            self._swim.conclude(info.id, Life(known.info.incarnation, 2**32), self._clock())
             self._remove(known, "has restarted")
         if len(self._peers) >= MAX_PEERS or not addresses:
             self._note_refusal(info.name, f"{len(self._peers)} peers are known already, or it has no address")
@@ -341,14 +343,9 @@ class Membership:
     def _step(self, now: float) -> None:
         step = self._swim.tick(now)
         for verdict in step.dead:
-            self._tell_of(verdict.peer_id)
-            if (peer := self._peers.get(verdict.peer_id)) is not None:
-                self._lost[peer.id] = (peer.client.address, now)
-                self._remove(peer, "is dead")
+            self._bury(verdict.peer_id)
         for peer_id in step.probes:
-            if peer_id not in self._probing:
-                self._probing.add(peer_id)
-                self._tasks.start(self._probe(self._peers[peer_id]), f"probe {peer_id[:8]}")
+            self._start_probe(self._peers[peer_id])
         if now >= self._sync_at:
             self._sync_at = now + self._timing.period_s
             self.view.expire(now)
@@ -361,6 +358,18 @@ class Membership:
             listeners = list(self._peers) if small else self._rng.sample(list(self._peers), FANOUT)
             for peer_id in listeners:
                 self._tasks.start(self._tell(self._peers[peer_id]), f"tell {peer_id[:8]}")
+
+    def _bury(self, peer_id: str) -> None:
+        """This node has come to the verdict that a peer is dead."""
+        self._tell_of(peer_id)
+        if (peer := self._peers.get(peer_id)) is not None:
+            self._lost[peer_id] = (peer.client.address, self._clock())
+            self._remove(peer, "is dead")
+
+    def _start_probe(self, peer: Peer) -> None:
+        if peer.id not in self._probing:
+            self._probing.add(peer.id)
+            self._tasks.start(self._probe(peer), f"probe {peer.id[:8]}")
 
     def _redial(self, now: float) -> None:
         while len(self._lost) > MAX_LOST:
@@ -394,13 +403,24 @@ class Membership:
         now = self._clock()
         if answers_elsewhere is True or any(reply.reached for reply in answers):
             self._swim.acked(peer.id, now)
-        elif self._swim.failed(peer.id, began, now, asked=len(helpers), answered=len(answers)):
-            _log.info("peer %s (%s) is suspected: %s", peer.info.name, peer.id[:8], reason)
-            self._tell_of(peer.id)
+        elif news := self._swim.failed(peer.id, began, now, asked=len(helpers), answered=len(answers)):
+            if news.state is State.DEAD:
+                self._bury(peer.id)
+            else:
+                _log.info("peer %s (%s) is suspected: %s", peer.info.name, peer.id[:8], reason)
+                self._tell_of(peer.id)
 
     async def _tell(self, peer: Peer) -> None:
-        with contextlib.suppress(MeshError):  # it is asked again by the next probe
+        try:
             await self._ask(peer, self._timing.call_s)
+        except MeshError:
+            self._ask_after_failure(peer)
+
+    def _ask_after_failure(self, peer: Peer) -> None:
+        """A call that was no probe has failed: that may be the first sign of a death, so probe without waiting for its
+        turn."""
+        if self._peers.get(peer.id) is peer:
+            self._start_probe(peer)
 
     async def _ask(self, peer: Peer, timeout_s: float) -> None:
         """A probe, with news both ways. Raises MeshError if the peer does not answer, or somebody else does."""
@@ -421,7 +441,7 @@ class Membership:
         if reply.unknown_sender:
             await self._introduce_again(peer)
         else:
-            self._hear(reply.updates, reply.records, reply.telemetry)
+            self._hear(reply.updates, reply.records, reply.telemetry, peer.client)
 
     async def _introduce_again(self, peer: Peer) -> None:
         """The peer has forgotten us: it gave us up for dead, or it has not heard of us yet."""
@@ -435,6 +455,9 @@ class Membership:
         if self._rising:
             raise TransportError("this node is busy with coming back")
         self._rising = True
+        await self._come_back(verdict, client)
+
+    async def _come_back(self, verdict: Update, client: ControlClient) -> None:
         try:
             _log.warning("this node is held for %s by others; coming back", verdict.state)
             with contextlib.suppress(MeshError):
@@ -459,6 +482,7 @@ class Membership:
                 await self._hello_with(peer.client)
         except MeshError as exc:
             _log.debug("no exchange with %s: %s", peer.info.name, exc)
+            self._ask_after_failure(peer)
         finally:
             self._syncing.discard(peer.id)
 
@@ -470,17 +494,19 @@ class Membership:
             from_peer=own.id, incarnation=own.incarnation, digest=self.view.sum, telemetry=self._readings()
         )
         reply = await client.exchange(request, self._timing.call_s)
-        self._hear(reply.updates, (), reply.telemetry)
+        self._hear(reply.updates, (), reply.telemetry, client)
         if not reply.summary:
             return not reply.unknown_sender
         second = pb.ExchangeRequest(from_peer=own.id, incarnation=own.incarnation, digest=self.view.sum)
-        lives = self._compare(reply.summary, second)
+        lives = self._compare(reply.summary, second, client)
         if second.want or second.push or second.updates:
             reply = await client.exchange(second, self._timing.call_s)
             self._take(reply.newer, lives)
         return not reply.unknown_sender
 
-    def _compare(self, summaries: Iterable[pb.OwnerSummary], second: pb.ExchangeRequest) -> dict[str, Life]:
+    def _compare(
+        self, summaries: Iterable[pb.OwnerSummary], second: pb.ExchangeRequest, client: ControlClient
+    ) -> dict[str, Life]:
         """Fill in the second half of a round; answers the lives of peers that only the other side knows."""
         now = self._clock()
         lives: dict[str, Life] = {}
@@ -491,7 +517,7 @@ class Membership:
                 continue
             held = self._swim.member(told.peer_id)
             if told.state in GONE or told.peer_id == self.own.id or held is not None:
-                self._hear_of(told, None)
+                self._hear_of(told, None, client)
             if told.state in GONE:
                 continue
             there.add(told.peer_id)
@@ -551,35 +577,44 @@ class Membership:
         return updates, records
 
     def _update_message(self, peer_id: str) -> pb.PeerUpdate:
-        if peer_id == self.own.id:
-            update = Update(peer_id, State.ALIVE, self._swim.life)
-        elif (held := self._swim.member(peer_id)) is not None:
-            update = Update(peer_id, held.state, held.life)
-        else:
-            return pb.PeerUpdate()
+        update = Update(peer_id, State.ALIVE, self._swim.life)
+        if peer_id != self.own.id:
+            told = self._swim.update_of(peer_id)
+            if told is None:
+                return pb.PeerUpdate()
+            update = told
         record = None
         if update.state is State.ALIVE:
             record = self._records.message(RecordKey("peer", peer_id, peer_id), self._clock())
         return update_to_proto(update, record)
 
     def _hear(
-        self, updates: Iterable[pb.PeerUpdate], records: Iterable[pb.Record], readings: Iterable[pb.Telemetry]
+        self,
+        updates: Iterable[pb.PeerUpdate],
+        records: Iterable[pb.Record],
+        readings: Iterable[pb.Telemetry],
+        teller: ControlClient,
     ) -> None:
         for message in updates:
             update = update_from_proto(message)
             if update is not None:
-                self._hear_of(update, message.record if message.HasField("record") else None)
+                self._hear_of(update, message.record if message.HasField("record") else None, teller)
         for record in self._take(records, {}):
             self._tell_of(record.key)
         for reading in readings:
             self._records.take_telemetry(codec.telemetry_from_proto(reading))
 
-    def _hear_of(self, update: Update, record: pb.Record | None) -> None:
+    def _hear_of(self, update: Update, record: pb.Record | None, teller: ControlClient) -> None:
         if update.peer_id != self.own.id:
             self._learn(update, record)
-        elif update.state is State.SUSPECT and self._swim.is_accused(update):
+        elif not self._swim.is_accused(update):
+            return
+        elif update.state is State.SUSPECT:
             self._swim.refute(update)
             self._tell_of(self.own.id)
+        elif update.state is State.DEAD and not self._rising:
+            self._rising = True
+            self._tasks.start(self._come_back(update, teller), "coming back")
 
     def _learn(self, update: Update, record: pb.Record | None) -> None:
         peer = self._peers.get(update.peer_id)
@@ -590,7 +625,8 @@ class Membership:
         if not self._swim.learn(update, self._clock()):
             return
         self._tell_of(update.peer_id)
-        if update.state in GONE and peer is not None:
+        held = self._swim.member(update.peer_id)
+        if held is not None and held.state in GONE and peer is not None:
             if update.state is State.DEAD:
                 self._lost[peer.id] = (peer.client.address, self._clock())
             level = logging.INFO if update.state is State.LEFT else logging.WARNING

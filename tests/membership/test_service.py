@@ -70,7 +70,8 @@ async def test_a_peer_that_restarts_rejoins_with_a_higher_incarnation() -> None:
 
 async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
     async with mesh("a", "b") as (a, _b):
-        a.membership._learn(Update("b", State.DEAD, Life(1)), None)
+        for state in (State.SUSPECT, State.DEAD):
+            a.membership._learn(Update("b", state, Life(1)), None)
         assert a.sees == []
         await until(lambda: a.sees == ["b"])
 

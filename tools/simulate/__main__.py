@@ -15,8 +15,8 @@ from tools.simulate import ballots
 from tools.simulate.mesh import quiet, report
 
 HEAD = (
-    "peers  seed  join_s  msg/s   B/s  busiest B/s  change_s  kill_s  heal_s  "
-    "false (5% loss)  false (stalls)  disagree  wall_s"
+    "peers  seed  join_s  msg/s   B/s  busiest B/s  change_s  kill_s  silent_s  heal_s  "
+    "dropped (heal)  false (5% loss)  false (stalls)  disagree  wall_s"
 )
 
 
@@ -30,7 +30,7 @@ def show_meshes(peers: list[int], seed: int, brief: bool) -> int:
         disagreements += row.disagreements
         print(
             f"{row.peers:5d} {row.seed:5d} {row.join_s:7.2f} {row.steady_messages:6.1f} {row.steady_bytes:5.0f} "
-            f"{row.busiest_bytes:12.0f} {row.change_s:9.2f} {row.kill_s:7.2f} {row.heal_s:7.2f} {row.loss_false:16d} "
+            f"{row.busiest_bytes:12.0f} {row.change_s:9.2f} {row.kill_s:7.2f} {row.silent_s:9.2f} {row.heal_s:7.2f} {row.heal_false:15d} {row.loss_false:16d} "
             f"{row.stalled_false:15d} {row.disagreements:9d} {time.perf_counter() - began:7.1f}",
             flush=True,
         )

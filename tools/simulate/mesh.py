@@ -21,6 +21,9 @@ from exo_mesh.transport.control_client import ControlClient
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
 
+MAX_DEATHS = 5
+"""Of which the slowest to be seen counts."""
+
 NUM_SEEDS = 3
 """Peers of which every peer knows the address at its start."""
 
@@ -129,7 +132,9 @@ class Report:
     busiest_bytes: float
     change_s: float = 0.0
     kill_s: float = 0.0
+    silent_s: float = 0.0
     heal_s: float = 0.0
+    heal_false: int = 0
     loss_false: int = 0
     stalled_false: int = 0
     disagreements: int = 0
@@ -208,12 +213,14 @@ async def measure(loop: VirtualLoop, count: int, seed: int, brief: bool) -> Repo
     row.disagreements += not mesh.agreed()
     row.change_s = await change(mesh)
     if not brief:
-        row.heal_s = await partition(mesh)
+        row.heal_s, row.heal_false = await partition(mesh)
         row.loss_false = await lose(mesh)
         row.stalled_false = await stall(mesh)
         row.disagreements += await mesh.until(mesh.agreed) == float("inf")
     row.kill_s = await kill(mesh)
-    row.disagreements += float("inf") in (row.join_s, row.change_s, row.heal_s, row.kill_s)
+    if len(mesh.peers) > 2:
+        row.silent_s = await kill(mesh, silent=True)
+    row.disagreements += float("inf") in (row.join_s, row.change_s, row.heal_s, row.kill_s, row.silent_s)
     return row
 
 
@@ -227,12 +234,16 @@ async def change(mesh: Mesh) -> float:
     )  # fmt: skip
 
 
-async def partition(mesh: Mesh) -> float:
-    """Seconds from the end of ten in two halves to one view."""
-    mesh.network.split({peer.address for peer in mesh.peers[: len(mesh.peers) // 2]})
+async def partition(mesh: Mesh) -> tuple[float, int]:
+    """(seconds from the end of ten in two halves to one view, verdicts against peers of the own half from then on)."""
+    half = {peer.membership.own.id for peer in mesh.peers[: len(mesh.peers) // 2]}
+    mesh.network.split({peer.address for peer in mesh.peers if peer.membership.own.id in half})
     await asyncio.sleep(10)
+    mesh.take_left()
     mesh.network.split()
-    return await mesh.until(mesh.agreed)
+    heal_s = await mesh.until(mesh.agreed)
+    lost = [(peer.membership.own.id in half) == (one in half) for peer in mesh.peers for one in peer.left]
+    return heal_s, sum(lost)
 
 
 async def lose(mesh: Mesh) -> int:
@@ -261,12 +272,19 @@ async def stall(mesh: Mesh) -> int:
     return sum(1 for peer in mesh.peers for one in peer.left if one not in ids)
 
 
-async def kill(mesh: Mesh) -> float:
-    """Seconds from a death to one view without the dead."""
-    victim = mesh.rng.choice(mesh.peers)
-    rest = [peer for peer in mesh.peers if peer is not victim]
-    mesh.network.kill(victim.process)
-    return await mesh.until(lambda: mesh.agreed(rest))
+async def kill(mesh: Mesh, *, silent: bool = False) -> float:
+    """The most seconds from a death to one view without the dead, of MAX_DEATHS one after the other, while two peers
+    are left. silent: as when the power fails, no port refuses."""
+    longest_s = 0.0
+    for _ in range(max(1, min(MAX_DEATHS, len(mesh.peers) // 8))):
+        victim = mesh.peers.pop(mesh.rng.randrange(len(mesh.peers)))
+        if silent:
+            mesh.loop.stop_process(victim.process.name)
+        else:
+            mesh.network.kill(victim.process)
+        longest_s = max(longest_s, await mesh.until(mesh.agreed))
+        await asyncio.sleep(mesh.rng.uniform(1.0, 2.0))
+    return longest_s
 
 
 def report(count: int, seed: int, *, brief: bool = False) -> Report:
