@@ -8,9 +8,9 @@ Das, Gupta, Motivala: SWIM (DSN 2002). Dadgar, Phillips, Currey: Lifeguard (DSN-
                 newer life  |                                         |  suspicion timeout, or news of it
                             +------------- DEAD or LEFT  <------------+
 
-A death that others tell of a peer that is ALIVE here is *doubted*: the peer is a suspect from then on, and their verdict
-is passed on. If it does not answer here either, it is dead; if it does, it hears of the verdict and can rise above it.
-Otherwise each half of a mesh that was split would believe the other about its own members.
+A death that others tell of a peer that is ALIVE here is *doubted*: the peer is a suspect from then on, and their
+verdict is passed on. If it does not answer here either, it is dead; if it does, it hears of the verdict and can rise
+above it. Otherwise each half of a mesh that was split would believe the other about its own members.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def is_news(held_state: State, held_life: Life, told: Update) -> bool:
 def suspicion_s(base_s: float, num_others: int, num_able: int, num_accusers: int) -> float:
     """How long a suspect has to refute when `num_accusers`, at least 1, could not reach it.
 
-    At the least `base_s` in a mesh of up to 256, then with log2 of its size, as gossip takes that many rounds to reach it
-    and to come back. PATIENCE times as long, and more from 16 on, while only one accuses it; in between Max - (Max - Min)
-    log(C + 1) / log(K + 1) after C of K confirmations (Lifeguard, LHA-Suspicion).
+    At the least `base_s` in a mesh of up to 256, then with log2 of its size, as gossip takes that many rounds to reach
+    it and to come back. PATIENCE times as long, and more from 16 on, while only one accuses it; in between
+    Max - (Max - Min) log(C + 1) / log(K + 1) after C of K confirmations (Lifeguard, LHA-Suspicion).
 
     num_able: others that are not suspects themselves; nobody else can confirm it.
     """
@@ -234,7 +234,7 @@ class Swim:
         return Update(self.own_id, State.ALIVE, self.life)
 
     def acked(self, peer_id: str, now: float) -> None:
-        """A probe of this peer was answered. If others hold it for dead, it has been told so, and gets time to answer."""
+        """A probe of this peer was answered. If others hold it for dead, it was told so, and gets time to answer."""
         self._notice_stall(now)
         self.health = max(0, self.health - 1)
         held = self._members.get(peer_id)

@@ -28,12 +28,13 @@ def show_meshes(peers: list[int], seed: int, brief: bool) -> int:
         began = time.perf_counter()
         row = report(count, seed, brief=brief)
         disagreements += row.disagreements
-        print(
-            f"{row.peers:5d} {row.seed:5d} {row.join_s:7.2f} {row.steady_messages:6.1f} {row.steady_bytes:5.0f} "
-            f"{row.busiest_bytes:12.0f} {row.change_s:9.2f} {row.kill_s:7.2f} {row.silent_s:9.2f} {row.heal_s:7.2f} {row.heal_false:15d} {row.loss_false:16d} "
-            f"{row.stalled_false:15d} {row.disagreements:9d} {time.perf_counter() - began:7.1f}",
-            flush=True,
+        cells = (
+            f"{row.peers:5d} {row.seed:5d} {row.join_s:7.2f} {row.steady_messages:6.1f} {row.steady_bytes:5.0f}",
+            f"{row.busiest_bytes:12.0f} {row.change_s:9.2f} {row.kill_s:7.2f} {row.silent_s:9.2f} {row.heal_s:7.2f}",
+            f"{row.heal_false:15d} {row.loss_false:16d} {row.stalled_false:15d} {row.disagreements:9d}",
+            f"{time.perf_counter() - began:7.1f}",
         )
+        print(*cells, flush=True)
     return disagreements
 
 
