@@ -71,7 +71,7 @@ async def test_a_peer_that_restarts_rejoins_with_a_higher_incarnation() -> None:
 async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
     async with mesh("a", "b") as (a, _b):
         for state in (State.SUSPECT, State.DEAD):
-            a.membership._learn(Update("b", state, Life(1)), None)
+            a.membership._news.learn(Update("b", state, Life(1)), None)
         assert a.sees == []
         await until(lambda: a.sees == ["b"])
 
@@ -102,7 +102,7 @@ async def test_other_namespaces_and_protocols_are_refused_with_the_reason() -> N
 async def test_a_node_told_its_own_address_does_not_join_itself() -> None:
     async with mesh("a") as (a,):
         # as behind an address translation: it does not know this address for its own
-        a.membership.own = peer_info("a", addresses=("10.9.9.9:5000",))
+        a.membership.describe(peer_info("a", addresses=("10.9.9.9:5000",)))
         a.membership.suggest(a.address)
         await until(lambda: a.membership._dialer.is_failing(a.address))
         assert a.sees == [] and not a.membership.refusals

@@ -14,10 +14,11 @@ from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.service import Membership
 from exo_mesh.transport.control_client import ControlClient
+from tools.simulate.handler import MembershipHandler
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
 
@@ -31,28 +32,6 @@ NUM_SEEDS = 3
 def quiet() -> None:
     """Thousands of deaths are no news here. Not in __main__: a pool's processes cannot import that."""
     logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
-
-
-class Handler:
-    """Only what the membership answers; the other calls are for whole nodes."""
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-
-    async def hello(self, request: Any, caller_host: str) -> Any:
-        return await self._membership.answer_hello(request, caller_host)
-
-    async def probe(self, request: Any) -> Any:
-        return self._membership.answer_probe(request)
-
-    async def indirect_probe(self, request: Any) -> Any:
-        return await self._membership.answer_indirect_probe(request)
-
-    async def exchange(self, request: Any) -> Any:
-        return self._membership.answer_exchange(request)
-
-    async def goodbye(self, request: Any) -> Any:
-        return self._membership.answer_goodbye(request)
 
 
 def own_info(index: int, incarnation: int) -> PeerInfo:
@@ -85,7 +64,7 @@ class SimPeer:
         self.incarnation = incarnation
         self.network = network
         self.left: list[str] = []
-        info = own_info(index, incarnation)
+        info = self.describe()
         self.address = info.addresses[0]
         self.process: Process = network.begin(self.address)
         self._sequence = incarnation * 2**32
@@ -93,14 +72,23 @@ class SimPeer:
             lambda: Membership(
                 info,
                 self._reading,
-                on_leave=lambda peer, records: self.left.append(peer.id),
+                on_leave=self.on_leave,
+                before_refute=self.before_refute,
                 timing=timing,
                 clock=network.loop.time,
                 rng=random.Random(network.rng.random()),
                 dial=lambda address: cast(ControlClient, SimClient(network, self.address, address)),
             )
         )
-        self.process.handler = Handler(self.membership)
+        self.process.handler = MembershipHandler(self.membership)
+
+    def describe(self) -> PeerInfo:
+        return own_info(self.index, self.incarnation)
+
+    def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
+        self.left.append(peer.id)
+
+    async def before_refute(self) -> None: ...
 
     def _reading(self) -> Telemetry:
         self._sequence += 1
