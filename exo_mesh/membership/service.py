@@ -106,6 +106,11 @@ class Membership:
         """The other living peers, by id."""
         return [self._roster.peers[peer_id] for peer_id in sorted(self._roster.peers)]
 
+    @property
+    def num_peers(self) -> int:
+        """How many other peers live; `peers` sorts them."""
+        return len(self._roster.peers)
+
     def peer(self, peer_id: str) -> Peer | None:
         return self._roster.peers.get(peer_id)
 

@@ -157,6 +157,7 @@ class Swim:
         self._timing = timing
         self._rng = rng
         self._members: dict[str, Member] = {}
+        self._suspects: dict[str, Member] = {}
         self._round: list[str] = []
         self._turns = 0
         self._probe_at = -math.inf
@@ -209,6 +210,9 @@ class Swim:
     def _hold(self, peer_id: str, member: Member) -> None:
         self._members.pop(peer_id, None)  # the gone ones in the order of their going
         self._members[peer_id] = member
+        self._suspects.pop(peer_id, None)
+        if member.state is State.SUSPECT:
+            self._suspects[peer_id] = member
         if member.state in GONE:
             self._forget_oldest(member.since)
 
@@ -275,14 +279,15 @@ class Swim:
 
     def _overdue(self, now: float) -> list[str]:
         """Suspects that have had their time."""
+        if not self._suspects:
+            return []
         held_all = self._members.values()
-        suspects = {peer_id: held for peer_id, held in self._members.items() if held.state is State.SUSPECT}
         num_others = sum(1 for held in held_all if held.state not in GONE)
         num_able = sum(1 for held in held_all if held.state is State.ALIVE or held.doubted)
         base_s = self._timing.suspicion_s
         return [
             peer_id
-            for peer_id, held in suspects.items()
+            for peer_id, held in self._suspects.items()
             if now - held.since >= suspicion_s(base_s, num_others, num_able, max(1, len(held.accusers)))
         ]
 
@@ -293,8 +298,7 @@ class Swim:
         if len(living) <= ALL_PROBED:
             return living
         self._turns += 1
-        suspects = [peer_id for peer_id in living if self._members[peer_id].state is State.SUSPECT]
-        chosen = self._rng.sample(suspects, min(MAX_SUSPECTS_PROBED, len(suspects)))
+        chosen = self._rng.sample(list(self._suspects), min(MAX_SUSPECTS_PROBED, len(self._suspects)))
         if self._turns % 2:
             after = [peer_id for peer_id in living if peer_id > self.own_id]
             peer_id = min(after or living)
@@ -313,9 +317,8 @@ class Swim:
         if self._seen_at is not None and now - self._seen_at > self._timing.stall_s:
             self._woke_at = now
             self._worse()
-            for held in self._members.values():
-                if held.state is State.SUSPECT:
-                    held.since = now
+            for held in self._suspects.values():
+                held.since = now
         self._seen_at = now
 
     def _worse(self) -> None:

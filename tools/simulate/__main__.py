@@ -52,7 +52,7 @@ def show_ballots(first_seed: int, schedules: int, jobs: int) -> int:
             num_bad += bool(outcome.problems)
             for problem in outcome.problems:
                 print(f"seed {outcome.seed} ({outcome.peers} peers): {problem}", flush=True)
-            if done % 500 == 0 or done == schedules:
+            if done % 100 == 0 or done == schedules:
                 print(
                     f"{done} schedules, {num_rings} rings begun, {num_stages} stages started, {num_bad} schedules with "
                     f"a problem; the last misfortune was forgotten after at most {longest_s:.1f} s",

@@ -145,9 +145,10 @@ class Mesh:
         """Do these have one view, of `num_known` peers (themselves)?"""
         chosen = list(self.peers if peers is None else peers)
         expected = len(chosen) if num_known is None else num_known
-        if any(len(peer.membership.peers) != expected - 1 for peer in chosen):
-            return False
-        return len({peer.membership.view.sum for peer in chosen}) == 1
+        first = chosen[0].membership.view.sum
+        return all(
+            peer.membership.num_peers == expected - 1 and peer.membership.view.sum == first for peer in chosen
+        )  # fmt: skip
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 120.0) -> float:
         """How long it took; infinity if it did not come about."""
