@@ -33,14 +33,19 @@ class Peer:
 
     def __init__(self, info: PeerInfo) -> None:
         self.left: list[str] = []
+        self.num_returns = 0
         self.membership = Membership(
             info,
             lambda: Telemetry(info.id, 1, 100, 200, 0),
             on_leave=lambda peer, records: self.left.append(peer.id),
+            before_refute=self.before_refute,
             timing=FAST,
         )
         self.server = ControlServer(cast(Any, MembershipHandler(self.membership)))
         self.address = ""
+
+    async def before_refute(self) -> None:
+        self.num_returns += 1
 
     async def start(self, port: int = 0) -> Peer:
         port = await self.server.start("127.0.0.1", port)

@@ -76,6 +76,15 @@ async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
         await until(lambda: a.sees == ["b"])
 
 
+async def test_a_death_told_of_a_living_peer_is_answered_by_it_and_nobody_drops_it() -> None:
+    async with mesh("a", "b", "c") as (a, b, c):
+        a.membership._news.learn(Update("b", State.DEAD, Life(1)), None)
+        alive = Update("b", State.ALIVE, Life(1, 1))
+        await until(lambda: all(peer.membership._roster.swim.update_of("b") == alive for peer in (a, c)))
+        assert b.num_returns == 1, "it has looked what it must free, once"
+        assert a.left == c.left == [] and b.left == []
+
+
 async def test_a_second_process_with_the_same_id_is_refused_and_both_sides_can_see_why() -> None:
     async with mesh("a", "b") as (a, _b):
         twin = await Peer(peer_info("b", incarnation=2, name="twin")).start()
