@@ -8,12 +8,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds. period_s: between two rounds of probes, and of anti-entropy. probe_s: for the answer to a direct probe,
-    and as much again for an indirect one. suspicion_s: for a suspect of a mesh of up to 16 to refute. gossip_s: between
-    two rounds of telling news. call_s: for other calls. stall_s: a node that was not scheduled for this long has stood
-    still itself.
+    and as much again for an indirect one. suspicion_s: the least that a suspect has to refute (`swim.suspicion_s` has
+    the rest). gossip_s: between two rounds of telling news. call_s: for other calls. stall_s: a node that was not
+    scheduled for this long has stood still itself.
 
-    In a small mesh a silent peer is dead everywhere after at most period + 2 probe + suspicion = 4 s on a LAN, one
-    whose process was killed (its port refuses) after 2.5 s.
+    In a small mesh, whose peers all find it out by themselves, a silent peer is dead everywhere after at most
+    period + 2 probe + suspicion = 4 s on a LAN, one whose process was killed (its port refuses) after 2.5 s.
     """
 
     period_s: float = 1.0

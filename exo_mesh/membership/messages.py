@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exo_mesh.membership.swim import Life, State, Update
+from exo_mesh.membership.swim import MAX_ACCUSERS, Life, State, Update
 from exo_mesh.proto import control_pb2 as pb
 
 _STATES = {
@@ -21,6 +21,7 @@ def update_to_proto(update: Update, record: pb.Record | None = None) -> pb.PeerU
         incarnation=update.life.incarnation,
         refutation=update.life.refutation,
         record=record,
+        accusers=update.accusers,
     )
 
 
@@ -29,7 +30,8 @@ def update_from_proto(message: pb.PeerUpdate) -> Update | None:
     state = _STATES_BACK.get(message.state)
     if state is None or not 0 < len(message.peer_id) <= 64:
         return None
-    return Update(message.peer_id, state, Life(message.incarnation, message.refutation))
+    accusers = tuple(one for one in message.accusers[:MAX_ACCUSERS] if 0 < len(one) <= 64)
+    return Update(message.peer_id, state, Life(message.incarnation, message.refutation), accusers)
 
 
 def summary_to_proto(update: Update, newest: int, digest: int) -> pb.OwnerSummary:

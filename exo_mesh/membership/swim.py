@@ -7,6 +7,10 @@ Das, Gupta, Motivala: SWIM (DSN 2002). Dadgar, Phillips, Currey: Lifeguard (DSN-
                             ^  ^------- newer life (refuted) -------  |
                 newer life  |                                         |  suspicion timeout, or news of it
                             +------------- DEAD or LEFT  <------------+
+
+A death that others tell of a peer that is ALIVE here is *doubted*: the peer is a suspect from then on, and their
+verdict is passed on. If it does not answer here either, it is dead; if it does, it hears of the verdict and can rise
+above it. Otherwise each half of a mesh that was split would believe the other about its own members.
 """
 
 from __future__ import annotations
@@ -30,6 +34,15 @@ NUM_HELPERS = 3
 
 MAX_SUSPECTS_PROBED = 3
 """Besides the one of the round: a suspect is probed each period, so that it hears of the suspicion soon."""
+
+NUM_CONFIRMATIONS = 3
+"""Peers besides the first accuser that could not reach a suspect either, after which its time is the shortest (K in
+Lifeguard)."""
+
+MAX_ACCUSERS = 1 + NUM_CONFIRMATIONS
+
+PATIENCE = 2.0
+"""A suspect whom nobody else accuses has this many times the time of one whom NUM_CONFIRMATIONS others accuse."""
 
 MAX_HEALTH = 8
 """As in Lifeguard: the worst local health stretches the period and the patience of a probe ninefold."""
@@ -57,11 +70,12 @@ class Life(NamedTuple):
 
 
 class Update(NamedTuple):
-    """News of a peer."""
+    """News of a peer. accusers: of a suspect, peers that could not reach it; at most MAX_ACCUSERS."""
 
     peer_id: str
     state: State
     life: Life
+    accusers: tuple[str, ...] = ()
 
 
 _TAKEN_IF: dict[tuple[State, State], Callable[[Life, Life], bool]] = {
@@ -89,19 +103,40 @@ def is_news(held_state: State, held_life: Life, told: Update) -> bool:
     return taken_if is not None and taken_if(told.life, held_life)
 
 
-def suspicion_s(base_s: float, num_others: int) -> float:
-    """How long a suspect has to refute: `base_s` in a mesh of up to 16, then with log2 of its size, as gossip takes
-    that many rounds to reach it and to come back."""
-    return base_s * max(1.0, math.log2(max(2, num_others + 1)) / 4)
+def suspicion_s(base_s: float, num_others: int, num_able: int, num_accusers: int) -> float:
+    """How long a suspect has to refute when `num_accusers`, at least 1, could not reach it.
+
+    At the least `base_s` in a mesh of up to 256, then with log2 of its size, as gossip takes that many rounds to reach
+    it and to come back. PATIENCE times as long, and more from 16 on, while only one accuses it; in between
+    Max - (Max - Min) log(C + 1) / log(K + 1) after C of K confirmations (Lifeguard, LHA-Suspicion).
+
+    num_able: others that are not suspects themselves; nobody else can confirm it.
+    """
+    scale = math.log2(max(2, num_others + 1)) / 4
+    shortest_s = base_s * max(1.0, scale / 2)
+    longest_s = PATIENCE * base_s * max(1.0, scale)
+    needed = min(NUM_CONFIRMATIONS, num_able)
+    if needed <= 0:
+        return shortest_s
+    share = math.log(min(num_accusers - 1, needed) + 1) / math.log(needed + 1)
+    return longest_s - (longest_s - shortest_s) * share
 
 
 @dataclass(slots=True)
 class Member:
-    """What is held of one other peer. since: when it came to this state (a suspect: when its time began)."""
+    """What is held of one other peer. since: when it came to this state (a suspect: when its time began).
+    doubted: a suspect of whom others say that it is dead, and which was alive here."""
 
     state: State
     life: Life
     since: float
+    accusers: tuple[str, ...] = ()
+    doubted: bool = False
+
+    @property
+    def told(self) -> State:
+        """The state that is passed on."""
+        return State.DEAD if self.doubted else self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +157,9 @@ class Swim:
         self._timing = timing
         self._rng = rng
         self._members: dict[str, Member] = {}
+        self._suspects: dict[str, Member] = {}
         self._round: list[str] = []
+        self._turns = 0
         self._probe_at = -math.inf
         self._seen_at: float | None = None
         self._woke_at = -math.inf
@@ -130,9 +167,14 @@ class Swim:
     def member(self, peer_id: str) -> Member | None:
         return self._members.get(peer_id)
 
+    def update_of(self, peer_id: str) -> Update | None:
+        """What is passed on of a peer."""
+        held = self._members.get(peer_id)
+        return None if held is None else Update(peer_id, held.told, held.life, held.accusers)
+
     def updates(self) -> list[Update]:
-        """All that is held, the gone ones included."""
-        return [Update(peer_id, held.state, held.life) for peer_id, held in self._members.items()]
+        """All that is passed on, the gone ones included."""
+        return [Update(peer_id, held.told, held.life, held.accusers) for peer_id, held in self._members.items()]
 
     @property
     def living(self) -> list[str]:
@@ -144,20 +186,44 @@ class Swim:
         return self._timing.probe_s * (1 + self.health)
 
     def learn(self, told: Update, now: float) -> bool:
-        """Take news of another peer; True if it was news."""
+        """Take news of another peer; True if it was news, also if only who else accuses a suspect."""
         held = self._members.get(told.peer_id)
-        if told.peer_id == self.own_id:
-            return False
-        known = 0 if held is None else held.life.incarnation
-        if told.state is State.SUSPECT and told.life.incarnation > known:
+        is_other_start = held is None or told.life.incarnation != held.life.incarnation
+        if told.peer_id == self.own_id or (told.state is State.SUSPECT and is_other_start):
             return False  # whoever has not been admitted in this start is not probed here either
-        if held is not None and not is_news(held.state, held.life, told):
-            return False
-        self._members.pop(told.peer_id, None)  # the gone ones in the order of their going
-        self._members[told.peer_id] = Member(told.state, told.life, now)
-        if told.state in GONE:
-            self._forget_oldest(now)
+        if held is None:
+            self._hold(told.peer_id, Member(told.state, told.life, now))
+            return True
+        is_known = held.doubted and told.state is State.DEAD and told.life == held.life
+        if is_known or not is_news(held.state, held.life, told):
+            return self._confirm(held, told)
+        doubted = told.state is State.DEAD and not is_other_start and (held.state is State.ALIVE or held.doubted)
+        state = State.SUSPECT if doubted else told.state
+        self._hold(told.peer_id, Member(state, told.life, now, told.accusers, doubted))
         return True
+
+    def conclude(self, peer_id: str, life: Life, now: float) -> Update:
+        """This node itself knows that a peer is dead: no doubt is left."""
+        self._hold(peer_id, Member(State.DEAD, life, now))
+        return Update(peer_id, State.DEAD, life)
+
+    def _hold(self, peer_id: str, member: Member) -> None:
+        self._members.pop(peer_id, None)  # the gone ones in the order of their going
+        self._members[peer_id] = member
+        self._suspects.pop(peer_id, None)
+        if member.state is State.SUSPECT:
+            self._suspects[peer_id] = member
+        if member.state in GONE:
+            self._forget_oldest(member.since)
+
+    def _confirm(self, held: Member, told: Update) -> bool:
+        """Count who else could not reach a suspect; True if somebody was new."""
+        if not (held.state is told.state is State.SUSPECT and held.life == told.life):
+            return False
+        new = [one for one in dict.fromkeys(told.accusers) if one not in held.accusers]
+        new = new[: MAX_ACCUSERS - len(held.accusers)]
+        held.accusers = (*held.accusers, *new)
+        return bool(new)
 
     def is_accused(self, told: Update) -> bool:
         """Is this a verdict about ourselves, in this life, that must be answered?"""
@@ -172,12 +238,16 @@ class Swim:
         return Update(self.own_id, State.ALIVE, self.life)
 
     def acked(self, peer_id: str, now: float) -> None:
-        """A probe of this peer was answered."""
+        """A probe of this peer was answered. If others hold it for dead, it was told so, and gets time to answer."""
         self._notice_stall(now)
         self.health = max(0, self.health - 1)
+        held = self._members.get(peer_id)
+        if held is not None and held.doubted:
+            held.since = now
 
     def failed(self, peer_id: str, began: float, now: float, *, asked: int, answered: int) -> Update | None:
-        """A probe was answered neither directly nor through the helpers that were asked; answers the new suspicion.
+        """A probe was answered neither directly nor through the helpers that were asked; answers what is new by that: a
+        suspicion, that it is confirmed, or a death, if others hold it for dead already.
 
         answered: helpers that could not reach it either, but said so. If none of several did, the fault may be here.
         A probe during which this node stood still proves nothing.
@@ -186,10 +256,12 @@ class Swim:
         if asked and not answered:
             self._worse()
         held = self._members.get(peer_id)
-        if held is None or held.state is not State.ALIVE or began < self._woke_at:
+        if held is None or held.state in GONE or began < self._woke_at:
             return None
-        suspicion = Update(peer_id, State.SUSPECT, held.life)
-        return suspicion if self.learn(suspicion, now) else None
+        if held.doubted:
+            return self.conclude(peer_id, held.life, now)
+        suspicion = Update(peer_id, State.SUSPECT, held.life, (self.own_id,))
+        return self.update_of(peer_id) if self.learn(suspicion, now) else None
 
     def helpers(self, peer_id: str) -> list[str]:
         """Whom to ask to probe a peer in our place."""
@@ -199,25 +271,38 @@ class Swim:
     def tick(self, now: float) -> Step:
         """Call this several times a period; a pause much longer than that means that this node stood still."""
         self._notice_stall(now)
-        limit_s = suspicion_s(self._timing.suspicion_s, len(self.living))
-        dead = [
-            Update(peer_id, State.DEAD, held.life)
-            for peer_id, held in self._members.items()
-            if held.state is State.SUSPECT and now - held.since >= limit_s
-        ]
-        for verdict in dead:
-            self.learn(verdict, now)
+        dead = [self.conclude(peer_id, self._members[peer_id].life, now) for peer_id in self._overdue(now)]
         if now < self._probe_at:
             return Step([], dead)
         self._probe_at = now + self._timing.period_s * (1 + self.health)
         return Step(self._to_probe(), dead)
 
+    def _overdue(self, now: float) -> list[str]:
+        """Suspects that have had their time."""
+        if not self._suspects:
+            return []
+        held_all = self._members.values()
+        num_others = sum(1 for held in held_all if held.state not in GONE)
+        num_able = sum(1 for held in held_all if held.state is State.ALIVE or held.doubted)
+        base_s = self._timing.suspicion_s
+        return [
+            peer_id
+            for peer_id, held in self._suspects.items()
+            if now - held.since >= suspicion_s(base_s, num_others, num_able, max(1, len(held.accusers)))
+        ]
+
     def _to_probe(self) -> list[str]:
+        """All of a small mesh. Of a larger one, in turn the next by id in the ring of the living, so that each is asked
+        by somebody every second period, and the next of a shuffled round; and some suspects."""
         living = self.living
         if len(living) <= ALL_PROBED:
             return living
-        suspects = [peer_id for peer_id in living if self._members[peer_id].state is State.SUSPECT]
-        chosen = self._rng.sample(suspects, min(MAX_SUSPECTS_PROBED, len(suspects)))
+        self._turns += 1
+        chosen = self._rng.sample(list(self._suspects), min(MAX_SUSPECTS_PROBED, len(self._suspects)))
+        if self._turns % 2:
+            after = [peer_id for peer_id in living if peer_id > self.own_id]
+            peer_id = min(after or living)
+            return [*chosen, *([] if peer_id in chosen else [peer_id])]
         while True:
             if not self._round:
                 self._round = living
@@ -232,9 +317,8 @@ class Swim:
         if self._seen_at is not None and now - self._seen_at > self._timing.stall_s:
             self._woke_at = now
             self._worse()
-            for held in self._members.values():
-                if held.state is State.SUSPECT:
-                    held.since = now
+            for held in self._suspects.values():
+                held.since = now
         self._seen_at = now
 
     def _worse(self) -> None:

@@ -105,18 +105,20 @@ class Telemetry(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PeerUpdate(_message.Message):
-    __slots__ = ("peer_id", "state", "incarnation", "refutation", "record")
+    __slots__ = ("peer_id", "state", "incarnation", "refutation", "record", "accusers")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     REFUTATION_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    ACCUSERS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     state: PeerState
     incarnation: int
     refutation: int
     record: Record
-    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., incarnation: _Optional[int] = ..., refutation: _Optional[int] = ..., record: _Optional[_Union[Record, _Mapping]] = ...) -> None: ...
+    accusers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., incarnation: _Optional[int] = ..., refutation: _Optional[int] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("peer", "refutation")

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.service import Membership
 from exo_mesh.transport.control_server import ControlServer
+from tools.simulate.handler import MembershipHandler
 
 FAST = Timing(period_s=0.05, probe_s=0.5, suspicion_s=0.4, gossip_s=0.02, call_s=1.0)
 
@@ -32,14 +33,19 @@ class Peer:
 
     def __init__(self, info: PeerInfo) -> None:
         self.left: list[str] = []
+        self.num_returns = 0
         self.membership = Membership(
             info,
             lambda: Telemetry(info.id, 1, 100, 200, 0),
             on_leave=lambda peer, records: self.left.append(peer.id),
+            before_refute=self.before_refute,
             timing=FAST,
         )
-        self.server = ControlServer(Handler(self.membership))
+        self.server = ControlServer(cast(Any, MembershipHandler(self.membership)))
         self.address = ""
+
+    async def before_refute(self) -> None:
+        self.num_returns += 1
 
     async def start(self, port: int = 0) -> Peer:
         port = await self.server.start("127.0.0.1", port)
@@ -60,31 +66,6 @@ class Peer:
     @property
     def sees(self) -> list[str]:
         return [peer.id for peer in self.membership.peers]
-
-
-class Handler:
-    """Only what the membership answers."""
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-
-    async def hello(self, request: Any, caller_host: str) -> Any:
-        return await self._membership.answer_hello(request, caller_host)
-
-    async def probe(self, request: Any) -> Any:
-        return self._membership.answer_probe(request)
-
-    async def indirect_probe(self, request: Any) -> Any:
-        return await self._membership.answer_indirect_probe(request)
-
-    async def exchange(self, request: Any) -> Any:
-        return self._membership.answer_exchange(request)
-
-    async def goodbye(self, request: Any) -> Any:
-        return self._membership.answer_goodbye(request)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"{name} is not the membership's business")
 
 
 @asynccontextmanager

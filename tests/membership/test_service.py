@@ -70,9 +70,19 @@ async def test_a_peer_that_restarts_rejoins_with_a_higher_incarnation() -> None:
 
 async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
     async with mesh("a", "b") as (a, _b):
-        a.membership._learn(Update("b", State.DEAD, Life(1)), None)
+        for state in (State.SUSPECT, State.DEAD):
+            a.membership._news.learn(Update("b", state, Life(1)), None)
         assert a.sees == []
         await until(lambda: a.sees == ["b"])
+
+
+async def test_a_death_told_of_a_living_peer_is_answered_by_it_and_nobody_drops_it() -> None:
+    async with mesh("a", "b", "c") as (a, b, c):
+        a.membership._news.learn(Update("b", State.DEAD, Life(1)), None)
+        alive = Update("b", State.ALIVE, Life(1, 1))
+        await until(lambda: all(peer.membership._roster.swim.update_of("b") == alive for peer in (a, c)))
+        assert b.num_returns == 1, "it has looked what it must free, once"
+        assert a.left == c.left == [] and b.left == []
 
 
 async def test_a_second_process_with_the_same_id_is_refused_and_both_sides_can_see_why() -> None:
@@ -101,7 +111,7 @@ async def test_other_namespaces_and_protocols_are_refused_with_the_reason() -> N
 async def test_a_node_told_its_own_address_does_not_join_itself() -> None:
     async with mesh("a") as (a,):
         # as behind an address translation: it does not know this address for its own
-        a.membership.own = peer_info("a", addresses=("10.9.9.9:5000",))
+        a.membership.describe(peer_info("a", addresses=("10.9.9.9:5000",)))
         a.membership.suggest(a.address)
         await until(lambda: a.membership._dialer.is_failing(a.address))
         assert a.sees == [] and not a.membership.refusals

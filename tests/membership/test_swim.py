@@ -12,6 +12,7 @@ from exo_mesh.membership.gossip import MAX_ITEMS, GossipQueue, retransmissions
 from exo_mesh.membership.swim import (
     ALL_PROBED,
     GONE_S,
+    MAX_ACCUSERS,
     MAX_GONE,
     MAX_HEALTH,
     NUM_HELPERS,
@@ -74,6 +75,8 @@ def test_every_pair_of_states_is_decided_and_what_is_illegal_changes_nothing() -
         for life, is_taken in zip((OLD, SAME, NEW), expected, strict=True):
             one = swim()
             one.learn(Update("p", ALIVE, SAME), 0.0)
+            if held is DEAD:
+                one.learn(Update("p", SUSPECT, SAME), 0.0)  # else it would be doubted
             one.learn(Update("p", held, SAME), 0.0)
             before = one.updates()
             assert one.learn(Update("p", told, life), 1.0) is is_taken
@@ -91,7 +94,7 @@ def test_news_in_any_order_ends_in_the_same_state() -> None:
         held = one.member("p")
         assert held is not None
         ends.add(held.life)
-        assert held.state in (DEAD, LEFT), "nothing newer has refuted the last verdict"
+        assert held.told in (DEAD, LEFT), "nothing newer has refuted the last verdict"
     assert ends == {Life(1, 2)}
 
 
@@ -105,12 +108,70 @@ def test_a_suspicion_of_a_start_that_is_not_known_here_waits_until_that_start_is
 
 
 def test_a_silent_peer_is_suspected_and_then_dead_and_not_before_its_time() -> None:
-    one = swim("p", "q")
-    assert sorted(one.tick(0.0).probes) == ["p", "q"]
-    assert one.failed("p", 0.0, 0.5, asked=1, answered=1) == Update("p", SUSPECT, Life(1))
+    one = swim("p")
+    assert one.tick(0.0).probes == ["p"]
+    assert one.failed("p", 0.0, 0.5, asked=0, answered=0) == Update("p", SUSPECT, Life(1), ("me",))
     assert run_ticks(one, 0.75, 2.25) == []
     assert run_ticks(one, 2.5, 2.5) == [Update("p", DEAD, Life(1))]
+    assert one.living == []
+
+
+def test_a_suspect_whom_nobody_else_accuses_has_twice_the_time() -> None:
+    one = swim("p", "q")
+    one.tick(0.0)
+    one.failed("p", 0.0, 0.5, asked=1, answered=1)
+    assert run_ticks(one, 0.75, 4.25) == []
+    assert run_ticks(one, 4.5, 4.5) == [Update("p", DEAD, Life(1))]
+
+
+def test_others_that_could_not_reach_it_either_shorten_the_time_of_a_suspect_and_are_passed_on() -> None:
+    one = swim("p", "q")
+    one.tick(0.0)
+    assert one.learn(Update("p", SUSPECT, Life(1), ("q",)), 0.5)
+    assert one.failed("p", 0.0, 1.0, asked=1, answered=1) == Update("p", SUSPECT, Life(1), ("q", "me"))
+    assert one.failed("p", 1.0, 2.0, asked=1, answered=1) is None, "one is one accuser, however often one asks"
+    assert not one.learn(Update("p", SUSPECT, Life(1), ("q",)), 2.0)
+    assert not one.learn(Update("p", SUSPECT, Life(1, 0), ()), 2.0)
+    assert run_ticks(one, 2.25, 2.5) == [Update("p", DEAD, Life(1))], "2 s after it was suspected first"
+
+
+def test_a_flood_of_accusers_is_bounded() -> None:
+    one = swim("p", *(f"q{index}" for index in range(100)))
+    one.learn(Update("p", SUSPECT, Life(1), ("q0",)), 0.0)
+    news = [one.learn(Update("p", SUSPECT, Life(1), (f"q{index}",)), 0.1) for index in range(100)]
+    held = one.member("p")
+    assert held is not None and len(held.accusers) == MAX_ACCUSERS and sum(news) == MAX_ACCUSERS - 1
+
+
+def test_a_death_that_others_tell_of_a_peer_alive_here_is_doubted_and_passed_on() -> None:
+    one = swim("p", "q")
+    assert one.learn(Update("p", DEAD, Life(1)), 0.0)
+    assert "p" in one.living and one.update_of("p") == Update("p", DEAD, Life(1))
+    assert not one.learn(Update("p", DEAD, Life(1)), 0.1), "said twice is no more true"
+    one.acked("p", 3.0)
+    assert run_ticks(one, 3.0, 6.75) == [], "it answers here, so it is given time to answer the verdict"
+    assert one.learn(Update("p", ALIVE, Life(1, 1)), 6.8)
+    assert run_ticks(one, 7.0, 20.0) == [] and one.update_of("p") == Update("p", ALIVE, Life(1, 1))
+
+
+def test_a_doubted_death_is_believed_if_the_peer_does_not_answer_here_either() -> None:
+    one = swim("p", "q")
+    one.learn(Update("p", DEAD, Life(1)), 0.0)
+    assert one.failed("p", 0.0, 0.5, asked=1, answered=1) == Update("p", DEAD, Life(1))
     assert one.living == ["q"]
+    two = swim("p", "q")
+    two.learn(Update("p", DEAD, Life(1)), 0.0)
+    assert run_ticks(two, 0.25, 3.75) == []
+    assert run_ticks(two, 4.0, 4.0) == [Update("p", DEAD, Life(1))], "nor for ever"
+
+
+def test_no_death_is_doubted_that_follows_a_suspicion_or_is_of_a_later_start_and_no_goodbye_is() -> None:
+    one = swim("p", "q", "r")
+    one.learn(Update("p", SUSPECT, Life(1)), 0.0)
+    assert one.learn(Update("p", DEAD, Life(1)), 0.1) and one.learn(Update("q", DEAD, Life(2)), 0.1)
+    one.learn(Update("r", DEAD, Life(1)), 0.1)
+    assert one.living == ["r"]
+    assert one.learn(Update("r", LEFT, Life(1)), 0.2) and one.living == []
 
 
 def test_a_suspect_that_rises_above_the_suspicion_lives() -> None:
@@ -141,8 +202,8 @@ def test_a_node_that_stood_still_asks_before_it_judges() -> None:
     run_ticks(one, 0.75, 1.0)
     assert one.failed("p", 0.9, 100.0, asked=1, answered=0) is None
     assert one.tick(100.1).dead == [] and set(one.living) == {"p", "q"}
-    assert run_ticks(one, 100.25, 101.9) == []
-    assert run_ticks(one, 102.0, 102.25) == [Update("q", DEAD, Life(1))], "q had its whole time once more"
+    assert run_ticks(one, 100.25, 103.9) == []
+    assert run_ticks(one, 104.0, 104.25) == [Update("q", DEAD, Life(1))], "q had its whole time once more"
 
 
 def test_local_health_falls_when_nobody_answers_and_stretches_the_period() -> None:
@@ -156,11 +217,24 @@ def test_local_health_falls_when_nobody_answers_and_stretches_the_period() -> No
     assert one.failed("q", 0.0, 0.3, asked=2, answered=2) and one.health == MAX_HEALTH - 1, "helpers say it is not us"
 
 
+@pytest.mark.parametrize("count", [ALL_PROBED + 2, 101])
+def test_in_a_large_mesh_each_peer_is_asked_by_the_one_before_it_every_second_period(count: int) -> None:
+    ids = [f"p{index:03d}" for index in range(count)]
+    asked = {}
+    for own in ids:
+        one = Swim(own, 1, TIMING, random.Random(own))
+        for other in ids:
+            one.learn(Update(other, ALIVE, Life(1)), 0.0)
+        asked[own] = [one.tick(float(second)).probes for second in range(2)]
+        assert [len(probes) for probes in asked[own]] == [1, 1]
+    assert [asked[own][0][0] for own in ids] == [*ids[1:], ids[0]]
+
+
 @pytest.mark.parametrize("count", [ALL_PROBED + 1, 100])
-def test_in_a_large_mesh_a_round_asks_each_peer_exactly_once(count: int) -> None:
+def test_and_in_the_other_periods_each_peer_asks_everybody_once(count: int) -> None:
     others = [f"p{index}" for index in range(count)]
     one = swim(*others)
-    asked = [one.tick(float(second)).probes for second in range(count)]
+    asked = [one.tick(float(second)).probes for second in range(2 * count)][1::2]
     assert all(len(probes) == 1 for probes in asked)
     assert sorted(probe for probes in asked for probe in probes) == sorted(others)
 
@@ -179,10 +253,13 @@ def test_helpers_are_few_alive_and_not_the_one_in_question() -> None:
         assert len(set(chosen)) == NUM_HELPERS and not {"p1", "p2"} & set(chosen)
 
 
-def test_suspicion_lasts_longer_in_a_larger_mesh_by_its_logarithm() -> None:
-    assert [suspicion_s(1.5, count - 1) for count in (2, 3, 16)] == [1.5, 1.5, 1.5]
-    assert suspicion_s(1.5, 255) == pytest.approx(3.0)
-    assert suspicion_s(1.5, 1023) == pytest.approx(3.75)
+def test_suspicion_lasts_longer_in_a_larger_mesh_by_its_logarithm_and_less_with_each_accuser() -> None:
+    assert [suspicion_s(1.5, 1, 0, 1), suspicion_s(1.5, 2, 1, 2), suspicion_s(1.5, 15, 14, 4)] == [1.5, 1.5, 1.5]
+    assert suspicion_s(1.5, 255, 254, 1) == pytest.approx(6.0) and suspicion_s(1.5, 255, 254, 4) == pytest.approx(1.5)
+    assert suspicion_s(1.5, 1023, 1022, 1) == pytest.approx(7.5)
+    assert suspicion_s(1.5, 1023, 1022, 4) == pytest.approx(1.875)
+    assert suspicion_s(1.5, 255, 254, 2) == pytest.approx(6.0 - 4.5 / 2), "log 2 / log 4"
+    assert suspicion_s(1.5, 15, 0, 1) == 1.5, "nobody is left to confirm it"
 
 
 def test_the_gone_are_remembered_for_a_while_and_never_too_many() -> None:

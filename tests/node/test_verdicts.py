@@ -24,7 +24,8 @@ async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(Swim, "is_accused", lambda self, told: False)  # nobody refutes
             for one, other in (nodes, nodes[::-1]):
-                one.membership._learn(Update(other.node_id, State.DEAD, Life(1, 10**6)), None)
+                for state in (State.SUSPECT, State.DEAD):
+                    one.membership._news.learn(Update(other.node_id, state, Life(1, 10**6)), None)
             assert all(node.membership.peers == [] for node in nodes)
             begin, before = time.monotonic(), len(got)
             await until(lambda: time.monotonic() - begin > REATTACH_S + 1.5)

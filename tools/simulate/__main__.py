@@ -15,8 +15,8 @@ from tools.simulate import ballots
 from tools.simulate.mesh import quiet, report
 
 HEAD = (
-    "peers  seed  join_s  msg/s   B/s  busiest B/s  change_s  kill_s  heal_s  "
-    "false (5% loss)  false (stalls)  disagree  wall_s"
+    "peers  seed  join_s  msg/s   B/s  busiest B/s  change_s  kill_s  silent_s  heal_s  "
+    "dropped (heal)  false (5% loss)  false (stalls)  disagree  wall_s"
 )
 
 
@@ -28,12 +28,13 @@ def show_meshes(peers: list[int], seed: int, brief: bool) -> int:
         began = time.perf_counter()
         row = report(count, seed, brief=brief)
         disagreements += row.disagreements
-        print(
-            f"{row.peers:5d} {row.seed:5d} {row.join_s:7.2f} {row.steady_messages:6.1f} {row.steady_bytes:5.0f} "
-            f"{row.busiest_bytes:12.0f} {row.change_s:9.2f} {row.kill_s:7.2f} {row.heal_s:7.2f} {row.loss_false:16d} "
-            f"{row.stalled_false:15d} {row.disagreements:9d} {time.perf_counter() - began:7.1f}",
-            flush=True,
+        cells = (
+            f"{row.peers:5d} {row.seed:5d} {row.join_s:7.2f} {row.steady_messages:6.1f} {row.steady_bytes:5.0f}",
+            f"{row.busiest_bytes:12.0f} {row.change_s:9.2f} {row.kill_s:7.2f} {row.silent_s:9.2f} {row.heal_s:7.2f}",
+            f"{row.heal_false:15d} {row.loss_false:16d} {row.stalled_false:15d} {row.disagreements:9d}",
+            f"{time.perf_counter() - began:7.1f}",
         )
+        print(*cells, flush=True)
     return disagreements
 
 
@@ -51,7 +52,7 @@ def show_ballots(first_seed: int, schedules: int, jobs: int) -> int:
             num_bad += bool(outcome.problems)
             for problem in outcome.problems:
                 print(f"seed {outcome.seed} ({outcome.peers} peers): {problem}", flush=True)
-            if done % 500 == 0 or done == schedules:
+            if done % 100 == 0 or done == schedules:
                 print(
                     f"{done} schedules, {num_rings} rings begun, {num_stages} stages started, {num_bad} schedules with "
                     f"a problem; the last misfortune was forgotten after at most {longest_s:.1f} s",

@@ -9,15 +9,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from exo_mesh.discovery.port import Announcement
+from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.service import Membership
 from exo_mesh.transport.control_client import ControlClient
+from tools.simulate.handler import MembershipHandler
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
+
+MAX_DEATHS = 5
+"""Of which the slowest to be seen counts."""
 
 NUM_SEEDS = 3
 """Peers of which every peer knows the address at its start."""
@@ -26,28 +32,6 @@ NUM_SEEDS = 3
 def quiet() -> None:
     """Thousands of deaths are no news here. Not in __main__: a pool's processes cannot import that."""
     logging.getLogger("exo_mesh").setLevel(logging.CRITICAL)
-
-
-class Handler:
-    """Only what the membership answers; the other calls are for whole nodes."""
-
-    def __init__(self, membership: Membership) -> None:
-        self._membership = membership
-
-    async def hello(self, request: Any, caller_host: str) -> Any:
-        return await self._membership.answer_hello(request, caller_host)
-
-    async def probe(self, request: Any) -> Any:
-        return self._membership.answer_probe(request)
-
-    async def indirect_probe(self, request: Any) -> Any:
-        return await self._membership.answer_indirect_probe(request)
-
-    async def exchange(self, request: Any) -> Any:
-        return self._membership.answer_exchange(request)
-
-    async def goodbye(self, request: Any) -> Any:
-        return self._membership.answer_goodbye(request)
 
 
 def own_info(index: int, incarnation: int) -> PeerInfo:
@@ -80,7 +64,7 @@ class SimPeer:
         self.incarnation = incarnation
         self.network = network
         self.left: list[str] = []
-        info = own_info(index, incarnation)
+        info = self.describe()
         self.address = info.addresses[0]
         self.process: Process = network.begin(self.address)
         self._sequence = incarnation * 2**32
@@ -88,28 +72,36 @@ class SimPeer:
             lambda: Membership(
                 info,
                 self._reading,
-                on_leave=lambda peer, records: self.left.append(peer.id),
+                on_leave=self.on_leave,
+                before_refute=self.before_refute,
                 timing=timing,
                 clock=network.loop.time,
                 rng=random.Random(network.rng.random()),
                 dial=lambda address: cast(ControlClient, SimClient(network, self.address, address)),
             )
         )
-        self.process.handler = Handler(self.membership)
+        self.process.handler = MembershipHandler(self.membership)
+
+    def describe(self) -> PeerInfo:
+        return own_info(self.index, self.incarnation)
+
+    def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
+        self.left.append(peer.id)
+
+    async def before_refute(self) -> None: ...
 
     def _reading(self) -> Telemetry:
         self._sequence += 1
         return Telemetry(self.membership.own.id, self._sequence, 64 * 2**30, 128 * 2**30, 0, 1.5)
 
     def begin(self, seeds: Iterable[str]) -> None:
-        self.network.start(self.process, self._begin(list(seeds)))
+        """Start, with the discovery of a node that was given these addresses as bootstrap peers."""
+        self.network.start(self.process, self._begin(StaticDiscovery(list(seeds))))
 
-    async def _begin(self, seeds: list[str]) -> None:
-        self.membership.start(self.membership.own)
-        while not self.membership.peers and seeds:
-            for address in seeds:
-                self.membership.suggest(address)
-            await asyncio.sleep(0.5)
+    async def _begin(self, discovery: StaticDiscovery) -> None:
+        own = self.membership.own
+        self.membership.start(own)
+        await discovery.start(Announcement(own.namespace, own.id, 5000), self.membership.suggest)
 
     def do(self, action: Callable[[], Any]) -> None:
         """Call something as this process."""
@@ -128,7 +120,9 @@ class Report:
     busiest_bytes: float
     change_s: float = 0.0
     kill_s: float = 0.0
+    silent_s: float = 0.0
     heal_s: float = 0.0
+    heal_false: int = 0
     loss_false: int = 0
     stalled_false: int = 0
     disagreements: int = 0
@@ -151,9 +145,10 @@ class Mesh:
         """Do these have one view, of `num_known` peers (themselves)?"""
         chosen = list(self.peers if peers is None else peers)
         expected = len(chosen) if num_known is None else num_known
-        if any(len(peer.membership.peers) != expected - 1 for peer in chosen):
-            return False
-        return len({peer.membership.view.sum for peer in chosen}) == 1
+        first = chosen[0].membership.view.sum
+        return all(
+            peer.membership.num_peers == expected - 1 and peer.membership.view.sum == first for peer in chosen
+        )  # fmt: skip
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 120.0) -> float:
         """How long it took; infinity if it did not come about."""
@@ -207,12 +202,14 @@ async def measure(loop: VirtualLoop, count: int, seed: int, brief: bool) -> Repo
     row.disagreements += not mesh.agreed()
     row.change_s = await change(mesh)
     if not brief:
-        row.heal_s = await partition(mesh)
+        row.heal_s, row.heal_false = await partition(mesh)
         row.loss_false = await lose(mesh)
         row.stalled_false = await stall(mesh)
         row.disagreements += await mesh.until(mesh.agreed) == float("inf")
     row.kill_s = await kill(mesh)
-    row.disagreements += float("inf") in (row.join_s, row.change_s, row.heal_s, row.kill_s)
+    if len(mesh.peers) > 2:
+        row.silent_s = await kill(mesh, silent=True)
+    row.disagreements += float("inf") in (row.join_s, row.change_s, row.heal_s, row.kill_s, row.silent_s)
     return row
 
 
@@ -226,12 +223,16 @@ async def change(mesh: Mesh) -> float:
     )  # fmt: skip
 
 
-async def partition(mesh: Mesh) -> float:
-    """Seconds from the end of ten in two halves to one view."""
-    mesh.network.split({peer.address for peer in mesh.peers[: len(mesh.peers) // 2]})
+async def partition(mesh: Mesh) -> tuple[float, int]:
+    """(seconds from the end of ten in two halves to one view, verdicts against peers of the own half from then on)."""
+    half = {peer.membership.own.id for peer in mesh.peers[: len(mesh.peers) // 2]}
+    mesh.network.split({peer.address for peer in mesh.peers if peer.membership.own.id in half})
     await asyncio.sleep(10)
+    mesh.take_left()
     mesh.network.split()
-    return await mesh.until(mesh.agreed)
+    heal_s = await mesh.until(mesh.agreed)
+    lost = [(peer.membership.own.id in half) == (one in half) for peer in mesh.peers for one in peer.left]
+    return heal_s, sum(lost)
 
 
 async def lose(mesh: Mesh) -> int:
@@ -260,12 +261,19 @@ async def stall(mesh: Mesh) -> int:
     return sum(1 for peer in mesh.peers for one in peer.left if one not in ids)
 
 
-async def kill(mesh: Mesh) -> float:
-    """Seconds from a death to one view without the dead."""
-    victim = mesh.rng.choice(mesh.peers)
-    rest = [peer for peer in mesh.peers if peer is not victim]
-    mesh.network.kill(victim.process)
-    return await mesh.until(lambda: mesh.agreed(rest))
+async def kill(mesh: Mesh, *, silent: bool = False) -> float:
+    """The most seconds from a death to one view without the dead, of MAX_DEATHS one after the other, while two peers
+    are left. silent: as when the power fails, no port refuses."""
+    longest_s = 0.0
+    for _ in range(max(1, min(MAX_DEATHS, len(mesh.peers) // 8))):
+        victim = mesh.peers.pop(mesh.rng.randrange(len(mesh.peers)))
+        if silent:
+            mesh.loop.stop_process(victim.process.name)
+        else:
+            mesh.network.kill(victim.process)
+        longest_s = max(longest_s, await mesh.until(mesh.agreed))
+        await asyncio.sleep(mesh.rng.uniform(1.0, 2.0))
+    return longest_s
 
 
 def report(count: int, seed: int, *, brief: bool = False) -> Report:

@@ -109,3 +109,7 @@ async def _to_the_end(loop: VirtualLoop, work: Callable[[VirtualLoop], Any]) -> 
         return await work(loop)
     finally:
         loop.wake_all()  # so that its tasks can be cancelled
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # messages under way still start new ones
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,95 @@
+"""Anti-entropy: a round between two peers, after which both hold the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from exo_mesh.membership.messages import summary_to_proto, update_in_summary
+from exo_mesh.membership.news import News
+from exo_mesh.membership.roster import Roster
+from exo_mesh.membership.swim import GONE, Life, State, Update
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.control_client import ControlClient
+
+
+class Exchange:
+    """Compares a 64-bit sum; only if it differs, a summary per owner, and then the records of owners that differ."""
+
+    def __init__(self, roster: Roster, news: News) -> None:
+        self._roster = roster
+        self._news = news
+
+    def answer(self, request: pb.ExchangeRequest) -> pb.ExchangeReply:
+        """One half of a round, as the side that was called."""
+        roster = self._roster
+        now = roster.clock()
+        reply = pb.ExchangeReply()
+        if (caller := roster.knows(request.from_peer, request.incarnation)) is not None:
+            self._news.hear(request.updates, request.push, request.telemetry, caller.client)
+            reply.telemetry.extend(self._news.readings())
+        elif roster.swim.member(request.from_peer) is None:
+            return pb.ExchangeReply(unknown_sender=True)
+        else:  # held for dead: it may look, to learn what it must free before it comes back
+            reply.unknown_sender = True
+        for owner in request.want:
+            reply.newer.extend(roster.records.messages_of(owner, now))
+        if not request.want and not request.push and request.digest != roster.view.sum:
+            reply.summary.extend(self._summaries())
+        return reply
+
+    async def round(self, client: ControlClient) -> bool:
+        """Two calls if there is a difference, one if there is none. False if we are unknown there. Raises MeshError."""
+        roster = self._roster
+        own, call_s = roster.own, roster.timing.call_s
+        request = pb.ExchangeRequest(
+            from_peer=own.id, incarnation=own.incarnation, digest=roster.view.sum, telemetry=self._news.readings()
+        )
+        reply = await client.exchange(request, call_s)
+        self._news.hear(reply.updates, (), reply.telemetry, client)
+        if not reply.summary:
+            return not reply.unknown_sender
+        second = pb.ExchangeRequest(from_peer=own.id, incarnation=own.incarnation, digest=roster.view.sum)
+        lives = self._compare(reply.summary, second, client)
+        if second.want or second.push or second.updates:
+            reply = await client.exchange(second, call_s)
+            self._news.take(reply.newer, lives)
+        return not reply.unknown_sender
+
+    def _compare(
+        self, summaries: Iterable[pb.OwnerSummary], second: pb.ExchangeRequest, client: ControlClient
+    ) -> dict[str, Life]:
+        """Fill in the second half of a round; answers the lives of peers that only the other side knows."""
+        roster = self._roster
+        now = roster.clock()
+        lives: dict[str, Life] = {}
+        there: set[str] = set()
+        for summary in summaries:
+            told = update_in_summary(summary)
+            if told is None:
+                continue
+            held = roster.swim.member(told.peer_id)
+            if told.state in GONE or told.peer_id == roster.own.id or held is not None:
+                self._news.hear_of(told, None, client)
+            if told.state in GONE:
+                continue
+            there.add(told.peer_id)
+            if told.peer_id != roster.own.id and told.peer_id not in roster.peers:
+                if held is None or told.life > held.life:
+                    lives[told.peer_id] = told.life
+                    second.want.append(told.peer_id)
+                continue
+            push, want = roster.records.differs(summary)
+            if push:
+                second.push.extend(roster.records.messages_of(told.peer_id, now))
+            if want and told.peer_id != roster.own.id:
+                second.want.append(told.peer_id)
+        for peer_id in [roster.own.id, *roster.peers]:
+            if peer_id not in there:
+                second.updates.append(self._news.update_message(peer_id))
+                second.push.extend(roster.records.messages_of(peer_id, now))
+        return lives
+
+    def _summaries(self) -> list[pb.OwnerSummary]:
+        swim, view = self._roster.swim, self._roster.view
+        held = [*swim.updates(), Update(self._roster.own.id, State.ALIVE, swim.life)]
+        return [summary_to_proto(one, view.newest_of(one.peer_id), view.sum_of(one.peer_id)) for one in held]

@@ -1,0 +1,178 @@
+"""The peers that were admitted and what is held of them: the one state that admission, probing and exchange share."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from enum import Enum
+
+from exo_mesh.clock import Clock
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.view import Record, RecordKey, View
+from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.gossip import GossipQueue, retransmissions
+from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
+from exo_mesh.membership.records import Records
+from exo_mesh.membership.refusals import Refusals
+from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, State, Swim, Update
+from exo_mesh.tasks import Pulse, TaskOwner
+from exo_mesh.transport.control_client import ControlClient
+
+RECORD_HOPS = 4
+"""How often each peer of a mesh of more than ALL_PROBED passes a changed record on: that reaches 98 %; anti-entropy
+does the rest."""
+
+MAX_LOST = 256
+LOST_S = 600.0
+"""Addresses of dead peers that are still tried, one each period: after a partition nobody else brings the halves
+together. A peer that said goodbye is not among them."""
+
+_log = logging.getLogger(__name__)
+
+
+class Entry(Enum):
+    """What came of the wish to take a peer in."""
+
+    NEW = "new"
+    KNOWN = "known"
+    REFUSED = "refused"
+
+
+class Roster:
+    """`peers` by id; `swim` has what is held of them, `records` what they wrote, `news` what is to be told on.
+
+    on_leave(peer, records) is called when a peer has died or left, with the records of it that were in force. `changed`
+    beats whenever the view or the set of living peers has; `poke` when there is news.
+    """
+
+    def __init__(
+        self,
+        own: PeerInfo,
+        *,
+        on_leave: Callable[[PeerInfo, list[Record]], None],
+        timing: Timing,
+        clock: Clock,
+        rng: random.Random,
+        dial: Callable[[str], ControlClient],
+    ) -> None:
+        self.own = own
+        self.timing = timing
+        self.clock = clock
+        self.rng = rng
+        self.dial = dial
+        self.peers: dict[str, Peer] = {}
+        self.swim = Swim(own.id, own.incarnation, timing, rng)
+        self.records = Records(own.id, own.incarnation, self._incarnation_of)
+        self.news: GossipQueue[str | RecordKey] = GossipQueue()
+        self.changed = Pulse()
+        self.poke = Pulse()
+        self.has_fresh_news = False
+        self._refusals = Refusals()
+        self.tasks = TaskOwner()
+        self._on_leave = on_leave
+        self._lost: dict[str, tuple[str, float]] = {}
+
+    @property
+    def view(self) -> View:
+        return self.records.view
+
+    @property
+    def is_small(self) -> bool:
+        """Does everybody probe, and tell, everybody?"""
+        return len(self.peers) <= ALL_PROBED
+
+    def knows(self, peer_id: str, incarnation: int) -> Peer | None:
+        """The living peer that a caller is; its call is a sign of life."""
+        peer = self.peers.get(peer_id)
+        if peer is None or peer.info.incarnation != incarnation:
+            return None
+        peer.last_heard = self.clock()
+        return peer
+
+    def verdict_on(self, peer_id: str, life: Life) -> Update | None:
+        """What this node holds against a caller of this life."""
+        held = self.swim.member(peer_id)
+        if held is None or held.state not in GONE or held.life < life:
+            return None
+        return Update(peer_id, held.state, held.life)
+
+    @property
+    def refusals(self) -> list[str]:
+        """Who was refused of late, and why."""
+        return self._refusals.texts(self.clock())
+
+    def note_refusal(self, who: str, reason: str, *, peer_id: str = "", address: str = "") -> None:
+        """Remember, for whoever looks, that a node was not taken in."""
+        if reason == ITSELF:
+            return
+        if self._refusals.note(who, reason, self.clock(), peer_id=peer_id, address=address):
+            _log.warning("refused: %s: %s", who, reason)
+
+    def admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> Entry:
+        """Take a peer in, unless it is known in this life or held for dead in it."""
+        known = self.peers.get(info.id)
+        if known is not None:
+            if known.info.incarnation >= info.incarnation:
+                known.last_heard = self.clock()
+                known.learn(addresses)
+                return Entry.KNOWN
+            self.swim.conclude(info.id, Life(known.info.incarnation, 2**32), self.clock())
+            self.remove(known, "has restarted")
+        if len(self.peers) >= MAX_PEERS or not addresses:
+            self.note_refusal(info.name, f"{len(self.peers)} peers are known already, or it has no address")
+            return Entry.REFUSED
+        if not self.swim.learn(Update(info.id, State.ALIVE, life), self.clock()):
+            return Entry.REFUSED
+        self.peers[info.id] = Peer(info, addresses, self.dial(addresses[0]), self.clock())
+        self._lost.pop(info.id, None)
+        self._refusals.joined(info.id, addresses)
+        self.tell_of(info.id)
+        _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
+        return Entry.NEW
+
+    def bury(self, peer_id: str) -> None:
+        """This node has come to the verdict that a peer is dead."""
+        self.tell_of(peer_id)
+        if (peer := self.peers.get(peer_id)) is not None:
+            self.remove(peer, "is dead", is_lost=True)
+
+    def remove(self, peer: Peer, why: str, level: int = logging.WARNING, *, is_lost: bool = False) -> None:
+        """Forget a peer and all that it wrote. is_lost: it may be there after all, so its address is tried again."""
+        del self.peers[peer.id]
+        if is_lost:
+            self._lost[peer.id] = (peer.client.address, self.clock())
+        self.tasks.start(peer.close_when_idle(), f"close {peer.id[:8]}")
+        records = self.records.forget(peer.id)
+        _log.log(level, "peer %s (%s) %s", peer.info.name, peer.id[:8], why)
+        self._on_leave(peer.info, records)
+        self.changed.beat()
+
+    def a_lost_address(self, now: float) -> str | None:
+        """One address at which a peer that was given up may be again."""
+        while len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        for peer_id in [peer_id for peer_id, (_, since) in self._lost.items() if now - since > LOST_S]:
+            del self._lost[peer_id]
+        return self.rng.choice(list(self._lost.values()))[0] if self._lost else None
+
+    def tell_of(self, key: str | RecordKey, *, own: bool = False) -> None:
+        """Pass news of a peer (its id) or of a record on."""
+        num_others = len(self.peers)
+        small = self.is_small
+        held = self.swim.member(key) if isinstance(key, str) else None
+        if held is not None and held.state is State.ALIVE and held.life.refutation == 0 and not small:
+            times = RECORD_HOPS  # a join, with its record: nobody's life hangs on it
+        elif isinstance(key, str):
+            times = max(retransmissions(num_others), num_others if small else 0)
+        elif small:
+            times = num_others if own else 2  # its owner tells everybody
+        else:
+            times = RECORD_HOPS
+        self.news.put(key, times)
+        self.has_fresh_news = True
+        self.poke.beat()
+
+    def _incarnation_of(self, peer_id: str) -> int | None:
+        peer = self.peers.get(peer_id)
+        return None if peer is None else peer.info.incarnation

@@ -1,0 +1,238 @@
+"""Whole control planes (placer, ring keeper, stage host, reservations, instances), with runners that are no processes,
+and a ledger of all that they start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from exo_mesh.config import Settings
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.view import Record
+from exo_mesh.errors import MeshError, StageLostError
+from exo_mesh.membership.detector import LAN
+from exo_mesh.node.control_service import ControlService
+from exo_mesh.node.custody import Custody
+from exo_mesh.node.instances import Instances
+from exo_mesh.node.members import Members
+from exo_mesh.node.memory import MemoryReading
+from exo_mesh.node.placer import Placer
+from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.stage_host import LocalModels, StageHost
+from exo_mesh.node.stage_status import StatusBoard
+from exo_mesh.node.supervisor import Limits
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import runner_pb2
+from exo_mesh.transport.plan_codec import plan_from_proto
+from tools.simulate.mesh import SimPeer
+from tools.simulate.network import Network
+from tools.simulate.virtual_loop import VirtualLoop
+
+MODEL = "organisation/some-model-0-8B-4bit"
+NUM_LAYERS = 8
+GB = 10**9
+CARD = ModelCard(
+    name=MODEL,
+    architecture="sim",
+    num_layers=NUM_LAYERS,
+    hidden_size=64,
+    vocab_size=100,
+    context_length=4096,
+    layer_bytes=(GB,) * NUM_LAYERS,
+    embed_bytes=0,
+    head_bytes=0,
+    tied=False,
+    kv_bytes_per_token=1,
+    dtype="bf16",
+    eos_ids=(0,),
+    legal_cuts=tuple(range(NUM_LAYERS)),
+    digest="d" * 64,
+)
+
+
+class Nothing:
+    """Takes any call and any attribute: metrics, a journal."""
+
+    def __getattr__(self, name: str) -> Nothing:
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Nothing:
+        return self
+
+
+class AnyCut:
+    """Legal cuts where each layer may begin a stage."""
+
+    async def of(self, card: ModelCard, engine: str) -> tuple[int, ...]:
+        return card.legal_cuts
+
+
+class OneModel:
+    """A catalogue where everybody has the model."""
+
+    async def card(self, name: str) -> ModelCard:
+        return CARD
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Every runner of the world. A violation is written down, with the time."""
+
+    loop: VirtualLoop
+    running: dict[tuple[str, str], SimRunner] = field(default_factory=dict)
+    highest: dict[tuple[str, str], Ballot] = field(default_factory=dict)
+    by_endpoint: dict[str, SimRunner] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    started: int = 0
+    rings_ready: set[tuple[str, Ballot]] = field(default_factory=set)
+
+    def start(self, runner: SimRunner) -> None:
+        self.started += 1
+        plan, peer = runner.plan, runner.peer
+        key = (peer.address, plan.instance_id)
+        before = self.running.get(key)
+        if before is not None and before.alive:
+            self.violate(f"{plan.ballot} starts on {peer.address} while {before.plan.ballot} runs there")
+        life = (peer.process.name, plan.instance_id)
+        if plan.ballot <= self.highest.get(life, Ballot(0, "")):
+            self.violate(f"{plan.ballot} starts on {peer.address} after {self.highest[life]}")
+        self.highest[life] = plan.ballot
+        self.running[key] = runner
+        self.by_endpoint[runner.endpoint] = runner
+
+    def violate(self, text: str) -> None:
+        self.violations.append(f"{self.loop.time():.2f} s: {text}")
+
+    @property
+    def alive(self) -> list[SimRunner]:
+        return [runner for runner in self.running.values() if runner.alive]
+
+
+class SimRunner:
+    """A runner that loads for a while, and ends when a hop of its ring has been broken for 5 s, as a real one does."""
+
+    def __init__(self, node: SimNode, start: runner_pb2.StartStage) -> None:
+        self.peer = node
+        self.plan: Plan = plan_from_proto(start.plan)
+        self.index = start.stage
+        self.label = f"{self.plan.instance_id}[{self.index}]"
+        self.board = StatusBoard()
+        self.beat: runner_pb2.Heartbeat | None = None
+        self.alive = False
+        self._ledger = node.ledger
+        self._stopping = asyncio.Event()
+        self._gone = asyncio.Event()
+        self._next = ""
+        self._rng = node.rng
+        self.silent_s = 0.0
+        self.endpoint = f"{node.address.partition(':')[0]}:{10_000 + self._ledger.started}"
+
+    async def run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
+        self.alive = True
+        self._ledger.start(self)
+        try:
+            await self._run(on_beat)
+        finally:
+            self.board.fail(StageLostError.code, "ended")
+            self.alive = False
+            self._gone.set()
+
+    async def _run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
+        if await self._stopped_within(self._rng.uniform(0.1, 2.0)):
+            return
+        self.board.publish(pb.StageStatus(listening=pb.StageListening(endpoint=self.endpoint, pid=1)))
+        broken_s = 0.0
+        while not await self._stopped_within(0.5):
+            on_beat(runner_pb2.Heartbeat())
+            if self._next and self._network_to(self._next):
+                broken_s = 0.0
+                if not self.board.ready:
+                    self.board.publish(pb.StageStatus(ready=pb.StageReady()))
+            elif self._next:
+                broken_s += 0.5
+            if broken_s > 5.0 or (self._rng.random() < self.peer.runner_death):
+                return
+
+    async def link(self, endpoint: str) -> None:
+        self._next = endpoint
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        await self._gone.wait()
+
+    def _network_to(self, endpoint: str) -> bool:
+        port = endpoint.rpartition(":")[2]
+        found = [one for name, one in self._ledger.by_endpoint.items() if name.rpartition(":")[2] == port]
+        return bool(found) and found[0].alive and self.peer.network.connected(self.peer.address, found[0].peer.address)
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+            await asyncio.sleep(self._rng.uniform(0.0, 1.0))  # a process takes its time to end
+            return True
+        return False
+
+
+class SimNode(SimPeer):
+    """exo_mesh.node.node.Node without sockets, disks and children."""
+
+    def __init__(self, network: Network, ledger: Ledger, index: int, incarnation: int) -> None:
+        self.ledger = ledger
+        self.rng = random.Random(network.rng.random())
+        self.runner_death = 0.0
+        super().__init__(network, index, incarnation, LAN)
+        self.process.context.run(self._wire)
+
+    def _wire(self) -> None:
+        membership, settings = self.membership, Settings(home=Path("/nowhere"), name=f"n{self.index}", min_peers=1)
+        nothing: Any = Nothing()
+        catalogue: Any = OneModel()
+        self.host = StageHost(
+            membership.own.id,
+            settings,
+            LocalModels(lambda name: CARD, lambda name: Path("/nowhere")),
+            lambda engine, architecture: "",
+            lambda: MemoryReading(30 * GB, 24 * GB),
+            nothing,
+            clock=self.network.loop.time,
+            make_runner=cast(Any, lambda label, start, *args, **kwargs: SimRunner(self, start)),
+        )
+        members = Members(self.host, membership)
+        cuts: Any = AnyCut()
+        limits = Limits()
+        self.placer = Placer(settings, membership, members, cuts, nothing, self.host.usable_bytes, limits)
+        self.custody = Custody(membership, members, self.host, limits)
+        self.instances = Instances(membership, self.custody, self.placer, catalogue, self.rng, self.network.loop.time)
+        self.process.handler = ControlService(membership, self.host, catalogue, cuts, self.instances, nothing)
+
+    def describe(self) -> PeerInfo:
+        own = super().describe()
+        return replace(own, devices=(replace(own.devices[0], engine="dummy"),), models=(MODEL,))
+
+    def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
+        super().on_leave(peer, records)
+        self.custody.owner_left(peer, records)
+
+    async def before_refute(self) -> None:
+        await self.custody.free_beaten()
+
+    def begin(self, seeds: Any) -> None:
+        super().begin(seeds)
+        self.do(self.host.start)
+        self.do(self.custody.start)
+
+    async def place(self, spec: InstanceSpec) -> None:
+        with contextlib.suppress(MeshError):
+            await self.instances.ensure(spec)
+
+    async def delete(self, instance_id: str) -> None:
+        with contextlib.suppress(MeshError):
+            await self.instances.delete(instance_id)
