@@ -1,0 +1,182 @@
+"""Caches of several sequences as one cache with a batch axis: matrices are multiplied for all rows at once, while each
+row attends to its own keys and values, where they lie.
+
+Nothing is padded, merged or copied, so sequences may join and leave at every frame, and a row attends exactly as it
+does alone. What differs from row to row is handed to model code as opaque objects that only attention and rotary
+embeddings know what to do with. Code that computes with them by itself raises, and then the stage goes row by row.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import cache as mlx_caches
+
+from exo_mesh_mlx.hooks import hook
+
+_ATTENTION = "scaled_dot_product_attention"
+_SETTINGS = ("max_size", "keep", "chunk_size", "step")
+"""What entries of one kind have in common."""
+
+
+class Ragged:
+    """One array (or mask) per row; they differ in length."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+
+class Offsets:
+    """How many positions each row's cache holds, where they differ: int32 `[rows]`."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, offsets: list[int]) -> None:
+        self.array = mx.array(offsets, mx.int32)
+
+
+class RaggedKv:
+    """Caches of keys and values, `[1, heads, length, width]` each."""
+
+    def __init__(self, entries: Sequence[Any]) -> None:
+        self._entries = entries
+
+    @property
+    def offset(self) -> Any:
+        offsets = [entry.offset for entry in self._entries]
+        return offsets[0] if min(offsets) == max(offsets) else Offsets(offsets)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+        fetched = [
+            entry.update_and_fetch(keys[row : row + 1], values[row : row + 1])
+            for row, entry in enumerate(self._entries)
+        ]
+        return Ragged([pair[0] for pair in fetched]), Ragged([pair[1] for pair in fetched])
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
+        masks = [entry.make_mask(*args, **kwargs) for entry in self._entries]
+        plain = masks[0] is None or isinstance(masks[0], str)
+        return masks[0] if plain and all(mask is masks[0] for mask in masks) else Ragged(masks)
+
+    def maybe_trim_front(self) -> None:
+        for entry in self._entries:
+            entry.maybe_trim_front()
+
+    def empty(self) -> bool:
+        return all(entry.empty() for entry in self._entries)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SETTINGS:
+            return getattr(self._entries[0], name)
+        raise AttributeError(f"{name} differs from row to row")
+
+
+class RaggedStates:
+    """Caches of arrays that do not grow, each `[1, ...]` (recurrent state, convolution tails)."""
+
+    def __init__(self, entries: Sequence[Any]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, index: int) -> Any:
+        arrays = [entry[index] for entry in self._entries]
+        return None if all(array is None for array in arrays) else mx.concatenate(arrays)
+
+    def __setitem__(self, index: int, value: mx.array) -> None:
+        for row, entry in enumerate(self._entries):
+            entry[index] = value[row : row + 1]
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> None:
+        if any(entry.make_mask(*args, **kwargs) is not None for entry in self._entries):
+            raise ValueError("a state with a mask has no batch axis")
+
+    def advance(self, num_tokens: int) -> None:
+        for entry in self._entries:
+            entry.advance(num_tokens)
+
+    def empty(self) -> bool:
+        return all(entry.empty() for entry in self._entries)
+
+    def __getattr__(self, name: str) -> Any:
+        values = [getattr(entry, name) for entry in self._entries]
+        if name in ("lengths", "left_padding") and all(value is None for value in values):
+            return None
+        raise AttributeError(f"{name} differs from row to row")
+
+
+class RaggedList:
+    """A cache entry of several parts."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.caches = parts
+
+    def __getitem__(self, index: int) -> Any:
+        return self.caches[index]
+
+
+_VIEWS: dict[type, Callable[[Sequence[Any]], Any]] = {
+    mlx_caches.KVCache: RaggedKv,
+    mlx_caches.RotatingKVCache: RaggedKv,
+    mlx_caches.ChunkedKVCache: RaggedKv,
+    mlx_caches.ConcatenateKVCache: RaggedKv,
+    mlx_caches.ArraysCache: RaggedStates,
+}
+
+
+def ragged(entries: Sequence[Any]) -> Any:
+    """One cache for entries of one kind, one per row. Raises TypeError for a kind that has no such view."""
+    kind = type(entries[0])
+    if kind is mlx_caches.CacheList:
+        return RaggedList([ragged(parts) for parts in zip(*(entry.caches for entry in entries), strict=True)])
+    if kind not in _VIEWS:
+        raise TypeError(f"no view of several {kind.__name__}")
+    return _VIEWS[kind](entries)
+
+
+def teach_ragged(model: nn.Module) -> None:
+    """Make attention and rotary embeddings of a model's code understand what is above; all else stays as it is."""
+    for name in {type(module).__module__ for module in model.modules()}:
+        original = getattr(sys.modules.get(name), _ATTENTION, None)
+        if original is not None and not hasattr(original, "knows_ragged"):
+            setattr(sys.modules[name], _ATTENTION, _attend_by_row(original))
+    for module in model.modules():
+        kind = type(module).__name__.lower()
+        if "rope" in kind or "rotary" in kind:
+            hook(module, _rotate_by_row)
+
+
+def _attend_by_row(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    def attention(queries: mx.array, keys: Any, values: Any, *args: Any, **kwargs: Any) -> mx.array:
+        if not isinstance(keys, Ragged):
+            return original(queries, keys, values, *args, **kwargs)
+        rows = []
+        for row, (row_keys, row_values) in enumerate(zip(keys.rows, values.rows, strict=True)):
+            row_args = [_of_row(arg, row) for arg in args]
+            row_kwargs = {name: _of_row(arg, row) for name, arg in kwargs.items()}
+            rows.append(original(queries[row : row + 1], row_keys, row_values, *row_args, **row_kwargs))
+        return mx.concatenate(rows)
+
+    attention.knows_ragged = True  # type: ignore[attr-defined]
+    return attention
+
+
+def _of_row(value: Any, row: int) -> Any:
+    """A row's own mask; a mask that model code made for all rows alike is none that we can trust."""
+    if isinstance(value, Ragged):
+        return value.rows[row]
+    if isinstance(value, mx.array) and value.ndim > 1:
+        raise TypeError("a mask that was not made by the caches")
+    return value
+
+
+def _rotate_by_row(original: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if isinstance(kwargs.get("offset"), Offsets):
+        kwargs = {**kwargs, "offset": kwargs["offset"].array}
+    elif args and isinstance(args[-1], Offsets):
+        args = (*args[:-1], args[-1].array)
+    return original(layer, *args, **kwargs)
