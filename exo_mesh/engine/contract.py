@@ -232,14 +232,3 @@ class Surveyor(Protocol):
     def survey(self, model_dir: Path) -> ModelSurvey:
         """May import the heavy library, so it is asked only in its own process. Raises ModelError for a model that it
         cannot run, naming file and tensor or key."""
-
-
-@runtime_checkable
-class CutTracer(Protocol):
-    """What a provider has besides if its engine cannot cut every model anywhere; without it every boundary is legal."""
-
-    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
-        """Layers at which a stage may begin. May import the heavy library, so it is asked only in its own process.
-
-        Raises ModelError for a model that cannot be cut at all.
-        """

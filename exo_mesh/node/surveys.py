@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.engine.contract import CutTracer, ModelSurvey, Surveyor
+from exo_mesh.engine.contract import ModelSurvey, Surveyor
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, MeshError, ModelError, UnknownModelError
 from exo_mesh.membership.service import Membership
@@ -124,7 +124,7 @@ class Surveys:
         provider = self._registry.providers.get(engine)
         if provider is None or not provider.availability().available:
             raise EngineError(f"engine {engine} cannot run here")
-        if not isinstance(provider, Surveyor | CutTracer) or card.name == SHIPPED:
+        if not isinstance(provider, Surveyor) or card.name == SHIPPED:
             return ModelSurvey(card.legal_cuts)  # a test asks each engine about the shipped model
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
         version = re.sub(r"[^A-Za-z0-9.]+", "-", f"{engine}-{provider.version()}")[:64]

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from exo_mesh.engine.contract import CutTracer, EngineProvider, ModelSurvey, Surveyor
+from exo_mesh.engine.contract import EngineProvider, ModelSurvey, Surveyor
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError, ModelError
 from exo_mesh.runner.lifeline import tie
@@ -19,14 +19,9 @@ from exo_mesh.runner.lifeline import tie
 
 def survey(found: EngineProvider, model_dir: Path) -> ModelSurvey:
     """Raises ModelError for a model that the engine cannot run, EngineError for an engine that has nothing to say."""
-    if isinstance(found, Surveyor):
-        return found.survey(model_dir)
-    if not isinstance(found, CutTracer):
+    if not isinstance(found, Surveyor):
         raise EngineError(f"engine {found.name} can cut every model anywhere; there is nothing to find out")
-    try:
-        return ModelSurvey(found.legal_cuts(model_dir))
-    except ModelError as exc:  # what cannot be cut may still run in one piece
-        return ModelSurvey((), str(exc))
+    return found.survey(model_dir)
 
 
 def main(argv: list[str]) -> int:
