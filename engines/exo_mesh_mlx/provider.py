@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
-from exo_mesh.errors import ModelError
 
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
@@ -64,13 +63,6 @@ class MlxProvider:
         from exo_mesh_mlx.survey import survey
 
         return survey(open_checkpoint(model_dir))
-
-    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
-        """See CutTracer."""
-        found = self.survey(model_dir)
-        if found.reason:
-            raise ModelError(found.reason)
-        return found.legal_cuts
 
 
 def _version(distribution: str) -> str:

@@ -32,18 +32,20 @@ from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.closed_mesh import own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
-from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import Members, reachable
 from exo_mesh.node.memory import MemoryReader, read_memory
+from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.own_addresses import keep_addresses
-from exo_mesh.node.placer import Placer
+from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.previews import previews, with_peer_ids
+from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
+from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.control_client import ControlClient
@@ -121,9 +123,12 @@ class Node:
             credentials=credentials,
         )
         members = Members(self._host, self.membership)
-        self._cuts = LegalCuts(self._registry, self._catalogue, self.membership, settings.home / "cuts")
+        surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys")
+        self_tests = SelfTests(self._registry, self._catalogue, settings.engine_options, settings.home / "scratch")
+        here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
+        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests")
         self._placer = Placer(
-            settings, self.membership, members, self._cuts, self.metrics, self._host.usable_bytes, tuning.host.runner
+            settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner
         )
         self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
         self._instances = Instances(
@@ -141,7 +146,7 @@ class Node:
         )
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
         service = ControlService(
-            self.membership, self._host, self._catalogue, self._cuts, self._instances, self.journal
+            self.membership, self._host, self._catalogue, surveys, self_tests, self._instances, self.journal
         )
         self._server = ControlServer(service, credentials, peer_id=own.id)
         self._tasks = TaskOwner()
@@ -162,17 +167,19 @@ class Node:
         port = await self._server.start(settings.host, settings.grpc_port)
         device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine)
         await self._catalogue.rescan()
+        model_engines = await asyncio.to_thread(self._model_engines)
         self.membership.start(
             replace(
                 self.membership.own,
                 addresses=this_machine.addresses(settings.host, port),
                 devices=(device,),
                 models=self._catalogue.local_names,
+                model_engines=model_engines,
             )
         )
         self._host.start()
         self._custody.start()
-        work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock)
+        work = keep_house(self._catalogue, self.membership, self._host, self.metrics, self._clock, self._model_engines)
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, settings.host, port), "own addresses")
         self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
@@ -285,6 +292,17 @@ class Node:
         while len(self.membership.peers) < wanted:
             await self.membership.changed.wait(1.0)
         self._phase = "ok"
+
+    def _engines_for(self, model: str, architecture: str) -> tuple[str, ...]:
+        settings = self.settings
+        return this_machine.engines_for(
+            self._registry, settings.engine, settings.model_engines.get(model), architecture
+        )
+
+    def _model_engines(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Blocking. For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
+        architectures = self._catalogue.local_architectures.items()
+        return tuple((name, self._engines_for(name, architecture)) for name, architecture in architectures)
 
     def _read_telemetry(self) -> Telemetry:
         self._sequence += 1

@@ -31,6 +31,7 @@ def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
         "context_limit": plan.context_limit,
         "kv_pool_tokens": plan.kv_tokens,
         "policy": plan.inputs.policy,
+        "activation_dtype": plan.activation_dtype,
         "stages": stages,
     }
 
@@ -48,7 +49,10 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
             {"kind": d.kind, "name": d.name, "engines": list(d.engines), "engine": d.engine, "cores": d.cores}
             for d in peer.devices
         ],
+        "tags": list(peer.tags),
+        "engine_versions": {info.name: info.version for device in peer.devices for info in device.details},
         "models": list(peer.models),
+        "model_engines": {model: list(engines) for model, engines in peer.model_engines},
     }
 
 
@@ -146,7 +150,7 @@ def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
     own_id = membership.own.id
     return {
         "node_id": own_id,
-        "peers": [{"id": peer.id, "name": peer.name} for peer in membership.view.peers()],
+        "peers": [{"id": peer.id, "name": peer.name, "tags": list(peer.tags)} for peer in membership.view.peers()],
         "links": [describe_link(own_id, peer) for peer in membership.peers],
         "refused": list(membership.refusals),
         "rings": [
