@@ -26,12 +26,13 @@ from exo_mesh.engine.contract import (
 from exo_mesh.errors import EngineError, MeshError, ModelError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
+from exo_mesh_mlx.checkpoint import Checkpoint, open_checkpoint
 from exo_mesh_mlx.ghost import GhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
-from exo_mesh_mlx.loading import Checkpoint, build_model, open_checkpoint, read_layers, trace_checkpoint
+from exo_mesh_mlx.loading import build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.packets import Group
-from exo_mesh_mlx.ragged import teach_ragged
+from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.trace import Trace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
@@ -62,6 +63,7 @@ class MlxStage:
         self._vocab_size = 0
         self._logits_width = 0
         self._activation_dtype = ""
+        self._ragged: RaggedMode | None = None
         self._batched = False
         self._saved_form: saving.SavedForm = {}
 
@@ -72,7 +74,7 @@ class MlxStage:
             raise EngineError(f"activation_dtype {request.activation_dtype!r} is none of {wire.ACTIVATION_DTYPES}")
         checkpoint = open_checkpoint(request.model_dir)
         trace = self._trace(checkpoint, shard)
-        self._model = build_model(checkpoint)
+        self._model = build_stage(checkpoint, trace, shard.start, shard.stop)
         if len(self._model.layers) != shard.num_layers:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {len(self._model.layers)} layers")
         self._vocab_size = self._logits_width = checkpoint.vocab_size
@@ -134,7 +136,7 @@ class MlxStage:
         self._sequences.clear()
         if self._stage is not None:
             self._stage.close()
-        self._stage = self._model = None
+        self._stage = self._model = self._ragged = None
         mx.clear_cache()
 
     def _trace(self, checkpoint: Checkpoint, shard: Shard) -> Trace | None:
@@ -184,6 +186,8 @@ class MlxStage:
         computed: Computed = []
         for group, packet in zip(groups, received, strict=True):
             caches = CacheRows([self._sequences[rows[index].sequence].cache for index in group.rows])
+            if self._ragged is not None:
+                self._ragged.switch(len(group.rows) > 1)
             ids = mx.array(np.array([tokens[index] for index in group.rows], np.int32))
             num_logits = max(rows[index].num_logits for index in group.rows)
             computed.append((group, stage.forward(ids, caches.full(), packet, num_logits)))
@@ -250,7 +254,7 @@ class MlxStage:
         stage = self._loaded()
         if not all(value.has_batch_axis for value in (*stage.inputs, *stage.outputs)):
             return False
-        teach_ragged(self._model)
+        self._ragged = RaggedMode(self._model)
         caches = [self._new_cache(), self._new_cache()]
         try:
             for cache in caches:

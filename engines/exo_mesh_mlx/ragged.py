@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models import cache as mlx_caches
 
-from exo_mesh_mlx.hooks import hook
+from exo_mesh_mlx.hooks import hook, set_class
 
 _ATTENTION = "scaled_dot_product_attention"
 _SETTINGS = ("max_size", "keep", "chunk_size", "step")
@@ -138,16 +138,30 @@ def ragged(entries: Sequence[Any]) -> Any:
     return _VIEWS[kind](entries)
 
 
-def teach_ragged(model: nn.Module) -> None:
-    """Make attention and rotary embeddings of a model's code understand what is above; all else stays as it is."""
-    for name in {type(module).__module__ for module in model.modules()}:
-        original = getattr(sys.modules.get(name), _ATTENTION, None)
-        if original is not None and not hasattr(original, "knows_ragged"):
-            setattr(sys.modules[name], _ATTENTION, _attend_by_row(original))
-    for module in model.modules():
-        kind = type(module).__name__.lower()
-        if "rope" in kind or "rotary" in kind:
-            hook(module, _rotate_by_row)
+class RaggedMode:
+    """Makes attention and rotary embeddings of a model's code understand what is above; all else stays as it is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        for name in {type(module).__module__ for module in model.modules()}:
+            original = getattr(sys.modules.get(name), _ATTENTION, None)
+            if original is not None and not hasattr(original, "knows_ragged"):
+                setattr(sys.modules[name], _ATTENTION, _attend_by_row(original))
+        self._rotary: list[tuple[nn.Module, type, type]] = []
+        for module in model.modules():
+            kind = type(module).__name__.lower()
+            if "rope" in kind or "rotary" in kind:
+                plain = type(module)
+                hook(module, _rotate_by_row)
+                self._rotary.append((module, plain, type(module)))
+        self._on = True
+
+    def switch(self, on: bool) -> None:
+        """Off, rotary embeddings run as they are, without a call in between."""
+        if on == self._on:
+            return
+        for module, plain, hooked in self._rotary:
+            set_class(module, hooked if on else plain)
+        self._on = on
 
 
 def _attend_by_row(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
