@@ -105,14 +105,14 @@ def test_a_file_that_shrinks_after_it_was_opened_is_a_model_error(
     from exo_mesh_mlx import engine
 
     file = write_checkpoint(tmp_path, SMALL) / "model.safetensors"
-    build = engine.build_model
+    build = engine.build_stage
 
-    def build_then_shrink(checkpoint: Any) -> nn.Module:
-        model = build(checkpoint)
+    def build_then_shrink(*args: Any) -> nn.Module:
+        model = build(*args)
         os.truncate(file, 100_000)
         return model
 
-    monkeypatch.setattr(engine, "build_model", build_then_shrink)
+    monkeypatch.setattr(engine, "build_stage", build_then_shrink)
     with pytest.raises(ModelError, match="layer 1 cannot be read"):
         load(tmp_path, 1, 4, 4)
 
