@@ -34,7 +34,8 @@ class EngineInfo:
 class Device:
     """What a peer computes on. `engines` can run here; `engine` is the one it uses unless asked otherwise.
 
-    details: more about those engines; empty for a peer of an older version.
+    details: more about those engines. memory_bytes: all that the device of `engine` has; why: which part of it models
+    may take. A peer of an older version says none of these.
     """
 
     kind: str
@@ -43,6 +44,8 @@ class Device:
     engine: str
     cores: int = 0
     details: tuple[EngineInfo, ...] = ()
+    memory_bytes: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,10 +123,8 @@ class DeviceMemory:
         return found
 
     def close(self) -> None:
-        """End the thread; it may be within a driver's call for up to TOOL_DEADLINE_S."""
+        """Let the thread end; it may be within a driver's call for up to TOOL_DEADLINE_S, which nobody waits for."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(TOOL_DEADLINE_S + 1)
 
     def _poll(self) -> None:
         while not self._stop.wait(self._poll_s):

@@ -118,7 +118,7 @@ def nvidia_reading(gpus: Sequence[NvidiaGpu], system: MemoryReading) -> MemoryRe
         return replace(system, why=f"{gpu.name} shares {system.why}")
     which = f"GPU {gpu.index} of {len(gpus)}, " if len(gpus) > 1 else ""
     ceiling = int(VRAM_SHARE * gpu.total_bytes)
-    why = f"{which}{gigabytes(gpu.free_bytes)} are free; 90 % of {gigabytes(gpu.total_bytes)} at most (nvidia-smi)"
+    why = f"{which}what is free, 90 % of {gigabytes(gpu.total_bytes)} at most (nvidia-smi)"
     return MemoryReading(gpu.total_bytes, gpu.free_bytes, ceiling, 0, why)
 
 
@@ -127,13 +127,13 @@ def amd_reading(gpu: AmdGpu, system: MemoryReading) -> MemoryReading:
     free = max(0, gpu.vram_total - gpu.vram_used)
     own = int(VRAM_SHARE * gpu.vram_total)
     if not gpu.is_apu(system.total_bytes):
-        why = f"{gigabytes(free)} are free; 90 % of {gigabytes(gpu.vram_total)} at most (amdgpu)"
+        why = f"what is free, 90 % of {gigabytes(gpu.vram_total)} at most (amdgpu)"
         return MemoryReading(gpu.vram_total, free, own, 0, why)
     mapped_total = max(0, min(gpu.gtt_total, system.total_bytes - APU_SYSTEM_BYTES))
     mapped = max(0, min(gpu.gtt_total - gpu.gtt_used, system.available_bytes - APU_SYSTEM_BYTES))
     why = (
-        f"90 % of a carve-out of {gigabytes(gpu.vram_total)}, and {gigabytes(mapped)} that it maps: of "
-        f"{gigabytes(system.available_bytes)} available {gigabytes(APU_SYSTEM_BYTES)} stay with the system (amdgpu)"
+        f"90 % of a carve-out of {gigabytes(gpu.vram_total)}, and of {gigabytes(gpu.gtt_total)} that it maps what is "
+        f"available less {gigabytes(APU_SYSTEM_BYTES)} for the system (amdgpu)"
     )
     return MemoryReading(gpu.vram_total + mapped_total, min(free, own) + mapped, own + mapped_total, 0, why)
 

@@ -28,6 +28,7 @@ from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
+from exo_mesh.node.accelerator_readings import DeviceMemory
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.closed_mesh import own_credentials
 from exo_mesh.node.control_service import ControlService
@@ -84,7 +85,7 @@ class Node:
         self.journal = Journal()
         self._registry = registry or load_registry()
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
-        self._read_memory = memory_reader
+        self._memory = DeviceMemory(memory_reader)
         self._clock = clock
         credentials = own_credentials(settings)
         self._phase = "starting"
@@ -116,7 +117,7 @@ class Node:
             settings,
             LocalModels(self._catalogue.local_card, self._catalogue.local_dir),
             lambda engine, architecture: this_machine.why_not(self._registry, engine, architecture),
-            memory_reader,
+            self._memory,
             self.metrics,
             limits=tuning.host,
             clock=clock,
@@ -165,7 +166,7 @@ class Node:
         (a discovery that cannot work, no engine) goes to `health`."""
         settings = self.settings
         port = await self._server.start(settings.host, settings.grpc_port)
-        device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine)
+        device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine, self._memory.follow)
         await self._catalogue.rescan()
         model_engines = await asyncio.to_thread(self._model_engines)
         self.membership.start(
@@ -212,6 +213,7 @@ class Node:
         await self.membership.stop()
         await self._drivers.close()
         await self._server.stop()
+        self._memory.close()
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
@@ -310,7 +312,7 @@ class Node:
             self.node_id,
             self._sequence,
             self._host.usable_bytes(),
-            self._read_memory().total_bytes,
+            self._memory().total_bytes,
             self._host.reserved_bytes,
             os.getloadavg()[0],
             self._host.s_per_gb,

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.domain.addresses import advertised
 from exo_mesh.domain.device import Device, EngineInfo
-from exo_mesh.engine.contract import Availability
+from exo_mesh.engine.contract import Availability, Compute
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError
+from exo_mesh.node.accelerators import Accelerator
 
 _DEVICE_NODES = {
     "cuda": ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg"),
@@ -26,17 +27,20 @@ def addresses(host: str, port: int) -> tuple[str, ...]:
     return advertised(host, port, read_interfaces())
 
 
-def device(registry: Registry, preference: str) -> Device:
-    """Blocking. This machine with every engine that can run on it; `engine` is "" if none can be chosen."""
+def device(registry: Registry, preference: str, find: Callable[[Compute], Accelerator]) -> Device:
+    """Blocking. This machine with every engine that can run on it; `engine` is "" if none can be chosen.
+
+    find: the accelerator behind what the chosen engine computes on.
+    """
     able = sorted(name for name, provider in registry.providers.items() if provider.availability().available)
     try:
         chosen = registry.choose(preference).name
     except MeshError:
         chosen = ""
-    apple = platform.system() == "Darwin" and platform.machine() == "arm64"
-    name = platform.processor() or platform.machine()
+    found = find(shown_compute(registry.providers[chosen].availability()) if chosen else "cpu")
     details = tuple(engine_info(registry, engine) for engine in able)
-    return Device("gpu" if apple else "cpu", name, tuple(able), chosen, os.cpu_count() or 0, details)
+    cores, memory = os.cpu_count() or 0, found.memory
+    return Device(found.kind, found.name, tuple(able), chosen, cores, details, memory.total_bytes, memory.why)
 
 
 def engine_info(registry: Registry, engine: str) -> EngineInfo:
@@ -46,7 +50,7 @@ def engine_info(registry: Registry, engine: str) -> EngineInfo:
     return EngineInfo(engine, shown_compute(availability), provider.version(), availability.dtypes)
 
 
-def shown_compute(availability: Availability, exists: Callable[[str], bool] = os.path.exists) -> str:
+def shown_compute(availability: Availability, exists: Callable[[str], bool] = os.path.exists) -> Compute:
     """What an engine computes on: a GPU only if the engine says so and the system shows one."""
     nodes = _DEVICE_NODES.get(availability.compute)
     if availability.compute == "metal":

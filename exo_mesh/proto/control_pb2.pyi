@@ -33,20 +33,24 @@ INSTANCE_STATE_READY: InstanceState
 INSTANCE_STATE_FAILED: InstanceState
 
 class Device(_message.Message):
-    __slots__ = ("kind", "name", "engines", "engine", "cores", "details")
+    __slots__ = ("kind", "name", "engines", "engine", "cores", "details", "memory_bytes", "why")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
     DETAILS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     kind: str
     name: str
     engines: _containers.RepeatedScalarFieldContainer[str]
     engine: str
     cores: int
     details: _containers.RepeatedCompositeFieldContainer[EngineInfo]
-    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., cores: _Optional[int] = ..., details: _Optional[_Iterable[_Union[EngineInfo, _Mapping]]] = ...) -> None: ...
+    memory_bytes: int
+    why: str
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., cores: _Optional[int] = ..., details: _Optional[_Iterable[_Union[EngineInfo, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
     __slots__ = ("name", "compute", "version", "dtypes")

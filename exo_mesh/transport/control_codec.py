@@ -11,6 +11,7 @@ from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
 
+MAX_REASON = 256  # characters
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
 
@@ -74,6 +75,8 @@ def _device_to_proto(device: Device) -> pb.Device:
         engine=device.engine,
         cores=device.cores,
         details=details,
+        memory_bytes=device.memory_bytes,
+        why=device.why,
     )
 
 
@@ -83,7 +86,16 @@ def _device_from_proto(message: pb.Device) -> Device:
         for info in message.details[:MAX_ENGINES]
     )
     engines = tuple(message.engines[:MAX_ITEMS])
-    return Device(message.kind, message.name, engines, message.engine, message.cores, details)
+    return Device(
+        message.kind,
+        message.name,
+        engines,
+        message.engine,
+        message.cores,
+        details,
+        message.memory_bytes,
+        message.why[:MAX_REASON],
+    )
 
 
 def instance_to_proto(instance: InstanceInfo) -> pb.InstanceInfo:

@@ -88,6 +88,8 @@ def test_its_nodes_join_and_serve_the_dummy(python: Path, tmp_path: Path) -> Non
         assert {stage["engine"] for stage in instance["stages"]} == {"dummy"}
         assert len({stage["peer"] for stage in instance["stages"]}) == 2
         assert len(text_of(peers[1].chat("hello", max_tokens=8))) == 8
+        shown = peers[0].api.get("/v1/topology")
+        assert json.dumps(shown).count('"why": "') == 2, "each peer says what it computes on, and why so much is usable"
         executables = {os.path.realpath(Path(f"/proc/{peer.child.pid}/exe")) for peer in peers}
         assert executables == {os.path.realpath(python)}
 

@@ -7,7 +7,10 @@ import threading
 from pathlib import Path
 
 import pytest
+from exo_mesh_dummy import provider as dummy
 
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.engine.registry import Registry
 from exo_mesh.node.accelerator_readings import STALE_READINGS, DeviceMemory, ask, read_amd, read_machine, visible
 from exo_mesh.node.accelerators import (
     AmdGpu,
@@ -26,6 +29,9 @@ from exo_mesh.node.accelerators import (
     parse_wired_limit,
 )
 from exo_mesh.node.memory import MemoryReading, _read_cgroups, read_memory, tightest, usable_bytes
+from exo_mesh.node.state import describe_peer
+from exo_mesh.node.this_machine import device
+from exo_mesh.transport.control_codec import peer_from_proto, peer_to_proto
 from tests.cli.processes import eventually
 
 MIB, GIB, GB = 2**20, 2**30, 10**9
@@ -185,6 +191,15 @@ def test_an_engines_compute_leads_to_its_device() -> None:
     }
     assert found["npu"].memory.total_bytes == SYSTEM.total_bytes
     assert [one.kind for one in devices(machine, SYSTEM, ["cuda", "cuda"])] == ["gpu", "cpu"]
+
+
+def test_a_peer_tells_the_others_its_device_and_why_so_much_of_it_is_usable() -> None:
+    card = accelerator_for("cuda", Machine("AMD EPYC", nvidia=parse_nvidia_smi(TWO_CARDS)), SYSTEM)
+    told = device(Registry({"dummy": dummy}, {}), "dummy", lambda compute: card)
+    assert (told.kind, told.name, told.memory_bytes) == ("gpu", "NVIDIA GeForce RTX 4090", 24564 * MIB)
+    peer = PeerInfo("id", 1, "name", "1", 1, "ns", (), devices=(told,))
+    assert peer_from_proto(peer_to_proto(peer)).devices == (told,)
+    assert describe_peer(peer)["devices"][0]["why"] == card.memory.why != ""
 
 
 def test_without_such_a_device_an_engine_has_the_systems_memory() -> None:
