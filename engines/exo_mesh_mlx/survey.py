@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,10 @@ from exo_mesh_mlx.trace import Trace
 
 LONG_RUN_TOKENS = 1024
 """Of the lazy run after which caches are measured: a whole number of the steps in which they grow."""
+
+
+_PLACE = re.compile(r"(idx|index|layer_id|layer_num\w*)$")
+"""Settings of a layer that only say which one it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ def _layer_kind(layer: nn.Module, entries: list[Any]) -> str:
         (name, key, value)
         for name, module in layer.named_modules()
         for key, value in vars(module).items()
-        if isinstance(value, int | float | str)
+        if isinstance(value, int | float | str) and not _PLACE.search(key)
     ]
     described = repr((sorted(tensors), sorted(map(repr, settings)), [cache_kind(entry) for entry in entries]))
     kinds = "+".join(kv_kinds(entries)) or "none"
