@@ -23,7 +23,7 @@ from exo_mesh.engine.contract import (
     StageOutput,
     row_defect,
 )
-from exo_mesh.errors import EngineError, MeshError, ModelError
+from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
@@ -70,6 +70,8 @@ class MlxStage:
         self._saved_form: saving.SavedForm = {}
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
+        for name in request.options:
+            raise InputError(f"the mlx engine has no option {name!r}", param=name)
         mx.set_cache_limit(BUFFER_CACHE_BYTES)
         shard = request.shard
         if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):

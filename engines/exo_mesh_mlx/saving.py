@@ -37,7 +37,9 @@ def restore(cache: SequenceCache, saved: SavedSequence, form: SavedForm) -> Sequ
     """Fill a fresh cache and answer it. Raises EngineError if what was saved is not of this stage."""
     if not saved.length:
         return cache
-    _check(saved, form)
+    leaves = (leaf for slot, entry in cache.entries.items() for leaf in _leaves(entry, str(slot)))
+    counters = [name for name, leaf in leaves if isinstance(leaf, int)]
+    _check(saved, {**form, **dict.fromkeys(counters, ("int64", (1,)))})
     for slot, entry in cache.entries.items():
         _fill(entry, str(slot), saved.tensors)
         offset = getattr(entry, "offset", saved.length)
@@ -67,6 +69,8 @@ def _shape_form(entry: Any, array: mx.array) -> tuple[int | None, ...]:
 
 
 def _check(saved: SavedSequence, form: SavedForm) -> None:
+    if surplus := sorted(saved.tensors.keys() - form.keys()):
+        raise EngineError(f"saved tensor {surplus[0]!r} is of another stage: this one has {sorted(form)}")
     for name, (dtype, shape) in form.items():
         tensor = saved.tensors.get(name)
         if tensor is None:

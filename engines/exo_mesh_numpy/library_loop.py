@@ -1,5 +1,7 @@
-"""NumPy's own matrix products over a model's matrices and nothing else: what this engine is compared with by
-`exo-mesh bench engines`. NumPy has no generate loop, so this is a floor: no norms, no attention, no choice of a token."""
+"""NumPy's own matrix products over a model's matrices: what this engine is compared with by `exo-mesh bench engines`.
+
+NumPy has no generate loop, so this is a floor: no norms, no attention, no choice of a token.
+"""
 
 from __future__ import annotations
 

@@ -30,6 +30,8 @@ def restore(kv: SequenceKv, saved: SavedSequence) -> None:
         if tensor is None or tensor.dtype != "float32" or tensor.shape != shape:
             what = "nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
             raise EngineError(f"saved {name} do not fit this stage: expected float32{list(shape)}, got {what}")
+    if surplus := sorted(saved.tensors.keys() - set(_NAMES)):
+        raise EngineError(f"saved {surplus[0]!r} is of another stage: this one has {' and '.join(_NAMES)}")
     kv.reserve(saved.length)
     for name, arrays in zip(_NAMES, (kv.keys, kv.values), strict=True):
         for array, layer in zip(arrays, saved.tensors[name].numpy(), strict=True):

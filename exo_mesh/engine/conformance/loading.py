@@ -42,7 +42,7 @@ def _refused(subject: Subject, provider: EngineProvider, directory: Path, damage
     damage.spoil(directory)
     with pytest.raises(ModelError) as caught:
         provider.create().load(model.request(0, model.num_layers), nobody)
-    missing = [word for word in damage.says if word not in str(caught.value)]
+    missing = [word for word in (str(directory), *damage.says) if word not in str(caught.value)]
     assert not missing, f"{caught.value} does not say {missing}"
 
 

@@ -51,7 +51,7 @@ def _rename_architecture(model_dir: Path) -> None:
 
 
 CHECKPOINT_DAMAGES = (
-    Damage("a tensor is missing", lambda path: _rewrite(path, {_VICTIM: None}), ("model.safetensors", _VICTIM)),
+    Damage("a tensor is missing", lambda path: _rewrite(path, {_VICTIM: None}), (_VICTIM,)),
     Damage("a tensor has another shape", lambda path: _rewrite(path, {_VICTIM: (3,)}), ("model.safetensors", _VICTIM)),
     Damage("the file is cut short", _truncate, ("model.safetensors", "lm_head.weight")),
     Damage("there is no config", lambda path: (path / "config.json").unlink(), ("config.json",)),
