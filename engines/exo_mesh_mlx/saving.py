@@ -69,8 +69,6 @@ def _shape_form(entry: Any, array: mx.array) -> tuple[int | None, ...]:
 
 
 def _check(saved: SavedSequence, form: SavedForm) -> None:
-    if surplus := sorted(saved.tensors.keys() - form.keys()):
-        raise EngineError(f"saved tensor {surplus[0]!r} is of another stage: this one has {sorted(form)}")
     for name, (dtype, shape) in form.items():
         tensor = saved.tensors.get(name)
         if tensor is None:
@@ -82,6 +80,8 @@ def _check(saved: SavedSequence, form: SavedForm) -> None:
             raise EngineError(
                 f"saved tensor {name!r} is {tensor.dtype}{list(tensor.shape)}, this stage has {dtype}{list(shape)}"
             )
+    if surplus := sorted(saved.tensors.keys() - form.keys()):
+        raise EngineError(f"saved tensor {surplus[0]!r} is of another stage: this one has {sorted(form)}")
 
 
 def _leaves(entry: Any, prefix: str) -> Iterator[tuple[str, Any]]:

@@ -48,11 +48,11 @@ def _bytes_of(opened: OpenModel, names: frozenset[str]) -> int:
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
-    """(per position, per sequence) of one layer. A window counts per sequence: it holds no more, however long that is."""
+    """(per position, per sequence) of one layer. A window counts per sequence: it never holds more."""
     layer: Any = opened.trace.caches.layers[opened.trace.layers[index].like]
     fixed = sum(_num_bytes(tensor) for tensor in layer.recurrent_tensors()) if is_recurrent(layer) else 0
     if not isinstance(layer, KvLayer):

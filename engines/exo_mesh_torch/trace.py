@@ -161,9 +161,7 @@ def _run(
 ) -> _Watch:
     """One forward over zeros. Values are followed by their gradients, which begin at parameters outside the layers, or
     at what layers return; only in the first case do the layers run themselves."""
-    hooks = [
-        module.register_forward_pre_hook(_note_use(watch, own, layers, module)) for module in _owners(model, own)
-    ]
+    hooks = [module.register_forward_pre_hook(_note_use(watch, own, layers, module)) for module in _owners(model, own)]
     for parameter in model.parameters():
         parameter.requires_grad_(not from_layers and id(parameter) in own)
     for index, layer in enumerate(layers):
@@ -254,7 +252,9 @@ def get_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor
     raise ModelError("a layer is called without a hidden state")
 
 
-def put_hidden(args: tuple[Any, ...], kwargs: dict[str, Any], new: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def put_hidden(
+    args: tuple[Any, ...], kwargs: dict[str, Any], new: torch.Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with another hidden state."""
     old = get_hidden(args, kwargs)
     return (
