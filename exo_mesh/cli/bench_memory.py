@@ -20,14 +20,17 @@ BIG = TinyModel(
     layers=8, hidden=2048, heads=16, kv_heads=8, intermediate=11008, vocab=32000, dtype="bfloat16", shards=4
 )
 """1.5 GB in four files."""
+TINY = TinyModel("llama", layers=2, dtype="bfloat16")
 DEADLINE_S = 300.0
+
+_PEAK = ("--what", "peak", "--layers")
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
     """A stage in a process of its own. share_bytes: its tensors as the engine says that it holds them.
 
-    peak_bytes: the most that was resident. bare_bytes: the same with the library imported and nothing loaded.
+    peak_bytes: the most that was resident. bare_bytes: the same with a model of a few KB: the library and its imports.
     """
 
     engine: str
@@ -39,7 +42,7 @@ class MemoryRow:
 
     @property
     def over_share(self) -> float:
-        """What the peak, less the bare import, is above the share; 0.15 is allowed."""
+        """What the peak, less that of the library alone, is above the share; 0.15 is allowed."""
         return (self.peak_bytes - self.bare_bytes) / self.share_bytes - 1
 
 
@@ -69,6 +72,7 @@ class MemoryTable:
 def memory_table(names: Sequence[str], scratch: Path, model: TinyModel = BIG) -> MemoryTable:
     """Write a checkpoint under `scratch`, and load each of two halves of it with each engine."""
     model_dir = write_checkpoint(scratch / "big", model, repeat=True)
+    tiny_dir = write_checkpoint(scratch / "tiny", TINY)
     card = read_card(model_dir, "big")
     registry = load_registry()
     rows: list[MemoryRow] = []
@@ -78,16 +82,18 @@ def memory_table(names: Sequence[str], scratch: Path, model: TinyModel = BIG) ->
         for start, stop in ((0, card.num_layers // 2), (card.num_layers // 2, card.num_layers)):
             layers = f"{start}:{stop}"
             reason = look.reason if not look.available else "takes whole models" if provider.kind != "stage" else ""
-            rows.append(MemoryRow(name, layers, reason) if reason else _row(provider, model_dir, layers))
+            rows.append(MemoryRow(name, layers, reason) if reason else _row(provider, model_dir, tiny_dir, layers))
     return MemoryTable(f"random Llama of {card.total_bytes / 1e6:.0f} MB in bfloat16, two stages", rows)
 
 
-def _row(provider: EngineProvider, model_dir: Path, layers: str) -> MemoryRow:
+def _row(provider: EngineProvider, model_dir: Path, tiny_dir: Path, layers: str) -> MemoryRow:
     try:
-        command = [*engine_command(provider.name, model_dir, {}, DEADLINE_S), "--what", "peak", "--layers", layers]
-        found = ask_once(command, DEADLINE_S)
+        found, bare = (
+            ask_once([*engine_command(provider.name, directory, {}, DEADLINE_S), *_PEAK, part], DEADLINE_S)
+            for directory, part in ((model_dir, layers), (tiny_dir, f"0:{TINY.layers}"))
+        )
     except MeshError as exc:
         return MemoryRow(provider.name, layers, str(exc))
     if not found["held_bytes"]:
         return MemoryRow(provider.name, layers, "it holds no weights")
-    return MemoryRow(provider.name, layers, "", found["share_bytes"], found["peak_bytes"], found["bare_bytes"])
+    return MemoryRow(provider.name, layers, "", found["share_bytes"], found["peak_bytes"], bare["peak_bytes"])

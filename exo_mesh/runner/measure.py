@@ -100,13 +100,12 @@ def _serve(out: TextIO, provider: EngineProvider, model_dir: Path, options: Mapp
 
 
 def _peak(provider: EngineProvider, model_dir: Path, options: Mapping[str, str], layers: str) -> dict[str, int]:
-    """bare_bytes: with the library imported and no more. peak_bytes: the most until the stage was loaded."""
+    """peak_bytes: the most that was resident until the stage was loaded. share_bytes: its tensors as they are held."""
     start, stop = (int(number) for number in layers.split(":"))
     engine = provider.create()
-    bare = _peak_rss_bytes()
     shard = Shard(model_dir.name, start, stop, read_card(model_dir, model_dir.name).num_layers)
     engine.load(LoadRequest(shard, model_dir, 512, options), lambda done, total: None)
-    figures = {"bare_bytes": bare, "peak_bytes": _peak_rss_bytes(), "held_bytes": engine.memory_bytes()}
+    figures = {"peak_bytes": _peak_rss_bytes(), "held_bytes": engine.memory_bytes()}
     return {**figures, "share_bytes": share_bytes(provider, model_dir, shard)}  # last: a survey takes memory as well
 
 
