@@ -119,7 +119,7 @@ def _explain(checkpoint: Checkpoint, exc: BaseException) -> str:
     """One sentence that names the tensor or setting and the file, from what mlx or mlx-lm raised."""
     text = " ".join(str(exc).split()) or type(exc).__name__
     text = text if len(text) <= 400 else text[:400] + "…"
-    dotted = re.findall(r"[\w\-]+(?:\.[\w\-]+)+", text)
+    dotted = [name for name in re.findall(r"[\w\-]+(?:\.[\w\-]+)+", text) if "__" not in name]
     named = [name for name in dotted if name in checkpoint.table]
     if named:
         return f"{checkpoint.table[named[0]].file}: {text}"

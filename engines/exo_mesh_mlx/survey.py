@@ -23,8 +23,8 @@ from exo_mesh_mlx.loading import build_model, trace_checkpoint
 from exo_mesh_mlx.reach import graph_of_stage, reached
 from exo_mesh_mlx.trace import Trace
 
-LONG_RUN_TOKENS = 1024
-"""Of the lazy run after which caches are measured: a whole number of the steps in which they grow."""
+LONG_RUN_TOKENS = 128
+"""Of the lazy run after which caches are measured: a multiple of the groups of positions that caches compress."""
 
 
 _PLACE = re.compile(r"(idx|index|layer_id|layer_num\w*)$")
