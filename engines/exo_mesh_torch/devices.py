@@ -16,14 +16,16 @@ _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "flo
 OPTIONS = ("device", "dtype", "threads", "batching")
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags of x86 and Arm that say that it multiplies bfloat16 itself. Without, torch widens every weight each time."""
+"""CPU flags of x86 and Arm that say that it multiplies bfloat16 itself. Without, torch widens weights each time."""
 
 
 def check_options(options: Mapping[str, str]) -> None:
     """Raises InputError naming an option that there is not."""
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
-        raise InputError(f"the torch engine has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}", param=unknown[0])
+        raise InputError(
+            f"the torch engine has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}", param=unknown[0]
+        )
 
 
 def choose_device(options: Mapping[str, str]) -> torch.device:
@@ -95,6 +97,6 @@ def cpu_flags() -> frozenset[str]:
 
 def _is_there(kind: str) -> bool:
     if kind == "mps":
-        return torch.backends.mps.is_available()
+        return bool(torch.backends.mps.is_available())
     module = getattr(torch, kind, None)
     return bool(module is not None and module.is_available())

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-
 import numpy as np
 import torch
 
@@ -50,13 +49,15 @@ class TorchStage:
         self._weight_bytes = 0
         self._joins = True
         self._activation_dtype: torch.dtype | None = None
-        self._shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        self._shapes: saving.Shapes = {}
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
         set_threads(request.options)
         device, shard = choose_device(request.options), request.shard
-        opened = open_model(request.model_dir, request.context_limit, lambda own: choose_dtype(request.options, own, device))
+        opened = open_model(
+            request.model_dir, request.context_limit, lambda own: choose_dtype(request.options, own, device)
+        )
         if opened.trace.num_layers != shard.num_layers:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {opened.trace.num_layers} layers")
         opened.check_range(shard.start, shard.stop)
@@ -186,7 +187,6 @@ class TorchStage:
 
     def _groups(self, indices: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
         """Rows that are computed together: of one length, each of another sequence, all begun or all not."""
-        model, _ = self._loaded()
         if len({rows[i].sequence for i in indices}) < len(indices) or not self._joins:
             return [[i] for i in indices]
         groups: dict[tuple[int, bool, int], list[int]] = {}
@@ -225,7 +225,9 @@ class TorchStage:
         model, _ = self._loaded()
         if model.is_last:
             wanted = [
-                result[-row.num_logits :].float() if result is not None else torch.zeros(row.num_logits, model.vocab_size)
+                result[-row.num_logits :].float()
+                if result is not None
+                else torch.zeros(row.num_logits, model.vocab_size)
                 for row, result in zip(rows, results, strict=True)
                 if row.num_logits
             ]
@@ -241,7 +243,9 @@ class TorchStage:
             else torch.zeros((row.n, width), dtype=dtype, device=model.device)
             for row, result in zip(rows, results, strict=True)
         ]
-        return StageOutput(tensors={HIDDEN: wire.to_tensor(parts[0] if len(parts) == 1 else torch.cat(parts))}, faults=faults)
+        return StageOutput(
+            tensors={HIDDEN: wire.to_tensor(parts[0] if len(parts) == 1 else torch.cat(parts))}, faults=faults
+        )
 
     def _warm_up(self, shard: Shard, model_dir: Path) -> None:
         """Two forwards over zeros: build kernels, show that the cut works, and learn what the caches look like."""
@@ -266,5 +270,3 @@ def _rows_of(hidden: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Te
     if all(span == (first + i * n, stop + i * n) for i, span in enumerate(spans)):
         return hidden[first : first + n * len(spans)].unflatten(0, (len(spans), n))
     return torch.stack([hidden[begin:end] for begin, end in spans])
-
-

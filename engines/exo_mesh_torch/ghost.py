@@ -37,9 +37,10 @@ class GhostStage:
                 raise ModelError(f"the model cannot be cut before layer {cut}: {trace.reason or 'shared values'}")
         self._model = model
         self._start, self._stop, self._num_layers = start, stop, trace.num_layers
+        self._streams = trace.streams
         self._ghosts = [i for i in range(trace.num_layers) if not start <= i < stop]
         self._received: torch.Tensor | None = None
-        self._head = True
+        self._num_logits = 0
         self._takes_logits_to_keep = "logits_to_keep" in call_arguments(model, None, logits_to_keep=0)  # type: ignore[arg-type]
         for index in self._ghosts:
             layers[index].forward = self._ghost(index, trace.layers[index].returns)
@@ -63,7 +64,8 @@ class GhostStage:
         Answers the hidden state `[rows, n, …]`, or on the last stage logits `[rows, num_logits, vocab]`; with
         num_logits 0 what the last layer returned. Appends n positions to `cache`.
         """
-        self._received, self._head = hidden, num_logits > 0
+        self._received = hidden.movedim(2, 0) if hidden is not None and self._streams else hidden
+        self._num_logits = num_logits
         keep: Mapping[str, int] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
         arguments = call_arguments(self._model, cache, position_ids=positions, attention_mask=mask, **keep)
         if mask is None:
@@ -71,7 +73,7 @@ class GhostStage:
         try:
             result: torch.Tensor = self._model(input_ids=token_ids, **arguments).logits[:, -num_logits:]
         except _StageEnd as end:
-            result = end.hidden
+            result = end.hidden.movedim(0, 2) if self._streams else end.hidden
         finally:
             self._received = None
         cache.skip(self._ghosts, token_ids.shape[1])
@@ -97,9 +99,16 @@ class GhostStage:
 
         return forward
 
-    def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> None:
-        if not self._head:
-            raise _StageEnd(output[0] if isinstance(output, tuple) else output)
+    def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> Any:
+        """Norm and head get only the positions whose logits are wanted, in one piece: torch copies the whole head's
+        weights to multiply a strided hidden state."""
+        hidden = output[0] if isinstance(output, tuple) else output
+        if not self._num_logits:
+            raise _StageEnd(hidden)
+        if self._streams or hidden.shape[1] == self._num_logits:
+            return output
+        kept = hidden[:, -self._num_logits :].contiguous()
+        return (kept, *output[1:]) if isinstance(output, tuple) else kept
 
 
 def _silence(model: nn.Module, names: frozenset[str]) -> None:

@@ -118,7 +118,9 @@ class KvLayer(DynamicLayer):  # type: ignore[misc]
         joined.length = max(part.length for part in parts)
         if self._buffers:
             kept = min([joined.length, *(part.kept for part in parts if part.kept < part.length)])
-            joined._set([_right_aligned([part._last(i, min(kept, part.kept)) for part in parts], kept) for i in range(2)])
+            joined._set(
+                [_right_aligned([part._last(i, min(kept, part.kept)) for part in parts], kept) for i in range(2)]
+            )
         return joined
 
     def fresh(self) -> KvLayer:
@@ -158,7 +160,7 @@ class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
     """The states of one recurrent layer, of the same size at any length. Cannot be cut back."""
 
     def skip(self, num_tokens: int) -> None:
-        self.has_previous_state = dict.fromkeys(self.has_previous_state, True)
+        self.has_previous_state: dict[int, bool] = dict.fromkeys(range(self.number_of_states), True)
 
     def can_cut(self, surplus: int) -> bool:
         return not any(True for _ in self.recurrent_tensors())
@@ -193,9 +195,9 @@ class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
     def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
         # the kernel's length says where transformers goes on from; a whole state always has it
         sizes = {int(name[4:]): tensor.shape[-1] for name, tensor in state.items() if name.startswith("conv")}
-        self.conv_kernel_size = {**self.conv_kernel_size, **sizes}
+        self.conv_kernel_size: dict[int, int | None] = {**dict.fromkeys(range(self.number_of_states)), **sizes}
         self._fill_in({name: tensor[None].clone() for name, tensor in state.items()})
-        self.has_previous_state = dict.fromkeys(self.has_previous_state, length > 0)
+        self.has_previous_state = dict.fromkeys(range(self.number_of_states), length > 0)
 
     def _named(self) -> dict[str, torch.Tensor]:
         kinds = {"conv": self.conv_states, "state": self.recurrent_states}
@@ -241,15 +243,17 @@ class HybridLayer(RecurrentLayer, KvLayer, LinearAttentionAndFullAttentionLayer)
         yield from self.recurrent_tensors()
 
     def row(self, index: int, length: int) -> HybridLayer:
-        copy: HybridLayer = KvLayer.row(self, index, length)  # type: ignore[assignment]
+        copy: Any = KvLayer.row(self, index, length)
         copy._take({name: tensor[index : index + 1].clone() for name, tensor in self._named().items()}, self)
-        return copy
+        hybrid: HybridLayer = copy
+        return hybrid
 
     def join(self, others: Sequence[Any]) -> HybridLayer:
-        joined: HybridLayer = KvLayer.join(self, others)  # type: ignore[assignment]
+        joined: Any = KvLayer.join(self, others)
         named = [part._named() for part in (self, *others)]
         joined._take({name: torch.cat([part[name] for part in named]) for name in named[0]}, self)
-        return joined
+        hybrid: HybridLayer = joined
+        return hybrid
 
     def fresh(self) -> HybridLayer:
         return HybridLayer(self.window, self.number_of_states)

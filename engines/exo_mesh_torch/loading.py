@@ -108,7 +108,9 @@ class StageLoader:
         if shape != expected:
             info = self._checkpoint.table.get(source)
             file = info.file if info is not None else self._where()
-            raise ModelError(f"{file}: {source} has shape {list(shape)}, the model that config.json describes {list(expected)}")
+            raise ModelError(
+                f"{file}: {source} has shape {list(shape)}, the model that config.json describes {list(expected)}"
+            )
 
     def _set(self, target: str, tensor: torch.Tensor) -> None:
         """Put a tensor in place, under every name of a shared parameter."""

@@ -141,7 +141,9 @@ def _source(quantisation: Quantisation | None, table: TensorTable, name: str) ->
         raise ModelError(f"{info.file}: {module}.biases {'is missing' if biases is None else 'is one too many'}")
     shape = check_shapes(name, info.file, info.shape, scales.shape, packing)
     if info.dtype != "U32" or (biases is not None and biases.shape != scales.shape):
-        raise ModelError(f"{info.file}: {name} is {info.dtype}{list(info.shape)}, not packed words with scales and biases")
+        raise ModelError(
+            f"{info.file}: {name} is {info.dtype}{list(info.shape)}, not packed words with scales and biases"
+        )
     return Packed(name, shape, info, scales, biases, packing)
 
 
@@ -159,5 +161,3 @@ def _is_tower(checkpoint: Checkpoint, model: nn.Module) -> bool:
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() else (1, part) for part in name.split(".")]
-
-

@@ -54,7 +54,9 @@ def read_quantisation(file: Path, config: Mapping[str, Any]) -> Quantisation | N
         raise ModelError(f"{file}: {key} is not an object")
     if "bits" not in settings or "quant_method" in settings:
         method = settings.get("quant_method")
-        raise ModelError(f"{file}: {key}.quant_method {method!r} is not supported; MLX's formats are, and plain weights")
+        raise ModelError(
+            f"{file}: {key}.quant_method {method!r} is not supported; MLX's formats are, and plain weights"
+        )
     default = _packing(file, key, settings)
     own = {name: value for name, value in settings.items() if isinstance(value, dict)}
     return Quantisation(default, {name: _packing(file, f"{key}.{name}", value) for name, value in own.items()})

@@ -34,7 +34,7 @@ class Checkpoint:
 
 
 def open_checkpoint(model_dir: Path) -> Checkpoint:
-    """Raises ModelError naming file and key or tensor: unreadable, of unknown quantisation, or in need of its own code."""
+    """Raises ModelError naming file and key or tensor: unreadable, of unknown quantisation, or with code of its own."""
     config = read_json(model_dir / "config.json")
     _refuse_foreign_code(model_dir / "config.json", config)
     return Checkpoint(
@@ -43,7 +43,7 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
 
 
 def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
-    """Code in a checkpoint is never run: transformers' own is used where it has the architecture, else it is an error."""
+    """Code in a checkpoint is never run: it is transformers' own where that has the architecture, else an error."""
     architecture = config.get("model_type")
     if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return

@@ -40,7 +40,8 @@ DTYPES = {
 class Source(Protocol):
     """A tensor on disk. `lines` are those along its last axis."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -151,7 +152,7 @@ def _read(name: str, info: TensorInfo, first: int, count: int) -> torch.Tensor:
     try:
         with info.file.open("rb", buffering=0) as stream:
             stream.seek(info.start + first * line_bytes)
-            got = _read_all(stream, memoryview(buffer.numpy()))  # type: ignore[arg-type]
+            got = _read_all(stream, memoryview(buffer.numpy()))
     except OSError as exc:
         raise ModelError(f"{info.file}: {name} cannot be read: {exc.strerror or exc}") from exc
     if got != buffer.numel():

@@ -48,12 +48,12 @@ def _bytes_of(opened: OpenModel, names: frozenset[str]) -> int:
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return int(tensor.numel() * tensor.element_size())
 
 
 def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
-    """(per position, per sequence) of one layer. A window counts per sequence: it holds no more, however long that is."""
-    layer: Any = opened.trace.caches.layers[index]
+    """(per position, per sequence) of one layer. A window counts per sequence: it never holds more."""
+    layer: Any = opened.trace.caches.layers[opened.trace.layers[index].like]
     fixed = sum(_num_bytes(tensor) for tensor in layer.recurrent_tensors()) if is_recurrent(layer) else 0
     if not isinstance(layer, KvLayer):
         tensors = list(layer.tensors()) if not is_recurrent(layer) else []
@@ -67,15 +67,6 @@ def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
 
 
 def _kinds(opened: OpenModel) -> tuple[str, ...]:
-    """Equal for layers of one class with equal shapes and equal caches."""
-    state = opened.model.state_dict()
-    names: dict[Any, str] = {}
-    kinds = []
-    for index in range(opened.trace.num_layers):
-        prefix = f"{opened.trace.prefix}.{index}."
-        shapes = tuple((n.removeprefix(prefix), tuple(t.shape)) for n, t in state.items() if n.startswith(prefix))
-        cache = opened.trace.caches.layers[index]
-        key = (shapes, opened.caches.kinds[index], getattr(cache, "window", None))
-        label = "+".join(opened.caches.kinds[index]) or "none"
-        kinds.append(names.setdefault(key, f"{label}-{len(names)}"))
-    return tuple(kinds)
+    """Equal for layers of equal classes, shapes and caches."""
+    kinds = opened.caches.kinds
+    return tuple(f"{'+'.join(kinds[use.like]) or 'none'}-{use.like}" for use in opened.trace.layers)

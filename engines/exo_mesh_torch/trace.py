@@ -18,7 +18,8 @@ from torch import nn
 from exo_mesh.errors import ModelError
 from exo_mesh_torch.caches import CachePlan, StageCache
 
-RUN_TOKENS = 5
+RUN_TOKENS = 7
+"""Unlike the size of any other axis that comes before the tokens."""
 
 CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 """What model classes call their cache."""
@@ -26,9 +27,13 @@ CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 
 @dataclass(frozen=True, slots=True)
 class LayerUse:
-    """returns: how many values the layer returns if it returns a tuple, the hidden state first; 0 for a plain tensor."""
+    """returns: how many values the layer returns if it returns a tuple, the hidden state first; 0 for a plain tensor.
+
+    like: the first layer with the same code and shapes; only that one's cache was filled.
+    """
 
     returns: int
+    like: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,7 @@ class Trace:
     prefix: str
     layers: tuple[LayerUse, ...]
     hidden_shape: tuple[int, ...]
+    streams: bool
     legal_cuts: tuple[int, ...]
     reason: str
     first: frozenset[str]
@@ -65,7 +71,7 @@ class _Watch:
     tainted: bool = False
     side_values: bool = False
     extras: list[torch.Tensor] = field(default_factory=list)
-    returns_of: dict[type, int] = field(default_factory=dict)
+    like: dict[int, int] = field(default_factory=dict)
     writers: set[int] = field(default_factory=set)
     before: set[str] = field(default_factory=set)
     between: set[str] = field(default_factory=set)
@@ -105,17 +111,21 @@ def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> Trace:
     prefix, layers = find_layers(model, num_layers)
     own = {id(parameter): name for name, parameter in model.named_parameters() if not name.startswith(prefix + ".")}
     cache = plan.new()
-    direct = _run(model, layers, cache, own, grads="parameters")
-    through = _run(model, layers, plan.new(), own, grads="hidden")
+    kinds = _first_alike(layers, plan)
+    direct = _run(model, layers, cache, own, _Watch(like=kinds), from_layers=False)
+    known = _Watch(like=kinds, returns=dict(direct.returns))
+    through = _run(model, layers, plan.new(), own, known, from_layers=True)
     if len(direct.returns) != num_layers:
         raise ModelError(f"{type(model).__name__} calls {len(direct.returns)} of its {num_layers} layers")
     cuts, reason = _legal_cuts(direct, through, num_layers)
+    streams = direct.hidden_shape[:2] != (1, RUN_TOKENS)
     unseen = set(own.values()) - direct.before - direct.between - direct.behind
     everywhere = unseen | direct.between | (direct.before if direct.tainted else set())
     return Trace(
         prefix=prefix,
-        layers=tuple(LayerUse(direct.returns[i]) for i in range(num_layers)),
-        hidden_shape=direct.hidden_shape,
+        layers=tuple(LayerUse(direct.returns[i], kinds[i]) for i in range(num_layers)),
+        hidden_shape=direct.hidden_shape[2:] if not streams else (direct.hidden_shape[0], *direct.hidden_shape[3:]),
+        streams=streams,
         legal_cuts=cuts,
         reason=reason,
         first=frozenset(direct.before - everywhere),
@@ -135,16 +145,27 @@ def _legal_cuts(direct: _Watch, through: _Watch, num_layers: int) -> tuple[tuple
     return cuts, "" if cuts else "a value of its first layer is used by later ones"
 
 
-def _run(model: nn.Module, layers: nn.ModuleList, cache: StageCache, own: dict[int, str], grads: str) -> _Watch:
-    """One forward over zeros. grads: whether gradients, by which values are followed, begin at parameters or layers."""
-    watch = _Watch()
-    hooks = [
-        module.register_forward_pre_hook(_note_use(watch, own, layers, module)) for module in _owners(model, own)
-    ]
-    for parameter in model.parameters():
-        parameter.requires_grad_(grads == "parameters" and id(parameter) in own)
+def _first_alike(layers: nn.ModuleList, plan: CachePlan) -> dict[int, int]:
+    """For each layer the first one of the same class, parameters and cache."""
+    seen: dict[Any, int] = {}
+    alike = {}
     for index, layer in enumerate(layers):
-        layer.forward = _watched(watch, index, layer, from_layers=grads == "hidden")
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in layer.state_dict().items())
+        classes = tuple(type(module) for module in layer.modules())
+        alike[index] = seen.setdefault((classes, shapes, plan.kinds[index]), index)
+    return alike
+
+
+def _run(
+    model: nn.Module, layers: nn.ModuleList, cache: StageCache, own: dict[int, str], watch: _Watch, *, from_layers: bool
+) -> _Watch:
+    """One forward over zeros. Values are followed by their gradients, which begin at parameters outside the layers, or
+    at what layers return; only in the first case do the layers run themselves."""
+    hooks = [module.register_forward_pre_hook(_note_use(watch, own, layers, module)) for module in _owners(model, own)]
+    for parameter in model.parameters():
+        parameter.requires_grad_(not from_layers and id(parameter) in own)
+    for index, layer in enumerate(layers):
+        layer.forward = _watched(watch, index, layer, from_layers=from_layers)
     device = torch.device("meta")
     ids = torch.zeros((1, RUN_TOKENS), dtype=torch.long, device=device)
     positions = torch.arange(RUN_TOKENS, device=device)[None]
@@ -195,7 +216,7 @@ def _watched(watch: _Watch, index: int, layer: nn.Module, *, from_layers: bool) 
         watch.order_kept &= index == watch.next_layer
         watch.next_layer += 1
         hidden = get_hidden(args, kwargs)
-        watch.hidden_shape = watch.hidden_shape or tuple(hidden.shape[2:])
+        watch.hidden_shape = watch.hidden_shape or tuple(hidden.shape)
         others = [value for value in _tensors(args, kwargs) if value is not hidden]
         if any(value.requires_grad for value in others):
             if from_layers:
@@ -204,19 +225,20 @@ def _watched(watch: _Watch, index: int, layer: nn.Module, *, from_layers: bool) 
                 watch.tainted = True
         watch.side_values |= any(value is extra for value in (*args, *kwargs.values()) for extra in watch.extras)
         shared = [value for value in (*args, *kwargs.values()) if _is_shared(value)]
-        sizes = [len(value) for value in shared]
-        output = _try(original, args, kwargs)
-        if [len(value) for value in shared] != sizes:
-            watch.writers.add(index)
-        if output is not None:
-            watch.returns[index] = watch.returns_of[type(layer)] = len(output) if isinstance(output, tuple) else 0
-        else:  # layers of one class return alike
-            watch.returns[index] = watch.returns_of.get(type(layer), 0)
+        output = None
+        if not from_layers and (shared or watch.like[index] == index):
+            sizes = [len(value) for value in shared]
+            output = _try(original, args, kwargs)
+            if [len(value) for value in shared] != sizes:
+                watch.writers.add(index)
+        if output is None:  # layers of one kind return alike
+            watch.returns.setdefault(index, watch.returns.get(watch.like[index], 0))
+        else:
+            watch.returns[index] = len(output) if isinstance(output, tuple) else 0
         result = torch.empty_like(hidden).requires_grad_(from_layers)
-        if not isinstance(output, tuple):
-            return (result, *[None] * (watch.returns[index] - 1)) if watch.returns[index] else result
-        extras = [_like(value, from_layers) for value in output[1:]]
-        watch.extras += [value for value in extras if isinstance(value, torch.Tensor)]
+        if not watch.returns[index]:
+            return result
+        watch.extras += (extras := [torch.empty_like(hidden) for _ in range(watch.returns[index] - 1)])
         return (result, *extras)
 
     return forward
@@ -230,17 +252,15 @@ def get_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor
     raise ModelError("a layer is called without a hidden state")
 
 
-def put_hidden(args: tuple[Any, ...], kwargs: dict[str, Any], new: torch.Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def put_hidden(
+    args: tuple[Any, ...], kwargs: dict[str, Any], new: torch.Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with another hidden state."""
     old = get_hidden(args, kwargs)
     return (
         tuple(new if value is old else value for value in args),
         {name: new if value is old else value for name, value in kwargs.items()},
     )
-
-
-def _like(value: Any, grad: bool) -> Any:
-    return torch.empty_like(value).requires_grad_(grad) if _is_float(value) else value
 
 
 def _is_float(value: Any) -> bool:

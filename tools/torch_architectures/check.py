@@ -46,7 +46,8 @@ class Outcome:
 def write_random_model(directory: Path, family: str) -> Path:
     """A checkpoint as transformers saves it, float32, with noise on every parameter so that no two layers are alike."""
     torch.manual_seed(3)
-    config = CONFIG_MAPPING[family](**{**COMMON, **FAMILIES[family]})
+    settings = {name: value for name, value in {**COMMON, **FAMILIES[family]}.items() if value is not None}
+    config = CONFIG_MAPPING[family](**settings)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -55,7 +56,9 @@ def write_random_model(directory: Path, family: str) -> Path:
     return directory
 
 
-def whole_model_logits(directory: Path, ids: np.ndarray = IDS, schedule: Sequence[tuple[int, int]] = SCHEDULE) -> np.ndarray:
+def whole_model_logits(
+    directory: Path, ids: np.ndarray = IDS, schedule: Sequence[tuple[int, int]] = SCHEDULE
+) -> np.ndarray:
     """float32 logits of every position by transformers alone, with its own cache."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     for parameter in model.parameters():
