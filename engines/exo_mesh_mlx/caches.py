@@ -22,7 +22,8 @@ class CacheLayout:
 
     Entries of this stage's layers stand for themselves; an entry of a ghost is replaced by one of the same kind that
     the stage keeps, so that masks and offsets computed from it are right. A kind that no layer of the stage has gets
-    one `phantom`, which the stage advances itself.
+    one `phantom`, which the stage advances itself. What no layer uses belongs to the code around the layers, which runs
+    on every stage and moves it.
     """
 
     slots: tuple[int, ...]
@@ -35,11 +36,9 @@ class CacheLayout:
 
 def plan_caches(trace: Trace, full: list[Any], start: int, stop: int) -> CacheLayout:
     """The layout of stage `[start, stop)`, from a fresh full-length cache list."""
-    owners: dict[int, set[int]] = {}
-    for index, use in enumerate(trace.layers):
-        for slot in use.slots:
-            owners.setdefault(slot, set()).add(index)
-    mine = {slot for slot in range(len(full)) if any(start <= layer < stop for layer in owners.get(slot, ()))}
+    of_layers = {slot for use in trace.layers for slot in use.slots}
+    mine = {slot for use in trace.layers[start:stop] for slot in use.slots}
+    own = mine | (set(range(len(full))) - of_layers)
     representative: dict[Any, int] = {}
     for slot in sorted(mine):
         representative.setdefault(cache_kind(full[slot]), slot)
@@ -47,10 +46,10 @@ def plan_caches(trace: Trace, full: list[Any], start: int, stop: int) -> CacheLa
     slots: list[int] = []
     for slot, entry in enumerate(full):
         kind = cache_kind(entry)
-        if slot not in mine and kind not in representative:
+        if slot not in own and kind not in representative:
             representative[kind] = slot
             phantoms.append(slot)
-        slots.append(slot if slot in mine else representative[kind])
+        slots.append(slot if slot in own else representative[kind])
     return CacheLayout(tuple(slots), tuple(phantoms))
 
 
@@ -95,6 +94,11 @@ class SequenceCache:
                 entry.trim(surplus)
         self.length = length
         return True
+
+    def contents(self) -> list[Any]:
+        """Of each own entry what a forward exchanges or moves: to be compared by identity, or by value for counts."""
+        parts = [part for entry in self.own_entries() for part in getattr(entry, "caches", (entry,))]
+        return [item for part in parts for item in (getattr(part, "cache", None) or [part.offset])]
 
     def arrays(self) -> list[mx.array]:
         """All arrays of the state; they must be evaluated with each forward, or lazy graphs grow without end."""

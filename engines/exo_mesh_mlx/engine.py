@@ -25,13 +25,15 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.errors import EngineError, MeshError, ModelError
 from exo_mesh_mlx import packets, saving, wire
+from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
+from exo_mesh_mlx.checkpoint import Checkpoint, open_checkpoint
 from exo_mesh_mlx.ghost import GhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
-from exo_mesh_mlx.loading import Checkpoint, build_model, open_checkpoint, read_layers, trace_checkpoint
+from exo_mesh_mlx.loading import build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.packets import Group
-from exo_mesh_mlx.ragged import teach_ragged
+from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.trace import Trace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
@@ -62,7 +64,9 @@ class MlxStage:
         self._vocab_size = 0
         self._logits_width = 0
         self._activation_dtype = ""
-        self._batched = False
+        self._ragged: RaggedMode | None = None
+        self.batched = False
+        """Rows of equal length of several sequences are computed in one forward."""
         self._saved_form: saving.SavedForm = {}
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
@@ -72,7 +76,7 @@ class MlxStage:
             raise EngineError(f"activation_dtype {request.activation_dtype!r} is none of {wire.ACTIVATION_DTYPES}")
         checkpoint = open_checkpoint(request.model_dir)
         trace = self._trace(checkpoint, shard)
-        self._model = build_model(checkpoint)
+        self._model = build_stage(checkpoint, trace, shard.start, shard.stop)
         if len(self._model.layers) != shard.num_layers:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {len(self._model.layers)} layers")
         self._vocab_size = self._logits_width = checkpoint.vocab_size
@@ -85,11 +89,6 @@ class MlxStage:
             self._stage = GhostStage(self._model, trace, shard.start, shard.stop)
         read_layers(self._model, shard.start, shard.stop, progress)
         self._warm_up(shard, request.model_dir, can_always_trim(full))
-
-    @property
-    def batched(self) -> bool:
-        """Rows of equal length of several sequences are computed in one forward."""
-        return self._batched
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if sequence not in self._sequences:
@@ -134,7 +133,7 @@ class MlxStage:
         self._sequences.clear()
         if self._stage is not None:
             self._stage.close()
-        self._stage = self._model = None
+        self._stage = self._model = self._ragged = None
         mx.clear_cache()
 
     def _trace(self, checkpoint: Checkpoint, shard: Shard) -> Trace | None:
@@ -179,11 +178,13 @@ class MlxStage:
             defect = None if row.sequence in faults else self._prepare(row, tokens[index])
             if defect:
                 faults[row.sequence] = Fault(row.sequence, UNKNOWN_STAGE, "bad_row", defect)
-        groups = group_rows(rows, wave, faults, self._batched)
+        groups = group_rows(rows, wave, faults, self.batched)
         received = packets.unpack(stage.inputs, stage_input.tensors, groups, sizes)
         computed: Computed = []
         for group, packet in zip(groups, received, strict=True):
             caches = CacheRows([self._sequences[rows[index].sequence].cache for index in group.rows])
+            if self._ragged is not None:
+                self._ragged.switch(len(group.rows) > 1)
             ids = mx.array(np.array([tokens[index] for index in group.rows], np.int32))
             num_logits = max(rows[index].num_logits for index in group.rows)
             computed.append((group, stage.forward(ids, caches.full(), packet, num_logits)))
@@ -242,24 +243,6 @@ class MlxStage:
             outputs=packets.specs(stage.outputs, self._activation_dtype),
         )
         self.remove(WARM_UP_SEQUENCE)
-        self._batched = self._try_batch()
+        self._ragged = find_mode(stage, self._model, self._new_cache)
+        self.batched = self._ragged is not None
         mx.clear_cache()
-
-    def _try_batch(self) -> bool:
-        """Does the model's code build a graph of two rows whose caches differ in length? Computes nothing."""
-        stage = self._loaded()
-        if not all(value.has_batch_axis for value in (*stage.inputs, *stage.outputs)):
-            return False
-        teach_ragged(self._model)
-        caches = [self._new_cache(), self._new_cache()]
-        try:
-            for cache in caches:
-                for _ in range(1 + (cache is caches[1])):
-                    stage.forward(mx.zeros((1, 1), mx.int32), cache.full, packets.zeros(stage.inputs), 0)
-                    cache.advance(1)
-            both = CacheRows(caches).full()
-            result = stage.forward(mx.zeros((2, 1), mx.int32), both, packets.zeros(stage.inputs, 2), 1)
-        except Exception:  # noqa: BLE001 - model code that is not written for such caches fails in any way
-            return False
-        made = [result] if isinstance(result, mx.array) else list(result.values())
-        return all(array.shape[0] == 2 for array in made)

@@ -27,14 +27,17 @@ def waves(rows: Sequence[Row]) -> Iterator[list[int]]:
 
 
 def group_rows(rows: Sequence[Row], indexes: Sequence[int], left_out: Collection[int], batched: bool) -> list[Group]:
-    """The rows at `indexes` in groups of equal n, or one by one. Rows of sequences in left_out are in no group."""
+    """The rows at `indexes` in groups of equal n, or one by one. Rows of sequences in left_out are in no group.
+
+    A row that begins its sequence is alone: its caches have no shape yet.
+    """
     same: dict[int, list[int]] = {}
     groups: list[Group] = []
     for index in indexes:
         row = rows[index]
         if row.sequence in left_out:
             continue
-        if batched and row.n <= MAX_GROUPED_TOKENS:
+        if batched and row.pos0 and row.n <= MAX_GROUPED_TOKENS:
             same.setdefault(row.n, []).append(index)
         else:
             groups.append(Group((index,), row.n))

@@ -27,13 +27,17 @@ def hook(layer: nn.Module, call: LayerCall) -> None:
 def replace_call(layer: nn.Module, function: Callable[..., Any]) -> None:
     """From now on `layer(*args)` is `function(layer, *args)`, with nothing in between: for what runs at every step."""
     base = _own_class(layer)
-    # nn.Module keeps attributes as dict items, so go around its __setattr__
-    object.__setattr__(layer, "__class__", type(base.__name__, (base,), {"__call__": function, "_hooked_class": base}))
+    set_class(layer, type(base.__name__, (base,), {"__call__": function, "_hooked_class": base}))
 
 
 def unhook(layer: nn.Module) -> None:
     """Give the layer its own class back, so that it no longer refers to whoever hooked it."""
-    object.__setattr__(layer, "__class__", _own_class(layer))
+    set_class(layer, _own_class(layer))
+
+
+def set_class(layer: nn.Module, cls: type) -> None:
+    """nn.Module keeps attributes as dict items, so go around its __setattr__."""
+    object.__setattr__(layer, "__class__", cls)
 
 
 def _own_class(layer: nn.Module) -> Any:

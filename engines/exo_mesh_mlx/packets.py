@@ -65,12 +65,13 @@ def unpack(
     return packets
 
 
-def zeros(values: Sequence[LiveValue], num_rows: int = 1) -> Packet:
-    """What earlier stages might make of num_rows rows of one token each."""
-    return {
-        value.source: mx.zeros((num_rows, *value.shape[1:]) if value.has_batch_axis else value.shape, value.dtype)
-        for value in values
-    }
+def zeros(values: Sequence[LiveValue], num_rows: int = 1, n: int = 1) -> Packet:
+    """What earlier stages might make of rows of n tokens each."""
+    made: Packet = {}
+    for value in values:
+        shape = [n if axis == value.token_axis else size for axis, size in enumerate(value.shape)]
+        made[value.source] = mx.zeros([num_rows, *shape[1:]] if value.has_batch_axis else shape, value.dtype)
+    return made
 
 
 def to_tensors(packed: Mapping[str, mx.array]) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class MlxProvider:
 
     def survey(self, model_dir: Path) -> ModelSurvey:
         """See Surveyor; from traces that read headers only."""
-        from exo_mesh_mlx.loading import open_checkpoint
+        from exo_mesh_mlx.checkpoint import open_checkpoint
         from exo_mesh_mlx.survey import survey
 
         return survey(open_checkpoint(model_dir))

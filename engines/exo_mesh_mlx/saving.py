@@ -58,8 +58,10 @@ def form_of(cache: SequenceCache) -> SavedForm:
 
 
 def _shape_form(entry: Any, array: mx.array) -> tuple[int | None, ...]:
-    """A recurrent state has one size; all other arrays have positions as their last axis but one."""
-    if isinstance(entry, mlx_caches.ArraysCache) or array.ndim < 3:
+    """A recurrent state has one size; of the others the last axis but one counts positions, of token ids the last."""
+    if array.ndim < 3:
+        return (*array.shape[:-1], None)
+    if isinstance(entry, mlx_caches.ArraysCache):
         return tuple(array.shape)
     return (*array.shape[:-2], None, array.shape[-1])
 

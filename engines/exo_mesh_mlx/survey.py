@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +15,20 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import ModelError
-from exo_mesh_mlx import packets
-from exo_mesh_mlx.caches import SequenceCache, cache_kind, plan_caches
+from exo_mesh_mlx.caches import cache_kind
+from exo_mesh_mlx.checkpoint import Checkpoint
 from exo_mesh_mlx.cuts import why_not
-from exo_mesh_mlx.ghost import GhostStage
 from exo_mesh_mlx.kv import kv_bytes, kv_kinds
-from exo_mesh_mlx.loading import Checkpoint, build_model, trace_checkpoint
-from exo_mesh_mlx.reach import reached
+from exo_mesh_mlx.loading import build_model, trace_checkpoint
+from exo_mesh_mlx.reach import graph_of_stage, reached
 from exo_mesh_mlx.trace import Trace
 
-LONG_RUN_TOKENS = 1024
-"""Of the lazy run after which caches are measured: a whole number of the steps in which they grow."""
+LONG_RUN_TOKENS = 128
+"""Of the lazy run after which caches are measured: a multiple of the groups of positions that caches compress."""
+
+
+_PLACE = re.compile(r"(idx|index|layer_id|layer_num\w*)$")
+"""Settings of a layer that only say which one it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,7 @@ def _layer_kind(layer: nn.Module, entries: list[Any]) -> str:
         (name, key, value)
         for name, module in layer.named_modules()
         for key, value in vars(module).items()
-        if isinstance(value, int | float | str)
+        if isinstance(value, int | float | str) and not _PLACE.search(key)
     ]
     described = repr((sorted(tensors), sorted(map(repr, settings)), [cache_kind(entry) for entry in entries]))
     kinds = "+".join(kv_kinds(entries)) or "none"
@@ -120,14 +124,3 @@ def _ends_of_stages(model: nn.Module, trace: Trace, cut: int) -> _Ends:
         for start, stop in ((0, cut), (cut, trace.num_layers))
     )
     return _Ends(first, last)
-
-
-def graph_of_stage(model: nn.Module, trace: Trace, start: int, stop: int) -> list[mx.array]:
-    """All that a stage would evaluate in one forward of one token, lazily. The model is not hooked afterwards."""
-    stage = GhostStage(model, trace, start, stop)
-    full = make_prompt_cache(model)
-    cache = SequenceCache(full, plan_caches(trace, full, start, stop))
-    result = stage.forward(mx.zeros((1, 1), mx.int32), cache.full, packets.zeros(stage.inputs), 1)
-    cache.advance(1)
-    stage.close()
-    return [*([result] if isinstance(result, mx.array) else result.values()), *cache.arrays()]

@@ -68,8 +68,9 @@ def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone],
     outcome.legal_cuts, outcome.reason = survey.legal_cuts, survey.reason.removeprefix(f"{model_dir} ")
     stages = Stages(model_dir, outcome.layers)
     try:
-        for split in splits_of(survey.legal_cuts, few=few):
-            _run_split(stages, split, outcome, sequences)
+        splits = splits_of(survey.legal_cuts, few=few)
+        for split in splits:
+            _run_split(stages, split, outcome, sequences, restored=split in (splits[0], splits[-1]))
         _describe(stages, outcome)
     finally:
         stages.close()
@@ -79,14 +80,14 @@ def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone],
         outcome.state = "split" if outcome.legal_cuts else "whole"
 
 
-def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[Alone]) -> None:
+def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[Alone], *, restored: bool) -> None:
     name = "|".join(map(str, split)) or "whole"
     try:
         engines = stages.of(split)
         differences = {
             "": one_sequence_difference(engines, sequences[0]),
             " together": together_difference(engines, sequences),
-            " restored": restored_difference(engines, sequences[0]),
+            " restored": restored_difference(engines, sequences[0]) if restored else 0.0,
         }
     except (MeshError, RuntimeError) as exc:
         raise RuntimeError(f"split {name}: {exc}") from exc

@@ -15,7 +15,7 @@ from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from tools.architectures.sequences import Alone
 
-MAX_THREE_WAY = 10
+MAX_THREE_WAY = 5
 """Three-stage splits of one model: all of them up to this number, then evenly spaced ones."""
 
 CONTEXT = 512

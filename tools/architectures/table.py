@@ -19,10 +19,11 @@ Versions: {versions}.
 {summary}
 
 For each architecture a tiny model (random weights with noise on every parameter, float32, windows and chunks of
-{window} positions) is written to disk as safetensors and loaded by real stages. Every legal cut in two and up to ten
+{window} positions) is written to disk as safetensors and loaded by real stages. Every legal cut in two and up to five
 cuts in three are run: {sequences} prompts, the longest of {prompt} tokens, prefilled in two chunks each, then {steps}
-greedy decode steps, alone and sharing frames; and once more after every stage's KV was saved half-way and restored
-into another sequence. *Equal* means: every bit of every logit is that of mlx-lm's own unsplit model, computed alone.
+greedy decode steps, alone and sharing frames; unsplit and in three also after every stage's KV was saved half-way and
+restored into another sequence. *Equal* means: every bit of every logit is that of mlx-lm's own unsplit model, computed
+alone.
 
 - **Cuts**: layers before which a stage may begin. Fewer than layers - 1 where layers share KV or pass on what grows
   with the context.
