@@ -17,6 +17,9 @@ from exo_mesh_numpy.scratch import Scratch
 MAX_SCORES = 2**22
 """Scores held at once (16 MiB); longer contexts take fewer heads, then fewer queries at once."""
 
+LARGE_GROUP = 4
+"""From so many query heads to a kv head on, BLAS is faster with all of them as a matrix than with each as a vector."""
+
 
 class Attention(Protocol):
     def attend(self, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, pos0: int, out: np.ndarray) -> None:
@@ -58,6 +61,9 @@ class FastAttention:
         num_kv_heads, length, _ = keys.shape
         grouped: np.ndarray
         result: np.ndarray
+        if num_queries == 1 and queries.shape[1] < LARGE_GROUP * num_kv_heads:
+            self._attend_once(queries[0], keys, values, out[0])
+            return
         if num_queries == 1:
             # all query heads of a kv head at once
             grouped = queries.reshape(num_kv_heads, -1, head_dim)
@@ -75,6 +81,18 @@ class FastAttention:
         np.exp(scores, out=scores)
         np.matmul(scores, values, out=result)
         result /= scores.sum(axis=-1, keepdims=True)
+
+    def _attend_once(self, query: np.ndarray, keys: np.ndarray, values: np.ndarray, out: np.ndarray) -> None:
+        """One query `[heads, head_dim]`, as a product of a matrix and a vector for each head."""
+        num_kv_heads, length, head_dim = keys.shape
+        grouped = query.reshape(num_kv_heads, -1, head_dim, 1)
+        scores = self._scratch.take("scores", *grouped.shape[:2], length)
+        np.matmul(keys[:, None], grouped, out=scores[..., None])
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        result = out.reshape(num_kv_heads, -1, 1, head_dim)
+        np.matmul(scores[:, :, None], values[:, None], out=result)
+        result /= scores.sum(axis=-1, keepdims=True)[..., None]
 
 
 class TiledAttention:

@@ -55,9 +55,7 @@ class Decoder:
         for piece in pieces:
             positions[begin : begin + piece.n] = np.arange(piece.pos0, piece.pos0 + piece.n)
             begin += piece.n
-        half = self._config.head_dim // 2
-        cos, sin = (self._scratch.take(name, len(hidden), half) for name in ("cos", "sin"))
-        self._rope.at(positions, cos, sin)
+        cos, sin = self._rope.at(positions)
         for index, layer in enumerate(self._weights.layers):
             self._attend(index, layer, hidden, cos, sin, pieces)
             self._feed_forward(layer, hidden)
@@ -88,15 +86,13 @@ class Decoder:
         if layer.qk_norm is not None:
             self._norm_heads(heads[:, :turned], layer.qk_norm)
         if layer.has_rope:
-            spare = self._scratch.take("turned", 2, num_rows, turned, config.head_dim // 2)
-            rotate(heads[:, :turned], cos, sin, spare)
+            rotate(heads[:, :turned], cos, sin, self._scratch.take("turned", num_rows, turned, config.head_dim))
         heads[:, : config.num_heads] *= np.float32(config.head_dim**-0.5)
         mixed = self._scratch.take("mixed", num_rows, config.num_heads, config.head_dim)
         begin = 0
         for piece in pieces:
             rows = heads[begin : begin + piece.n]
-            piece.kv.write(index, piece.pos0, rows[:, config.num_heads : turned], rows[:, turned:])
-            keys, values = piece.kv.keys[index], piece.kv.values[index]
+            keys, values = piece.kv.write(index, piece.pos0, rows[:, config.num_heads :])
             result = mixed[begin : begin + piece.n]
             self._attention.attend(rows[:, : config.num_heads], keys, values, piece.pos0, result)
             begin += piece.n
@@ -126,9 +122,13 @@ class Decoder:
     def _norm(self, rows: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """RMS norm of each row, in scratch."""
         out = self._scratch.take("normed", *rows.shape)
+        if len(rows) == 1:  # the same in fewer steps; only mode=fast has single rows
+            mean = float(np.dot(rows[0], rows[0])) / rows.shape[1]
+            np.multiply(rows, (mean + self._config.eps) ** -0.5, out=out)
+            out *= weight
+            return out
         np.multiply(rows, rows, out=out)
-        factor = self._inverse_rms(out)
-        np.multiply(rows, factor, out=out)
+        np.divide(rows, self._root_mean(out), out=out)
         out *= weight
         return out
 
@@ -136,14 +136,13 @@ class Decoder:
         """RMS norm of each head `[rows, heads, head_dim]`, in place."""
         squares = self._scratch.take("squares", *heads.shape)
         np.multiply(heads, heads, out=squares)
-        heads *= self._inverse_rms(squares)
+        heads /= self._root_mean(squares)
         heads *= weight
 
-    def _inverse_rms(self, squares: np.ndarray) -> np.ndarray:
-        """1 / sqrt(mean + eps) over the last axis, which is kept with size 1. NumPy adds a row up in an order that
-        depends on its length alone."""
-        mean = np.add.reduce(squares, axis=-1, keepdims=True)
-        mean /= squares.shape[-1]
-        mean += np.float32(self._config.eps)
-        np.sqrt(mean, out=mean)
-        return np.reciprocal(mean, out=mean)
+    def _root_mean(self, squares: np.ndarray) -> np.ndarray:
+        """sqrt(mean + eps) over the last axis, which is kept with size 1. NumPy adds a row up in an order that depends
+        on its length alone."""
+        size = squares.shape[-1]
+        mean: np.ndarray = np.add.reduce(squares, axis=-1, keepdims=True, initial=size * self._config.eps)
+        mean /= size
+        return np.sqrt(mean, out=mean)

@@ -132,18 +132,21 @@ _KINDS: dict[str, Callable[[_Settings, np.ndarray, float], RopeSettings]] = {
 
 
 class RopeTable:
-    """Cosines and sines by position. Grows by whole blocks, as far as positions are asked for."""
+    """Cosines and sines by position. Grows by whole blocks, as far as positions are asked for.
+
+    The sines of the first half of a head come negated, as `rotate` needs them.
+    """
 
     def __init__(self, settings: RopeSettings) -> None:
         self._settings = settings
         half = len(settings.inv_freq)
-        self._cos = self._sin = np.zeros((0, half), np.float32)
+        self._cos = np.zeros((0, 1, 1, half), np.float32)
+        self._sin = np.zeros((0, 1, 2, half), np.float32)
 
-    def at(self, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> None:
-        """Write those of each position (integers `[n]`) into cos and sin, float32 `[n, head_dim / 2]`."""
+    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Those of each position (integers `[n]`): float32 `[n, 1, 1, head_dim / 2]` and `[n, 1, 2, head_dim / 2]`."""
         self._grow(int(positions.max()) + 1)
-        np.take(self._cos, positions, axis=0, out=cos)
-        np.take(self._sin, positions, axis=0, out=sin)
+        return self._cos[positions], self._sin[positions]
 
     def _grow(self, num_positions: int) -> None:
         begin = len(self._cos)
@@ -151,24 +154,19 @@ class RopeTable:
             return
         end = -(-num_positions // BLOCK) * BLOCK
         # the angle is rounded to float32 as in transformers and mlx; only then is its cosine taken
-        angles = np.arange(begin, end, dtype=np.float32)[:, None] * self._settings.inv_freq
-        wide = angles.astype(np.float64)
-        self._cos = np.concatenate([self._cos, (np.cos(wide) * self._settings.scale).astype(np.float32)])
-        self._sin = np.concatenate([self._sin, (np.sin(wide) * self._settings.scale).astype(np.float32)])
+        angles = (np.arange(begin, end, dtype=np.float32)[:, None] * self._settings.inv_freq).astype(np.float64)
+        cos, sin = (wave * self._settings.scale for wave in (np.cos(angles), np.sin(angles)))
+        self._cos = np.concatenate([self._cos, cos[:, None, None].astype(np.float32)])
+        self._sin = np.concatenate([self._sin, np.stack([-sin, sin], axis=1)[:, None].astype(np.float32)])
 
 
 def rotate(heads: np.ndarray, cos: np.ndarray, sin: np.ndarray, spare: np.ndarray) -> None:
-    """Turn float32 heads `[n, num_heads, head_dim]` in place by cos and sin `[n, head_dim / 2]`.
+    """Turn float32 heads `[n, num_heads, head_dim]` in place by what `RopeTable.at` says of their positions.
 
-    Dimension i is paired with i + head_dim / 2. spare: scratch of the shape of two halves, `[2, n, num_heads,
-    head_dim / 2]`.
+    Dimension i is paired with i + head_dim / 2. spare: scratch of the size of heads.
     """
-    half = heads.shape[-1] // 2
-    left, right = heads[..., :half], heads[..., half:]
-    cos, sin = cos[:, None], sin[:, None]
-    np.multiply(right, sin, out=spare[0])
-    np.multiply(left, sin, out=spare[1])
-    left *= cos
-    left -= spare[0]
-    right *= cos
-    right += spare[1]
+    halves = heads.reshape(*heads.shape[:2], 2, -1)
+    crossed = spare.reshape(halves.shape)
+    np.multiply(halves[:, :, ::-1], sin, out=crossed)
+    halves *= cos
+    halves += crossed

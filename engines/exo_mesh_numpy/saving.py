@@ -14,15 +14,14 @@ _NAMES = ("keys", "values")
 
 def save(kv: SequenceKv) -> SavedSequence:
     """Tensors "keys" and "values", float32 `[layers, kv_heads, length, head_dim]`."""
-    stacked = (np.stack([array[:, : kv.length] for array in arrays]) for arrays in (kv.keys, kv.values))
-    tensors = {name: Tensor.from_numpy(array) for name, array in zip(_NAMES, stacked, strict=True)}
-    return SavedSequence(kv.length, tensors)
+    stacked = np.stack([layer[:, : kv.length] for layer in kv.layers])
+    parts = (stacked[:, : kv.num_kv_heads], stacked[:, kv.num_kv_heads :])
+    return SavedSequence(kv.length, {name: Tensor.from_numpy(part) for name, part in zip(_NAMES, parts, strict=True)})
 
 
 def restore(kv: SequenceKv, saved: SavedSequence) -> None:
     """Fill the KV of a new sequence. Raises EngineError, before anything is changed, if the tensors do not fit."""
-    num_heads, _, head_dim = kv.keys[0].shape
-    shape = (len(kv.keys), num_heads, saved.length, head_dim)
+    shape = (len(kv.layers), kv.num_kv_heads, saved.length, kv.layers[0].shape[-1])
     if not 0 <= saved.length <= kv.max_tokens:
         raise EngineError(f"{saved.length} saved positions do not fit a sequence of at most {kv.max_tokens}")
     for name in _NAMES:
@@ -31,7 +30,8 @@ def restore(kv: SequenceKv, saved: SavedSequence) -> None:
             what = "nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
             raise EngineError(f"saved {name} do not fit this stage: expected float32{list(shape)}, got {what}")
     kv.reserve(saved.length)
-    for name, arrays in zip(_NAMES, (kv.keys, kv.values), strict=True):
-        for array, layer in zip(arrays, saved.tensors[name].numpy(), strict=True):
-            array[:, : saved.length] = layer
+    keys, values = (saved.tensors[name].numpy() for name in _NAMES)
+    for index, layer in enumerate(kv.layers):
+        layer[: kv.num_kv_heads, : saved.length] = keys[index]
+        layer[kv.num_kv_heads :, : saved.length] = values[index]
     kv.length = saved.length
