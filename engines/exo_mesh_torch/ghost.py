@@ -49,6 +49,9 @@ class GhostStage:
             _silence(model, trace.first)
         if stop == trace.num_layers:
             layers[stop - 1].register_forward_hook(self._after_last)
+            head = model.get_output_embeddings()
+            if head is not None:
+                head.register_forward_pre_hook(self._before_head)
 
     def forward(
         self,
@@ -99,16 +102,15 @@ class GhostStage:
 
         return forward
 
-    def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> Any:
-        """Norm and head get only the positions whose logits are wanted, in one piece: torch copies the whole head's
-        weights to multiply a strided hidden state."""
-        hidden = output[0] if isinstance(output, tuple) else output
+    def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> None:
         if not self._num_logits:
-            raise _StageEnd(hidden)
-        if self._streams or hidden.shape[1] == self._num_logits:
-            return output
-        kept = hidden[:, -self._num_logits :].contiguous()
-        return (kept, *output[1:]) if isinstance(output, tuple) else kept
+            raise _StageEnd(output[0] if isinstance(output, tuple) else output)
+
+    def _before_head(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to multiply
+        them with a strided hidden state."""
+        hidden, *others = args
+        return (hidden[:, -self._num_logits :].contiguous(), *others)
 
 
 def _silence(model: nn.Module, names: frozenset[str]) -> None:

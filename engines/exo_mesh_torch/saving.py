@@ -9,7 +9,7 @@ import torch
 from exo_mesh.engine.contract import SavedSequence
 from exo_mesh.errors import EngineError
 from exo_mesh_torch import wire
-from exo_mesh_torch.caches import StageCache
+from exo_mesh_torch.caches import ForeignLayer, StageCache
 from exo_mesh_torch.kv import KvLayer
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -20,6 +20,8 @@ def save(cache: StageCache, layers: range, length: int) -> SavedSequence:
     """Copies of what the layers keep. cache: of one row."""
     if not length:
         return SavedSequence(0, {})
+    if any(isinstance(cache.layers[index], ForeignLayer) for index in layers):
+        raise EngineError("the KV of this model is of a kind that cannot be saved")
     tensors = {
         f"{index}.{name}": wire.to_tensor(tensor.clone())
         for index in layers
@@ -33,6 +35,7 @@ def shapes(cache: StageCache, layers: range) -> Shapes:
     return {
         f"{index}.{name}": (tensor.dtype, _fixed_shape(name, tuple(tensor.shape)))
         for index in layers
+        if not isinstance(cache.layers[index], ForeignLayer)
         for name, tensor in cache.layers[index].state().items()
     }
 

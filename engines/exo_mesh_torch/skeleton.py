@@ -72,6 +72,7 @@ def build_skeleton(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> n
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     except Exception as exc:  # model classes of any kind
         raise ModelError(f"{checkpoint.config_file}: {_one_line(exc)}") from exc
+    model.tie_weights()
     model.eval()
     for module in model.modules():
         if hasattr(module, "warn_if_padding_and_no_attention_mask"):

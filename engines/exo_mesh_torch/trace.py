@@ -72,6 +72,7 @@ class _Watch:
     side_values: bool = False
     extras: list[torch.Tensor] = field(default_factory=list)
     like: dict[int, int] = field(default_factory=dict)
+    returns_of: dict[type, int] = field(default_factory=dict)
     writers: set[int] = field(default_factory=set)
     before: set[str] = field(default_factory=set)
     between: set[str] = field(default_factory=set)
@@ -231,10 +232,10 @@ def _watched(watch: _Watch, index: int, layer: nn.Module, *, from_layers: bool) 
             output = _try(original, args, kwargs)
             if [len(value) for value in shared] != sizes:
                 watch.writers.add(index)
-        if output is None:  # layers of one kind return alike
-            watch.returns.setdefault(index, watch.returns.get(watch.like[index], 0))
-        else:
-            watch.returns[index] = len(output) if isinstance(output, tuple) else 0
+        if output is not None:
+            watch.returns[index] = watch.returns_of[type(layer)] = len(output) if isinstance(output, tuple) else 0
+        else:  # layers of one class return alike
+            watch.returns.setdefault(index, watch.returns_of.get(type(layer), 0))
         result = torch.empty_like(hidden).requires_grad_(from_layers)
         if not watch.returns[index]:
             return result
