@@ -87,9 +87,12 @@ class PeerInfo:
         return tuple(dict.fromkeys(tags))
 
     def engines_for(self, model: str) -> tuple[str, ...]:
-        """Engines that it would run a model with, the first choice first; an older peer has one for all models."""
+        """Engines that it would run a model with, the first choice first.
+
+        Of a peer that does not say, or that has none for it, the one of its device: asked to reserve, it says why not.
+        """
         for name, engines in self.model_engines:
-            if name == model:
+            if name == model and engines:
                 return engines
         return tuple(device.engine for device in self.devices[:1] if device.engine)
 

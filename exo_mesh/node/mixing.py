@@ -129,7 +129,13 @@ class Mixing:
         surveys = [await self._surveys.of(card, candidate.engine) for candidate in (one, other)]
         cuts = set(surveys[0].legal_cuts) & set(surveys[1].legal_cuts)
         ranges = ranges_to_test(card.num_layers, cuts, [survey.layer_kinds for survey in surveys], MAX_RANGES)
-        reports = await asyncio.gather(self._report(card, one, ranges), self._report(card, other, ranges))
+        asked = (self._report(card, one, ranges), self._report(card, other, ranges))
+        answers = await asyncio.gather(*asked, return_exceptions=True)  # both have ended when this goes on
+        reports = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            reports.append(answer)
         verdict = compare(reports[0], reports[1], _kinds(surveys, ranges))
         _log.info("%s: %s and %s differ by %.1e", card.name, one.build, other.build, verdict.difference)
         return Tried(verdict, {one.build: reports[0].native_dtype, other.build: reports[1].native_dtype})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -99,8 +100,8 @@ def sample(values: np.ndarray) -> np.ndarray:
     """At most MAX_VALUES of them, float32, evenly spaced over all."""
     flat = values.reshape(-1)
     step = -(-flat.size // MAX_VALUES) if flat.size else 1
-    while step > 1 and values.shape[-1] % step == 0:
-        step += 1  # a divisor of the width would look at the same few columns of every token
+    while math.gcd(step, values.shape[-1]) > 1:
+        step += 1  # with a common divisor it would look at the same few columns of every token
     return np.ascontiguousarray(flat[::step], np.float32)
 
 
