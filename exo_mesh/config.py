@@ -64,6 +64,8 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     engine: str = "auto"
     engine_options: dict[str, str] = field(default_factory=dict)
+    model_engines: dict[str, str] = field(default_factory=dict)
+    mixed_rings: str = "auto"
     max_memory_bytes: int | None = None
     models_dirs: tuple[Path, ...] = ()
     min_peers: int = 1
@@ -207,6 +209,10 @@ SETTINGS: Mapping[str, Setting] = {
                 values.origin, "cors_origins", separator=","),
         Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
         Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
+        Setting("model_engine", "MODEL=ENGINE", "the engine that this machine uses for one model",
+                values.option, "model_engines", separator=","),
+        Setting("mixed_rings", "WHEN", "rings of several engines: auto = where one engine does not do, or never",
+                values.one_of("auto", "never")),
         Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
                 values.size, "max_memory_bytes", (str, int)),
         Setting("models_dir", "DIR", "a directory with model directories in it",

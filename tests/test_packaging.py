@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import configparser
-import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -14,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.installs import ROOT, own_wheel
+
 MAX_WHEEL_BYTES = 14 * 10**6
 MAX_MODEL_BYTES = 12 * 10**6
 DEMO = "exo_mesh/weights/shipped/exo-mesh-demo/"
@@ -23,15 +21,7 @@ DEMO = "exo_mesh/weights/shipped/exo-mesh-demo/"
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
     """Built from a copy of the tree, with the setuptools of this environment: no network, nothing left behind."""
-    tree = tmp_path_factory.mktemp("tree")
-    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("exo_mesh", "engines"):
-        shutil.copytree(ROOT / name, tree / name, ignore=ignore)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree / name)
-    code = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
-    built = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=True)
-    with zipfile.ZipFile(tree / built.stdout.split()[-1]) as archive:
+    with zipfile.ZipFile(own_wheel(tmp_path_factory.mktemp("wheel"))) as archive:
         yield archive
 
 

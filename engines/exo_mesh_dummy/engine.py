@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,16 +15,21 @@ from exo_mesh.engine.contract import (
     Capabilities,
     LoadProgress,
     LoadRequest,
+    SavedSequence,
     StageInput,
     StageOutput,
+    TensorSpec,
     row_defect,
 )
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh_dummy.model import read_dummy_model
-from exo_mesh_dummy.payload import MIN_WORDS, check_marks, mix, write_marks
+from exo_mesh_dummy.payload import MIN_WORDS, check_marks, kv_marks, mix, write_marks
 
 KV_BYTES = 16
-"""What one position of a sequence is said to take."""
+"""What one position of a sequence is said to take; and does take, once it is saved."""
+
+KV = "kv"
+DTYPE = "uint32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class _Sequence:
 class DummyStage:
     """The next token is a hash of (last token, its position), so every split of the layers gives the same text."""
 
-    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("uint32",))
+    capabilities = Capabilities(ragged=True, rollback="any", dtypes=(DTYPE,), row_exact=True)
 
     def __init__(self) -> None:
         self._sequences: dict[int, _Sequence] = {}
@@ -75,10 +80,18 @@ class DummyStage:
         self._num_forwards = 0
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
+        if request.activation_dtype not in ("", DTYPE):
+            raise InputError(f"the dummy engine hands on {DTYPE}, not {request.activation_dtype}", param="dtype")
         self._options = parse_options(request.options)
         self._model = read_dummy_model(request.model_dir)
         self._num_words = max(MIN_WORDS, (self._options.payload_bytes or 4 * self._model.hidden_size) // 4)
         self._request = request
+        spec = (TensorSpec(HIDDEN, DTYPE, (self._num_words,)),)
+        self.capabilities = replace(
+            self.capabilities,
+            inputs=() if request.shard.is_first else spec,
+            outputs=() if request.shard.is_last else spec,
+        )
         progress(0, len(request.shard))
         time.sleep(self._options.load_ms / 1000)
         progress(len(request.shard), len(request.shard))
@@ -109,6 +122,24 @@ class DummyStage:
     def memory_bytes(self) -> int:
         # a copy: heartbeats ask while a frame may insert or remove
         return KV_BYTES * sum(held.length for held in list(self._sequences.values()))
+
+    def save(self, sequence: int) -> SavedSequence:
+        held = self._sequences.get(sequence)
+        if held is None:
+            raise EngineError(f"sequence {sequence} is not known here")
+        return SavedSequence(held.length, {KV: Tensor.from_numpy(self._kv(held.length))})
+
+    def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
+        if not 0 <= saved.length <= max_tokens:
+            raise EngineError(f"{saved.length} saved positions do not fit into {max_tokens}")
+        wanted = Tensor.from_numpy(self._kv(saved.length))
+        tensor = saved.tensors.get(KV)
+        if tensor is None or len(saved.tensors) != 1 or (tensor.dtype, tensor.shape) != (wanted.dtype, wanted.shape):
+            given = {name: f"{one.dtype}{list(one.shape)}" for name, one in saved.tensors.items()}
+            raise EngineError(f"expected {KV} {wanted.dtype}{list(wanted.shape)}, got {given}")
+        if bytes(tensor.data) != bytes(wanted.data):
+            raise EngineError("what was saved is of another shard")
+        self._sequences[sequence] = _Sequence(max_tokens, saved.length)
 
     def close(self) -> None:
         self._sequences.clear()
@@ -142,14 +173,20 @@ class DummyStage:
             first_logit += row.num_logits
         if payload is None:
             return StageOutput(logits=logits, faults=tuple(faults.values()))
-        hidden = Tensor("uint32", (len(token_ids), self._num_words), payload)
+        hidden = Tensor(DTYPE, (len(token_ids), self._num_words), payload)
         return StageOutput(tensors={HIDDEN: hidden}, faults=tuple(faults.values()))
+
+    def _kv(self, length: int) -> np.ndarray:
+        """uint32 `[length, 4]`: KV that would be there, told by its position and shard."""
+        if self._request is None:
+            raise EngineError("the stage is not loaded")
+        return kv_marks(length, self._request.shard.start, self._request.shard.stop)
 
     def _received(self, tensors: Mapping[str, Tensor], num_tokens: int) -> memoryview:
         tensor = tensors.get(HIDDEN)
-        if tensor is None or tensor.dtype != "uint32" or tensor.shape != (num_tokens, self._num_words):
+        if tensor is None or tensor.dtype != DTYPE or tensor.shape != (num_tokens, self._num_words):
             what = "nothing" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
-            raise EngineError(f"expected activations uint32[{num_tokens}, {self._num_words}], got {what}")
+            raise EngineError(f"expected activations {DTYPE}[{num_tokens}, {self._num_words}], got {what}")
         return memoryview(tensor.data)
 
     def _append(self, row: Row, tokens: Sequence[int]) -> str | None:

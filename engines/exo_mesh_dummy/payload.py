@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+import numpy as np
+
 from exo_mesh.errors import EngineError
 
 MIN_WORDS = 4
@@ -48,9 +50,16 @@ def check_marks(payload: memoryview, token_bytes: int, pos0: int, token_ids: Seq
             )
 
 
+def kv_marks(length: int, start: int, stop: int) -> np.ndarray:
+    """uint32 `[length, 4]`: (position, first layer, layer after the last, a hash of the three) of each position."""
+    marks = [(position, start, stop, mix(position, start, stop)) for position in range(length)]
+    return np.array(marks, np.uint32).reshape(length, 4)
+
+
 def _ends(token_ids: Sequence[int]) -> tuple[int, ...]:
     return (0,) if len(token_ids) == 1 else (0, len(token_ids) - 1)
 
 
 def _mark(position: int, token: int, layers_done: int) -> tuple[int, int, int, int]:
+    token &= _WORD  # a bad id, which is a fault elsewhere, may be negative
     return position, token, layers_done, mix(position, token, layers_done)

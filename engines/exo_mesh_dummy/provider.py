@@ -13,7 +13,7 @@ class DummyProvider:
 
     def availability(self) -> Availability:
         # never chosen by "auto": nobody wants made-up text because a library is missing
-        return Availability(True, "computes nothing", preference=-1)
+        return Availability(True, "computes nothing", preference=-1, dtypes=())
 
     def supports(self, architecture: str) -> bool:
         return True

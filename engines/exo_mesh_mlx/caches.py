@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx import tree
+from exo_mesh_mlx.ragged import ragged
 from exo_mesh_mlx.trace import Trace
+
+_KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,8 @@ class CacheLayout:
 
     Entries of this stage's layers stand for themselves; an entry of a ghost is replaced by one of the same kind that
     the stage keeps, so that masks and offsets computed from it are right. A kind that no layer of the stage has gets
-    one `phantom`, which the stage advances itself.
+    one `phantom`, which the stage advances itself. What no layer uses belongs to the code around the layers, which runs
+    on every stage and moves it.
     """
 
     slots: tuple[int, ...]
@@ -31,11 +36,9 @@ class CacheLayout:
 
 def plan_caches(trace: Trace, full: list[Any], start: int, stop: int) -> CacheLayout:
     """The layout of stage `[start, stop)`, from a fresh full-length cache list."""
-    owners: dict[int, set[int]] = {}
-    for index, use in enumerate(trace.layers):
-        for slot in use.slots:
-            owners.setdefault(slot, set()).add(index)
-    mine = {slot for slot in range(len(full)) if any(start <= layer < stop for layer in owners.get(slot, ()))}
+    of_layers = {slot for use in trace.layers for slot in use.slots}
+    mine = {slot for use in trace.layers[start:stop] for slot in use.slots}
+    own = mine | (set(range(len(full))) - of_layers)
     representative: dict[Any, int] = {}
     for slot in sorted(mine):
         representative.setdefault(cache_kind(full[slot]), slot)
@@ -43,10 +46,10 @@ def plan_caches(trace: Trace, full: list[Any], start: int, stop: int) -> CacheLa
     slots: list[int] = []
     for slot, entry in enumerate(full):
         kind = cache_kind(entry)
-        if slot not in mine and kind not in representative:
+        if slot not in own and kind not in representative:
             representative[kind] = slot
             phantoms.append(slot)
-        slots.append(slot if slot in mine else representative[kind])
+        slots.append(slot if slot in own else representative[kind])
     return CacheLayout(tuple(slots), tuple(phantoms))
 
 
@@ -65,17 +68,19 @@ class SequenceCache:
     """The caches that one stage keeps for one sequence, and how many positions they hold."""
 
     def __init__(self, full: list[Any], layout: CacheLayout) -> None:
-        self._layout = layout
+        self.layout = layout
         self.entries = {slot: full[slot] for slot in layout.kept}
+        self.full = [self.entries[slot] for slot in layout.slots]
+        """A cache list as long as the model expects."""
         self.length = 0
 
-    def full(self) -> list[Any]:
-        """A cache list as long as the model expects."""
-        return [self.entries[slot] for slot in self._layout.slots]
+    def own_entries(self) -> list[Any]:
+        """Those of the stage's own layers."""
+        return [entry for slot, entry in self.entries.items() if slot not in self.layout.phantoms]
 
     def advance(self, num_tokens: int) -> None:
         """After a forward over num_tokens: phantoms follow, as no layer has moved them."""
-        for slot in self._layout.phantoms:
+        for slot in self.layout.phantoms:
             _advance(self.entries[slot], num_tokens)
         self.length += num_tokens
 
@@ -90,14 +95,43 @@ class SequenceCache:
         self.length = length
         return True
 
-    def arrays(self) -> Iterator[mx.array]:
+    def contents(self) -> list[Any]:
+        """Of each own entry what a forward exchanges or moves: to be compared by identity, or by value for counts."""
+        parts = [part for entry in self.own_entries() for part in getattr(entry, "caches", (entry,))]
+        return [item for part in parts for item in (getattr(part, "cache", None) or [part.offset])]
+
+    def arrays(self) -> list[mx.array]:
         """All arrays of the state; they must be evaluated with each forward, or lazy graphs grow without end."""
+        found: list[mx.array] = []
         for entry in self.entries.values():
-            yield from (array for _, array in tree.arrays(entry.state))
+            if type(entry) in _KEYS_AND_VALUES:  # no walk through a tree where it is known what there is
+                if entry.keys is not None:
+                    found += (entry.keys, entry.values)
+            else:
+                found += (array for _, array in tree.arrays(entry.state))
+        return found
 
     @property
     def num_bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays())
+
+
+class CacheRows:
+    """Sequences whose rows are computed in one forward, in row order."""
+
+    def __init__(self, caches: Sequence[SequenceCache]) -> None:
+        self._caches = caches
+
+    def full(self) -> list[Any]:
+        """A cache list as long as the model expects; with a batch axis if there are several sequences."""
+        if len(self._caches) == 1:
+            return self._caches[0].full
+        views = {slot: ragged([cache.entries[slot] for cache in self._caches]) for slot in self._caches[0].entries}
+        return [views[slot] for slot in self._caches[0].layout.slots]
+
+    def advance(self, num_tokens: int) -> None:
+        for cache in self._caches:
+            cache.advance(num_tokens)
 
 
 def _advance(entry: Any, num_tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,27 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
     LoadProgress,
     LoadRequest,
+    SavedSequence,
     StageInput,
     StageOutput,
     row_defect,
 )
-from exo_mesh.errors import EngineError, MeshError, ModelError
-from exo_mesh_mlx import packets, wire
-from exo_mesh_mlx.caches import CacheLayout, SequenceCache, can_always_trim, plan_caches
+from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
+from exo_mesh_mlx import packets, saving, wire
+from exo_mesh_mlx.batching import find_mode
+from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
+from exo_mesh_mlx.checkpoint import Checkpoint, open_checkpoint
 from exo_mesh_mlx.ghost import GhostStage, Packet
-from exo_mesh_mlx.loading import Checkpoint, build_model, open_checkpoint, read_layers, trace_checkpoint
+from exo_mesh_mlx.grouping import group_rows, waves
+from exo_mesh_mlx.kv import kv_kinds
+from exo_mesh_mlx.loading import build_stage, read_layers, trace_checkpoint
+from exo_mesh_mlx.packets import Group
+from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.trace import Trace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
@@ -35,6 +41,8 @@ BUFFER_CACHE_BYTES = 256 * 2**20
 """What MLX may keep of freed buffers for reuse: a few prefill chunks' activations, not a second model."""
 
 WARM_UP_SEQUENCE = -1
+
+Computed = list[tuple[Group, Packet | mx.array]]
 
 
 @dataclass(slots=True)
@@ -44,7 +52,7 @@ class _Sequence:
 
 
 class MlxStage:
-    """Rows of any lengths may share a forward; they are computed one after the other, each with its own cache."""
+    """Rows of equal length are computed in one forward where the model's caches allow it, each with its own cache."""
 
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
 
@@ -54,50 +62,50 @@ class MlxStage:
         self._layout = CacheLayout((), ())
         self._sequences: dict[int, _Sequence] = {}
         self._vocab_size = 0
+        self._logits_width = 0
+        self._activation_dtype = ""
+        self._ragged: RaggedMode | None = None
+        self.batched = False
+        """Rows of equal length of several sequences are computed in one forward."""
+        self._saved_form: saving.SavedForm = {}
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
+        for name in request.options:
+            raise InputError(f"the mlx engine has no option {name!r}", param=name)
         mx.set_cache_limit(BUFFER_CACHE_BYTES)
         shard = request.shard
+        if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):
+            raise EngineError(f"activation_dtype {request.activation_dtype!r} is none of {wire.ACTIVATION_DTYPES}")
         checkpoint = open_checkpoint(request.model_dir)
         trace = self._trace(checkpoint, shard)
-        self._model = build_model(checkpoint)
+        self._model = build_stage(checkpoint, trace, shard.start, shard.stop)
         if len(self._model.layers) != shard.num_layers:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {len(self._model.layers)} layers")
+        self._vocab_size = self._logits_width = checkpoint.vocab_size
+        self._activation_dtype = request.activation_dtype
         full = make_prompt_cache(self._model)
-        if not can_always_trim(full):
-            self.capabilities = Capabilities(ragged=True, rollback="none", dtypes=wire.ACTIVATION_DTYPES)
-        self._vocab_size = checkpoint.vocab_size
         if trace is None:
             self._layout, self._stage = whole_layout(full), WholeStage(self._model)
         else:
             self._layout = plan_caches(trace, full, shard.start, shard.stop)
             self._stage = GhostStage(self._model, trace, shard.start, shard.stop)
         read_layers(self._model, shard.start, shard.stop, progress)
-        self._warm_up(shard, request.model_dir)
+        self._warm_up(shard, request.model_dir, can_always_trim(full))
 
     def insert(self, sequence: int, max_tokens: int) -> None:
-        self._sequences.setdefault(sequence, _Sequence(self._new_cache(), max_tokens))
+        if sequence not in self._sequences:
+            self._sequences[sequence] = _Sequence(self._new_cache(), max_tokens)
 
     def forward(self, stage_input: StageInput) -> StageOutput:
         stage = self._loaded()
         if not stage_input.rows:
-            return StageOutput(logits=None if stage.outputs else np.zeros((0, self._vocab_size), np.float32))
+            return StageOutput(logits=None if stage.outputs else np.zeros((0, self._logits_width), np.float32))
         try:
-            received = packets.unpack(stage.inputs, stage_input.tensors, [row.n for row in stage_input.rows])
-            results: list[Packet | mx.array | None] = []
             faults: dict[int, Fault] = {}
-            begin = 0
-            for row, packet in zip(stage_input.rows, received, strict=True):
-                tokens = stage_input.token_ids[begin : begin + row.n]
-                begin += row.n
-                defect = "poisoned earlier in this frame" if row.sequence in faults else self._prepare(row, tokens)
-                if defect:
-                    faults.setdefault(row.sequence, Fault(row.sequence, UNKNOWN_STAGE, "bad_row", defect))
-                    results.append(None)
-                else:
-                    ids = mx.array(np.asarray(tokens, np.int32))[None]
-                    results.append(stage.forward(ids, self._sequences[row.sequence].cache, packet, row.num_logits))
-            return self._output(stage_input.rows, results, tuple(faults.values()))
+            computed: Computed = []
+            for wave in waves(stage_input.rows):
+                computed += self._compute(stage_input, wave, faults)
+            return self._output(stage_input.rows, computed, tuple(faults.values()))
         except MeshError:
             raise
         except Exception as exc:  # model code and mlx raise anything
@@ -109,6 +117,17 @@ class MlxStage:
     def sequences(self) -> Sequence[int]:
         return list(self._sequences)
 
+    def save(self, sequence: int) -> SavedSequence:
+        held = self._sequences.get(sequence)
+        if held is None:
+            raise EngineError(f"sequence {sequence} is not known here, so it cannot be saved")
+        return saving.save(held.cache)
+
+    def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
+        if saved.length > max_tokens:
+            raise EngineError(f"{saved.length} saved positions do not fit in room for {max_tokens}")
+        self._sequences[sequence] = _Sequence(saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
+
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())
 
@@ -116,7 +135,7 @@ class MlxStage:
         self._sequences.clear()
         if self._stage is not None:
             self._stage.close()
-        self._stage = self._model = None
+        self._stage = self._model = self._ragged = None
         mx.clear_cache()
 
     def _trace(self, checkpoint: Checkpoint, shard: Shard) -> Trace | None:
@@ -151,42 +170,81 @@ class MlxStage:
             return f"this KV cache cannot be cut back from {held.cache.length} to {row.pos0} positions"
         return None
 
-    def _output(
-        self, rows: Sequence[Row], results: Sequence[Packet | mx.array | None], faults: tuple[Fault, ...]
-    ) -> StageOutput:
+    def _compute(self, stage_input: StageInput, wave: Sequence[int], faults: dict[int, Fault]) -> Computed:
+        """Lazily the rows at the indexes in `wave`, of different sequences. Adds to `faults`."""
+        stage, rows, sizes = self._loaded(), stage_input.rows, [row.n for row in stage_input.rows]
+        tokens: dict[int, Sequence[int]] = {}
+        for index in wave:
+            row, begin = rows[index], sum(sizes[:index])
+            tokens[index] = stage_input.token_ids[begin : begin + row.n]
+            defect = None if row.sequence in faults else self._prepare(row, tokens[index])
+            if defect:
+                faults[row.sequence] = Fault(row.sequence, UNKNOWN_STAGE, "bad_row", defect)
+        groups = group_rows(rows, wave, faults, self.batched)
+        received = packets.unpack(stage.inputs, stage_input.tensors, groups, sizes)
+        computed: Computed = []
+        for group, packet in zip(groups, received, strict=True):
+            caches = CacheRows([self._sequences[rows[index].sequence].cache for index in group.rows])
+            if self._ragged is not None:
+                self._ragged.switch(len(group.rows) > 1)
+            ids = mx.array(np.array([tokens[index] for index in group.rows], np.int32))
+            num_logits = max(rows[index].num_logits for index in group.rows)
+            computed.append((group, stage.forward(ids, caches.full(), packet, num_logits)))
+            caches.advance(group.n)
+        return computed
+
+    def _output(self, rows: Sequence[Row], computed: Computed, faults: tuple[Fault, ...]) -> StageOutput:
         """Evaluate results and the caches of all rows at once, and copy the results out."""
         stage = self._loaded()
-        touched = sorted({row.sequence for row in rows} & self._sequences.keys())
+        touched = sorted({rows[index].sequence for group, _ in computed for index in group.rows})
         states = [array for sequence in touched for array in self._sequences[sequence].cache.arrays()]
         if stage.outputs:
-            sizes = [row.n for row in rows]
-            packed = packets.pack(stage.outputs, [None if isinstance(r, mx.array) else r for r in results], sizes)
+            made = [(group, result) for group, result in computed if not isinstance(result, mx.array)]
+            packed = packets.pack(stage.outputs, made, [row.n for row in rows], self._activation_dtype)
             mx.eval(packed, states)
-            return StageOutput(tensors={key: wire.to_tensor(array) for key, array in packed.items()}, faults=faults)
-        wanted = [self._last_logits(row, result) for row, result in zip(rows, results, strict=True) if row.num_logits]
+            return StageOutput(tensors=packets.to_tensors(packed), faults=faults)
+        wanted = self._wanted_logits(rows, computed)
         mx.eval(wanted, states)
-        width = wanted[0].shape[-1] if wanted else self._vocab_size
-        logits = [np.array(array) for array in wanted] or [np.zeros((0, width), np.float32)]
-        return StageOutput(logits=np.concatenate(logits), faults=faults)
+        return StageOutput(logits=np.concatenate([np.array(array) for array in wanted]), faults=faults)
 
-    def _last_logits(self, row: Row, result: Packet | mx.array | None) -> mx.array:
-        """float32 `[num_logits, vocab]`; zeros for a row that was not computed."""
-        if isinstance(result, mx.array):
-            return result[0, -row.num_logits :].astype(mx.float32)
-        return mx.zeros((row.num_logits, self._vocab_size), mx.float32)
+    def _wanted_logits(self, rows: Sequence[Row], computed: Computed) -> list[mx.array]:
+        """float32 `[k, vocab]` arrays, in row order; zeros for a row that was not computed."""
+        num_logits = {row.num_logits for row in rows}
+        if len(computed) == 1 and len(computed[0][0].rows) == len(rows) and len(num_logits) == 1:
+            result, count = computed[0][1], rows[0].num_logits
+            if count and isinstance(result, mx.array):
+                return [result[:, -count:].reshape(-1, result.shape[-1]).astype(mx.float32)]
+        parts = [mx.zeros((row.num_logits, self._logits_width), mx.float32) for row in rows]
+        for group, result in computed:
+            for place, index in enumerate(group.rows):
+                count = rows[index].num_logits
+                if count and isinstance(result, mx.array):
+                    parts[index] = result[place, -count:].astype(mx.float32)
+        return parts
 
-    def _warm_up(self, shard: Shard, model_dir: Path) -> None:
+    def _warm_up(self, shard: Shard, model_dir: Path, can_trim: bool) -> None:
         """One forward over zeros: reads embedding or head where needed, builds kernels, shows that the cut works."""
         stage = self._loaded()
-        tensors: Mapping[str, Tensor] = {}
-        if stage.inputs:
-            zeros = {value.source: mx.zeros(value.shape, value.dtype) for value in stage.inputs}
-            packed = packets.pack(stage.inputs, [zeros], [1])
-            tensors = {key: wire.to_tensor(array) for key, array in packed.items()}
+        one = Group((0,), 1)
+        sent = packets.pack(stage.inputs, [(one, packets.zeros(stage.inputs))], [1])
         self.insert(WARM_UP_SEQUENCE, 1)
         try:
-            self.forward(StageInput((Row(WARM_UP_SEQUENCE, 0, 1, 1),), (0,), tensors))
+            output = self.forward(StageInput((Row(WARM_UP_SEQUENCE, 0, 1, 1),), (0,), packets.to_tensors(sent)))
         except EngineError as exc:
             raise ModelError(f"{shard} of {model_dir} cannot run as a stage: {exc}") from exc
+        if output.logits is not None:
+            self._logits_width = output.logits.shape[1]
+        cache = self._sequences[WARM_UP_SEQUENCE].cache
+        self._saved_form = saving.form_of(cache)
+        self.capabilities = Capabilities(
+            ragged=True,
+            rollback="any" if can_trim else "none",
+            dtypes=wire.ACTIVATION_DTYPES,
+            kv=kv_kinds(cache.own_entries()),
+            inputs=packets.specs(stage.inputs),
+            outputs=packets.specs(stage.outputs, self._activation_dtype),
+        )
         self.remove(WARM_UP_SEQUENCE)
+        self._ragged = find_mode(stage, self._model, self._new_cache)
+        self.batched = self._ragged is not None
         mx.clear_cache()

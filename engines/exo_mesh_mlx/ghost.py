@@ -3,10 +3,14 @@
 The layer list keeps its full length, so every index and mask in the forward code stays right. Layers outside the range
 are ghosts that return their input, or what the stages before have sent in their name. MLX evaluates lazily: whatever
 the forward pass builds from ghosts is never computed, and their weights are never read.
+
+Only layers at which something has to happen are hooked: within the range, those that take a value from an earlier stage
+or make one for a later stage. All others run as they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,12 +18,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from exo_mesh_mlx import tree
-from exo_mesh_mlx.caches import SequenceCache
-from exo_mesh_mlx.hooks import hook, unhook
+from exo_mesh_mlx.hooks import hook, replace_call, unhook
 from exo_mesh_mlx.trace import ArgumentLeaf, ArrayLeaf, LayerUse, Source, Trace, keep_last_positions
 
 Packet = dict[Source, mx.array]
-"""Live values of one row at a cut."""
+"""Live values of some rows at a cut."""
 
 
 class _StageEnd(Exception):
@@ -35,29 +38,26 @@ class GhostStage:
         self._trace, self._start, self._stop = trace, start, stop
         self.inputs = tuple(trace.live_values(start) if start else ())
         self.outputs = tuple(trace.live_values(stop) if stop < trace.num_layers else ())
+        self._sent = {value.source for value in self.inputs}
         self._packet: Packet = {}
         self._num_tokens = self._num_logits = 0
         for index, layer in enumerate(model.layers):
-            hook(layer, partial(self._live if start <= index < stop else self._ghost, index))
+            self._set_hook(index, layer)
 
-    def forward(self, tokens: mx.array, cache: SequenceCache, packet: Packet, num_logits: int) -> mx.array | Packet:
-        """One row, lazily: tokens int32 `[1, n]` -> live values at `stop`, or on the last stage logits `[1, k, vocab]`.
+    def forward(self, tokens: mx.array, caches: list[Any], packet: Packet, num_logits: int) -> mx.array | Packet:
+        """Lazily: tokens int32 `[rows, n]` -> live values at `stop`, or on the last stage logits `[rows, k, vocab]`.
 
-        k is num_logits, or n where the head cannot be given less; with num_logits 0 the head is not run at all and
-        the answer is an empty packet. Appends n positions to `cache`.
+        caches: a full-length list, whose entries grow by n positions. k is num_logits, or n where the head cannot be
+        given less; with num_logits 0 the head is not run at all and the answer is an empty packet.
         """
-        self._packet, self._num_tokens, self._num_logits = dict(packet), tokens.shape[1], num_logits
-        logits: mx.array | None = None
+        self._packet, self._num_tokens, self._num_logits = packet, tokens.shape[1], num_logits
         try:
-            logits = self._model(tokens, cache=cache.full())
-        except _StageEnd:
-            pass
-        finally:
-            packet, self._packet = self._packet, {}
-        cache.advance(self._num_tokens)
-        if logits is not None:
+            logits: mx.array = self._model(tokens, cache=caches)
             return logits
-        return {value.source: packet[value.source] for value in self.outputs}
+        except _StageEnd:
+            return {value.source: self._packet[value.source] for value in self.outputs}
+        finally:
+            self._packet = {}
 
     def close(self) -> None:
         """Undo the hooks and let go of the model, so that nothing refers to it in a circle. Not usable afterwards."""
@@ -65,11 +65,43 @@ class GhostStage:
             unhook(layer)
         self._model = None
 
+    def _set_hook(self, index: int, layer: nn.Module) -> None:
+        if index >= self._stop:
+            replace_call(layer, _end)
+        elif index < self._start:
+            simple = self._simple_ghost(index)
+            if simple is None:
+                hook(layer, partial(self._ghost, index))
+            else:
+                replace_call(layer, simple)
+        elif self._is_boundary(index):
+            hook(layer, partial(self._live, index))
+        else:
+            unhook(layer)
+
+    def _is_boundary(self, index: int) -> bool:
+        """Does a layer of this stage take or make a live value, or end the model?"""
+        takes = any(source in self._sent for source in self._trace.layers[index].links.values())
+        makes = any(value.source.layer == index for value in self.outputs)
+        return takes or makes or index == self._trace.num_layers - 1
+
+    def _simple_ghost(self, index: int) -> Callable[..., Any] | None:
+        """For a ghost in whose name nothing was sent: a function that gives back an argument. None for all others."""
+        use = self._trace.layers[index]
+        if use.main_arg is None or use.written_args or not isinstance(use.template, ArrayLeaf):
+            return None
+        if len(use.main_arg) != 2 or any(source.layer == index for source in self._sent):
+            return None
+        side, name = use.main_arg
+        if side == 0:
+            return lambda _layer, *args, **_kwargs: args[name]
+        return lambda _layer, *_args, **kwargs: kwargs[name]
+
     def _live(self, index: int, original: Any, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a layer of this stage, with arguments that earlier stages made taken from the packet."""
         call: list[Any] = [list(args), kwargs]
         for path, source in self._trace.layers[index].links.items():
-            if source.layer < self._start and source in self._packet:
+            if source in self._sent and source in self._packet:
                 call = tree.put(call, path, self._packet[source])
         output = original(layer, *call[0], **call[1])
         for value in self.outputs:
@@ -85,8 +117,6 @@ class GhostStage:
 
     def _ghost(self, index: int, _original: Any, _layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stand in for a layer of another stage: something of the right structure and shape, never evaluated."""
-        if index >= self._stop:
-            raise _StageEnd
         use: LayerUse = self._trace.layers[index]
         call = [list(args), kwargs]
         donor = tree.get(call, use.main_arg) if use.main_arg is not None else None
@@ -106,3 +136,7 @@ class GhostStage:
             items = [self._fill(item, index, call, donor, (*path, i)) for i, item in enumerate(template)]
             return type(template)(*items) if hasattr(template, "_fields") else type(template)(items)
         return template
+
+
+def _end(_layer: Any, *_args: Any, **_kwargs: Any) -> Any:
+    raise _StageEnd

@@ -1,6 +1,6 @@
-"""Put a function in front of a layer's `__call__` without changing the model, the list it is in or its class's name.
+"""Put a function in front of a module's `__call__` without changing the model, the list it is in or its class's name.
 
-Only the class of the layer object is exchanged, for a subclass: isinstance checks and attributes keep working.
+Only the class of the object is exchanged, for a subclass: isinstance checks and attributes keep working.
 """
 
 from __future__ import annotations
@@ -16,16 +16,29 @@ LayerCall = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]],
 
 def hook(layer: nn.Module, call: LayerCall) -> None:
     """From now on `layer(*args)` is `call(original, layer, args, kwargs)`. Hooking again replaces the hook."""
-    base = getattr(type(layer), "_hooked_class", type(layer))
-    original = base.__call__
+    original = _own_class(layer).__call__
 
     def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
         return call(original, self, args, kwargs)
 
-    # nn.Module keeps attributes as dict items, so go around its __setattr__
-    object.__setattr__(layer, "__class__", type(base.__name__, (base,), {"__call__": hooked, "_hooked_class": base}))
+    replace_call(layer, hooked)
+
+
+def replace_call(layer: nn.Module, function: Callable[..., Any]) -> None:
+    """From now on `layer(*args)` is `function(layer, *args)`, with nothing in between: for what runs at every step."""
+    base = _own_class(layer)
+    set_class(layer, type(base.__name__, (base,), {"__call__": function, "_hooked_class": base}))
 
 
 def unhook(layer: nn.Module) -> None:
     """Give the layer its own class back, so that it no longer refers to whoever hooked it."""
-    object.__setattr__(layer, "__class__", getattr(type(layer), "_hooked_class", type(layer)))
+    set_class(layer, _own_class(layer))
+
+
+def set_class(layer: nn.Module, cls: type) -> None:
+    """nn.Module keeps attributes as dict items, so go around its __setattr__."""
+    object.__setattr__(layer, "__class__", cls)
+
+
+def _own_class(layer: nn.Module) -> Any:
+    return getattr(type(layer), "_hooked_class", type(layer))

@@ -7,8 +7,7 @@ stay unread until they are evaluated. So ghosts cost nothing, and a layer that l
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
+from importlib import metadata
 from typing import Any
 
 import mlx.core as mx
@@ -19,40 +18,38 @@ from mlx_lm.utils import load_model
 
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.card import read_json, text_config
-from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE, TensorTable, read_tensor_table
+from exo_mesh_mlx.checkpoint import Checkpoint
 from exo_mesh_mlx.model_config import model_classes
+from exo_mesh_mlx.reach import graph_of_stage, reached
 from exo_mesh_mlx.trace import Trace, trace_model
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint whose headers have been checked."""
-
-    model_dir: Path
-    config: dict[str, Any]
-    table: TensorTable
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids, 0 if the config does not say."""
-        return int(text_config(self.config).get("vocab_size") or 0)
-
-
-def open_checkpoint(model_dir: Path) -> Checkpoint:
-    """Check config and safetensors headers. Raises ModelError naming file and tensor."""
-    return Checkpoint(model_dir, read_json(model_dir / "config.json"), read_tensor_table(model_dir))
+from exo_mesh_mlx.virtual import VirtualTensors
 
 
 def build_model(checkpoint: Checkpoint) -> nn.Module:
     """The whole model with every parameter a lazy array from a file; reads headers only.
 
-    Raises ModelError naming file and tensor if a parameter is missing, surplus or of another shape.
+    Where files are absent, parameters of the layers in them are stand-ins. Raises ModelError naming file and tensor if
+    a parameter is missing, surplus or of another shape, and naming config.json and the key if that is at fault.
     """
-    try:
-        model, _ = load_model(checkpoint.model_dir, lazy=True, strict=True, get_model_classes=model_classes)
-    except Exception as exc:  # mlx-lm and the model files raise anything for a checkpoint that does not fit
-        raise ModelError(_explain(checkpoint, exc)) from exc
+    return _build(checkpoint, VirtualTensors(checkpoint))
+
+
+def build_stage(checkpoint: Checkpoint, trace: Trace | None, start: int, stop: int) -> nn.Module:
+    """The same for a stage. Raises ModelError if a file is absent of which layers `[start, stop)` or the ends need
+    something."""
+    checkpoint.require_layers(start, stop)
+    virtual = VirtualTensors(checkpoint)
+    model = _build(checkpoint, virtual)
+    if not checkpoint.absent or trace is None:
+        return model
+    standing_in = virtual.zeros | virtual.missing(dict(tree_flatten(model.parameters())))
+    wanted = sorted(reached(graph_of_stage(model, trace, start, stop), standing_in))
+    if wanted:
+        absent = sorted({str(file) for file in checkpoint.absent.values()})
+        raise ModelError(
+            f"layers {start} to {stop - 1} need {wanted[0]}, which is in none of the files here; "
+            f"{len(absent)} of the index are missing: {', '.join(absent[:4])}{', …' if absent[4:] else ''}"
+        )
     return model
 
 
@@ -86,13 +83,46 @@ def read_layers(model: nn.Module, start: int, stop: int, progress: LoadProgress)
     mx.clear_cache()
 
 
-def _explain(checkpoint: Checkpoint, exc: Exception) -> str:
-    """One sentence that names the tensor and the file, from what mlx or mlx-lm raised."""
-    text = " ".join(str(exc).split())
+def _build(checkpoint: Checkpoint, virtual: VirtualTensors) -> nn.Module:
+    _check_architecture(checkpoint)
+
+    def classes(config: dict[str, Any]) -> tuple[type, type]:
+        model_class, args_class = model_classes(config)
+        return (virtual.completing(model_class) if checkpoint.absent else model_class), args_class
+
+    try:
+        model, _ = load_model(checkpoint.model_dir, lazy=True, strict=not checkpoint.absent, get_model_classes=classes)
+    except (Exception, SystemExit) as exc:  # mlx-lm and the model files raise anything for what does not fit
+        raise ModelError(_explain(checkpoint, exc)) from exc
+    return model
+
+
+def _check_architecture(checkpoint: Checkpoint) -> None:
+    """Is there code for this model, and is it mlx-lm's? Code from a checkpoint is not run."""
+    if checkpoint.config.get("model_file") is not None:
+        raise ModelError(
+            f"{checkpoint.config_file}: model_file asks to run {checkpoint.config['model_file']!r}; "
+            "code from a checkpoint is not run"
+        )
+    try:
+        model_classes(dict(checkpoint.config))
+    except (Exception, SystemExit) as exc:  # a module of mlx-lm may lack a library of its own, and then exit
+        name = checkpoint.config.get("model_type")
+        reason = f": {exc}" if isinstance(exc, SystemExit) else ""
+        raise ModelError(
+            f"{checkpoint.config_file}: model_type {name!r} is not supported by mlx-lm {metadata.version('mlx-lm')}"
+            + reason
+        ) from exc
+
+
+def _explain(checkpoint: Checkpoint, exc: BaseException) -> str:
+    """One sentence that names the tensor or setting and the file, from what mlx or mlx-lm raised."""
+    text = " ".join(str(exc).split()) or type(exc).__name__
     text = text if len(text) <= 400 else text[:400] + "…"
-    named = [name for name in re.findall(r"[\w\-]+(?:\.[\w\-]+)+", text) if name in checkpoint.table]
+    dotted = [name for name in re.findall(r"[\w\-]+(?:\.[\w\-]+)+", text) if "__" not in name]
+    named = [name for name in dotted if name in checkpoint.table]
     if named:
         return f"{checkpoint.table[named[0]].file}: {text}"
-    index = checkpoint.model_dir / INDEX_FILE
-    where = checkpoint.model_dir / SINGLE_FILE if not index.is_file() else index
-    return f"{where}: {text or type(exc).__name__}"
+    if isinstance(exc, TypeError | KeyError | AttributeError) and not dotted:
+        return f"{checkpoint.config_file}: {type(exc).__name__}: {text}"
+    return f"{checkpoint.weights_file}: {text}"

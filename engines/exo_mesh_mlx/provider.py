@@ -11,10 +11,13 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Literal
 
-from exo_mesh.engine.contract import Availability, StageEngine
+from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 
 _REMEDY = 'pip install "exo-mesh[mlx]"'
-_LINUX_BACKENDS = ("mlx-cpu", "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
+_CPU_BACKEND = "mlx-cpu"
+_LINUX_BACKENDS = (_CPU_BACKEND, "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+"""Made by the driver where there is a GPU; the last one under WSL."""
 
 
 class MlxProvider:
@@ -26,12 +29,16 @@ class MlxProvider:
         if missing:
             return Availability(False, f"{' and '.join(missing)} not installed", _REMEDY)
         if sys.platform == "darwin" and platform.machine() == "arm64":
-            return Availability(True, "Apple silicon", preference=100)
+            return Availability(True, "Apple silicon", compute="metal", preference=100)
         backend = next((name for name in _LINUX_BACKENDS if _version(name)), None)
         if sys.platform == "linux" and backend is None:
             return Availability(False, "mlx is installed without a backend for Linux", 'pip install "mlx[cpu]"')
+        if backend is not None and backend != _CPU_BACKEND:
+            if any(Path(device).exists() for device in _NVIDIA_DEVICES):
+                return Availability(True, backend, compute="cuda", preference=50)
+            return Availability(False, f"{backend} is installed, but there is no NVIDIA GPU", 'pip install "mlx[cpu]"')
         # mlx on CPU is far slower than torch (see docs): any real engine should win over it
-        return Availability(True, backend or platform.machine(), preference=10 if backend == "mlx-cpu" else 50)
+        return Availability(True, backend or platform.machine(), preference=10)
 
     def supports(self, architecture: str) -> bool:
         """mlx-lm has a model file for this `model_type`, under its own name or the one that mlx-lm maps it to."""
@@ -50,12 +57,12 @@ class MlxProvider:
 
         return MlxStage()
 
-    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
-        """See CutTracer; from a trace that reads headers only."""
-        from exo_mesh_mlx.cuts import legal_cuts
-        from exo_mesh_mlx.loading import open_checkpoint
+    def survey(self, model_dir: Path) -> ModelSurvey:
+        """See Surveyor; from traces that read headers only."""
+        from exo_mesh_mlx.checkpoint import open_checkpoint
+        from exo_mesh_mlx.survey import survey
 
-        return legal_cuts(open_checkpoint(model_dir))
+        return survey(open_checkpoint(model_dir))
 
 
 def _version(distribution: str) -> str:

@@ -33,16 +33,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LiveValue:
-    """An array that crosses a cut. Its wire form is `[tokens, width]`, or `[rows, width]` if it has no token axis.
-
-    shape: of one row with one token. dtype: as the layer returned it.
-    """
+    """An array that crosses a cut. shape: of one row with one token. dtype: as the layer returned it."""
 
     key: str
     source: Source
     shape: tuple[int, ...]
     token_axis: int | None
     dtype: mx.Dtype
+
+    @property
+    def has_batch_axis(self) -> bool:
+        """The first axis counts rows, so that several may share one array."""
+        return len(self.shape) > 1 and self.shape[0] == 1 and self.token_axis != 0
+
+    @property
+    def is_floating(self) -> bool:
+        return bool(mx.issubdtype(self.dtype, mx.floating))
 
 
 @dataclass(slots=True)

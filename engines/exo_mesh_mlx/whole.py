@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from exo_mesh_mlx.caches import CacheLayout, SequenceCache
+from exo_mesh_mlx.caches import CacheLayout
 from exo_mesh_mlx.ghost import Packet
 from exo_mesh_mlx.trace import LiveValue
 
@@ -21,10 +21,9 @@ class WholeStage:
     def __init__(self, model: nn.Module) -> None:
         self._model: Any = model
 
-    def forward(self, tokens: mx.array, cache: SequenceCache, packet: Packet, num_logits: int) -> mx.array | Packet:
-        """Logits `[1, n, vocab]`, lazily, whatever num_logits is."""
-        logits: mx.array = self._model(tokens, cache=cache.full())
-        cache.advance(tokens.shape[1])
+    def forward(self, tokens: mx.array, caches: list[Any], packet: Packet, num_logits: int) -> mx.array | Packet:
+        """Logits `[rows, n, vocab]`, lazily, whatever num_logits is."""
+        logits: mx.array = self._model(tokens, cache=caches)
         return logits
 
     def close(self) -> None:

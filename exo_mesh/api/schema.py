@@ -120,6 +120,8 @@ class InstanceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     policy: Literal["memory", "latency", "throughput"] | None = None
     context_limit: int | None = None
     engine: str | None = None
+    engine_preference: list[str] = []
+    mixed_rings: Literal["auto", "never", "always"] | None = None
     exclude_peers: list[str] = []
     pins: dict[str, tuple[int, int]] | None = None
     stages: list[StageBody] | None = None

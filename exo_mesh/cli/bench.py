@@ -1,10 +1,12 @@
-"""Measure this machine: `bench ring` times frames against plain TCP, `bench serve` asks a whole mesh many things."""
+"""Measure this machine: `bench ring` times frames against plain TCP, `bench engines` the engines on one checkpoint,
+`bench serve` asks a whole mesh many things at once."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
 
+import exo_mesh.cli.bench_engines as bench_engines
 import exo_mesh.cli.bench_ring as bench_ring
 import exo_mesh.cli.bench_serve as bench_serve
 
@@ -14,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     bench_ring.add_parser(subparsers)
     bench_serve.add_parser(subparsers)
+    bench_engines.add_parser(subparsers)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -146,7 +146,7 @@ async def _interleaved(
     """Alternate rounds of both, after one warm-up of the ring; answers the frames that the runners counted."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     directory = ModelStore(()).find(MODEL)
-    options = {"payload_bytes": str(payload_bytes)}
+    options = {"payload_bytes": str(payload_bytes)} if engine == "dummy" else {}
     async with local_ring(_plan(peers, engine), directory, options, cpus, tls) as runners:
         await _generate(runners, tls, prompt=CHUNK + 1, tokens=64)
         for _ in range(ROUNDS):

@@ -23,7 +23,7 @@ VERBS = {
     "ps": "model instances that are loaded",
     "models": "models that some peer has",
     "engines": "engines installed here, and which one is chosen",
-    "bench": "measure the ring",
+    "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
     "drain": "let a node finish what it has and take nothing new",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",

@@ -19,10 +19,11 @@ _PARTS = ("weights_bytes", "kv_bytes", "overhead_bytes", "usable_bytes", "headro
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--context-limit`, `--engine`, `--exclude`, `--api-url`, `--json`."""
+    """MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--exclude`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="name of a model, as exo-mesh models lists it")
     parser.add_argument("--context-limit", type=int, metavar="N", help="tokens of prompt + output that must fit")
     parser.add_argument("--engine", metavar="NAME", help="only with this engine")
+    parser.add_argument("--mixed-rings", choices=("auto", "never", "always"), help="may a ring be of several engines")
     parser.add_argument("--exclude", metavar="PEERS", help="names or ids of peers to leave out, with commas between")
     add_api_flags(parser)
 
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
         "context_limit": args.context_limit,
         "engine": args.engine,
         "exclude_peers": args.exclude,
+        "mixed_rings": args.mixed_rings,
     }
     query = urllib.parse.urlencode({name: value for name, value in wish.items() if value is not None})
     answer = ApiClient(args.api_url).get(f"/instance/previews?{query}", _DEADLINE_S)
@@ -54,6 +56,8 @@ def describe(entry: dict[str, Any]) -> str:
         f"{width} ({', '.join(entry['policies'])}): context {entry['context_limit']} tokens, "
         f"KV for {entry['kv_pool_tokens']} on every stage"
     )
+    if entry.get("activation_dtype"):
+        head += f", activations as {entry['activation_dtype']}"
     rows = [
         [
             f"  {stage['name'] or stage['peer'][:8]}",

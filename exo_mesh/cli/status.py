@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{client.url}: {health['status']}")
     for reason in health.get("reasons", ()):
         print(f"  {reason['message']}  {reason.get('remedy', '')}".rstrip())
-    print(columns(("PEER", "ID", "ALIVE", "ENGINE", "USABLE", "RESERVED"), _peer_rows(state)))
+    print(columns(("PEER", "ID", "ALIVE", "ENGINE", "USABLE", "RESERVED", "TAGS"), _peer_rows(state)))
     names = peer_names(state)
     for instance in state["view"]["instances"]:
         print(f"{instance['model']} ({instance['state']}): {ring_line(instance, names)}")
@@ -40,5 +40,6 @@ def _peer_rows(state: dict[str, Any]) -> list[list[object]]:
         reading = state["telemetry"].get(peer["id"], {})
         engine = next((device["engine"] for device in peer["devices"]), "") or "none"
         memory = [human_bytes(reading[key]) if key in reading else "?" for key in ("usable_bytes", "reserved_bytes")]
-        rows.append([peer["name"], peer["id"][:8], "yes" if peer["alive"] else "no", engine, *memory])
+        tags = " ".join(peer.get("tags", ()))
+        rows.append([peer["name"], peer["id"][:8], "yes" if peer["alive"] else "no", engine, *memory, tags])
     return rows

@@ -39,7 +39,10 @@ def run(args: argparse.Namespace) -> int:
         watch(lambda: client.get("/state"), console, time.monotonic, time.sleep)
         return exit_codes.OK
     console.print(picture(client.get("/state")))
-    if refused := client.get("/v1/topology")["refused"]:
+    topology = client.get("/v1/topology")
+    for peer in topology["peers"]:
+        print(f"{peer['name']}: {' '.join(peer['tags']) or 'no tags'}")
+    if refused := topology["refused"]:
         print("refused:\n" + "\n".join(f"  {reason}" for reason in refused))
     return exit_codes.OK
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 
 from aiohttp import web
@@ -55,6 +56,7 @@ class RunningNode:
         """Bind the API's port, start the node, serve. Raises ConfigError, AddressInUseError or another MeshError."""
         settings = self._settings
         _check_engine(self._registry, settings.engine)
+        _check_model_engines(self._registry, settings.model_engines)
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         if settings.secret_file and settings.secret:
@@ -152,6 +154,15 @@ def _check_engine(registry: Registry, name: str) -> None:
             registry.choose(name)
         except MeshError as exc:
             raise ConfigError(f"--engine {name}: {exc}") from exc
+
+
+def _check_model_engines(registry: Registry, model_engines: Mapping[str, str]) -> None:
+    """An engine that was named for a model must be there. Whether it runs that model is seen when it is placed."""
+    for model, engine in model_engines.items():
+        try:
+            registry.choose(engine)
+        except MeshError as exc:
+            raise ConfigError(f"--model-engine {model}={engine}: {exc}") from exc
 
 
 def _chosen(registry: Registry, preference: str) -> tuple[str, str]:

@@ -5,16 +5,47 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+ACTIVATION_FORMAT = "act:v1"
+"""The tag of a peer whose engines hand on activations as raw little-endian rows, so that another engine can go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """An engine that can run on a peer. compute: what it computes on there. dtypes: of activations that it takes."""
+
+    name: str
+    compute: str
+    version: str = ""
+    dtypes: tuple[str, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """The capability tag, such as `mlx-metal`."""
+        return f"{self.name}-{self.compute}"
+
+    @property
+    def build(self) -> str:
+        """What decides how it computes: two peers of equal builds give equal results, or nearly."""
+        return f"{self.tag} {self.version}".strip()
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a peer computes on. `engines` can run here; `engine` is the one it uses unless asked otherwise."""
+    """What a peer computes on. `engines` can run here; `engine` is the one it uses unless asked otherwise.
+
+    details: more about those engines. memory_bytes: all that the device of `engine` has; why: which part of it models
+    may take. A peer of an older version says none of these.
+    """
 
     kind: str
     name: str
     engines: tuple[str, ...]
     engine: str
     cores: int = 0
+    details: tuple[EngineInfo, ...] = ()
+    memory_bytes: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +53,8 @@ class PeerInfo:
     """What a peer says of itself. `incarnation` rises with every start of the same id.
 
     addresses: "host:port" of its control endpoint, as it sees itself. models: names of models on its disk.
+    model_engines: for each of them, the engines here that run its architecture, the one it would use first; a peer of
+    an older version does not say.
     """
 
     id: str
@@ -34,6 +67,7 @@ class PeerInfo:
     api_url: str = ""
     devices: tuple[Device, ...] = ()
     models: tuple[str, ...] = ()
+    model_engines: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -41,6 +75,30 @@ class PeerInfo:
         names = [device.engine for device in self.devices if device.engine]
         names += [engine for device in self.devices for engine in device.engines]
         return tuple(dict.fromkeys(names))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What it can do: `<engine>` and `<engine>-<compute>` of each engine, `act:v1`, `dtype:…` of activations."""
+        details = [engine for device in self.devices for engine in device.details]
+        tags = [*self.engines, *(engine.tag for engine in details)]
+        dtypes = {dtype for engine in details for dtype in engine.dtypes}
+        tags += [ACTIVATION_FORMAT] if dtypes else []
+        tags += [f"dtype:{tag}" for dtype, tag in DTYPE_TAGS.items() if dtype in dtypes]
+        return tuple(dict.fromkeys(tags))
+
+    def engines_for(self, model: str) -> tuple[str, ...]:
+        """Engines that it would run a model with, the first choice first.
+
+        Of a peer that does not say, or that has none for it, the one of its device: asked to reserve, it says why not.
+        """
+        for name, engines in self.model_engines:
+            if name == model and engines:
+                return engines
+        return tuple(device.engine for device in self.devices[:1] if device.engine)
+
+    def engine_info(self, engine: str) -> EngineInfo | None:
+        """What the peer says of one of its engines."""
+        return next((info for device in self.devices for info in device.details if info.name == engine), None)
 
 
 @dataclass(frozen=True, slots=True)

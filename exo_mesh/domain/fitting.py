@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from exo_mesh.domain.footprint import stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import split_layers
 
 
-def stage_starts(card: ModelCard, cuts: Iterable[int] | None = None) -> tuple[int, ...]:
-    """Layers at which a stage may begin, in order: 0 and the legal cuts (the card's own unless `cuts` says better)."""
-    legal = card.legal_cuts if cuts is None else cuts
-    return tuple(sorted({0, *(cut for cut in legal if 0 < cut < card.num_layers)}))
+def stage_starts(card: ModelCard) -> tuple[int, ...]:
+    """Layers at which a stage may begin, in order: 0 and the legal cuts."""
+    return tuple(sorted({0, *(cut for cut in card.legal_cuts if 0 < cut < card.num_layers)}))
 
 
-def fit_layers(
-    card: ModelCard, usable_bytes: Sequence[int], pool_tokens: int, cuts: Iterable[int] | None = None
-) -> list[range] | None:
+def stage_stops(cards: Sequence[ModelCard]) -> list[tuple[int, ...]]:
+    """For each stage the layers before which it may stop, in order; cards[i]: the model as stage i holds it.
+
+    A boundary between two engines must be legal for both: one hands on what lives there, the other takes it up.
+    """
+    starts = [set(stage_starts(card)) - {0} for card in cards]
+    inner = [tuple(sorted(one & other)) for one, other in pairwise(starts)]
+    return [*inner, (cards[-1].num_layers,)]
+
+
+def fit_layers(cards: Sequence[ModelCard], usable_bytes: Sequence[int], pool_tokens: int) -> list[range] | None:
     """One layer range per peer, in the given order, that fits each peer; None if there is none.
 
-    Stages begin at legal cuts only. Of all cuts that fit, those nearest to proportional shares are taken, from the
-    first stage on; when a share does not fit its peer, neighbours take the layers over.
+    cards[i]: the model as the engine of peer i holds it. Stages begin at legal cuts only. Of all cuts that fit, those
+    nearest to proportional shares are taken, from the first stage on; when a share does not fit its peer, neighbours
+    take the layers over.
     """
-    starts = stage_starts(card, cuts)
-    num_stages = len(usable_bytes)
-    if num_stages > len(starts) or min(usable_bytes) <= 0:
+    num_layers, num_stages = cards[0].num_layers, len(usable_bytes)
+    if num_stages > num_layers or min(usable_bytes) <= 0:
         return None
-    wanted = [layers.stop for layers in split_layers(card.num_layers, usable_bytes)]
+    wanted = [layers.stop for layers in split_layers(num_layers, usable_bytes)]
+    legal = stage_stops(cards)
 
     @cache
     def stops(rank: int, start: int) -> tuple[int, ...]:
         """Where stage `rank` may stop if it begins at `start`, so that it and all later stages fit."""
-        last = rank == num_stages - 1
-        fitting = stops_that_fit(card, starts, start, usable_bytes[rank], pool_tokens, last)
-        return fitting if last else tuple(stop for stop in fitting if stops(rank + 1, stop))
+        fitting = stops_that_fit(cards[rank], legal[rank], start, usable_bytes[rank], pool_tokens)
+        return fitting if rank == num_stages - 1 else tuple(stop for stop in fitting if stops(rank + 1, stop))
 
     ranges: list[range] = []
     start = 0
@@ -52,11 +59,11 @@ def fit_layers(
 
 
 def stops_that_fit(
-    card: ModelCard, starts: Sequence[int], start: int, usable_bytes: int, pool_tokens: int, last: bool
+    card: ModelCard, legal: Sequence[int], start: int, usable_bytes: int, pool_tokens: int
 ) -> tuple[int, ...]:
-    """Where one stage that begins at `start` may stop so that it fits its peer; the last one takes all that is left."""
+    """Where one stage that begins at `start` may stop so that it fits its peer, out of the legal stops."""
     fitting = []
-    for stop in (card.num_layers,) if last else (cut for cut in starts if cut > start):
+    for stop in (cut for cut in legal if cut > start):
         # a stage only grows with `stop`, except that the head comes with the last layer
         if stage_bytes(card, start, stop, pool_tokens) > usable_bytes:
             break
@@ -91,21 +98,22 @@ Goal = Callable[[Pace], tuple[float, float]]
 
 def fastest_layers(
     card: ModelCard,
+    cards: Sequence[ModelCard],
     usable_bytes: Sequence[int],
     s_per_gb: Sequence[float],
     pool_tokens: int,
     goal: Goal,
-    cuts: Iterable[int] | None = None,
 ) -> tuple[Pace, list[range]] | None:
     """The ranges that fit and make the goal least, with their pace; None if nothing fits.
 
-    s_per_gb: what a decode step takes on each peer per 1e9 bytes of layers: it reads every weight once.
+    cards[i]: the model as the engine of peer i holds it. s_per_gb: what a decode step takes on each peer per 1e9 bytes
+    of layers as they are in the files (`card`): it reads every weight once.
     Exact in the goal's first figure, by dynamic programming over the cuts: O(stages x cuts²).
     """
-    starts = stage_starts(card, cuts)
     num_stages = len(usable_bytes)
-    if num_stages > len(starts):
+    if num_stages > card.num_layers:
         return None
+    legal = stage_stops(cards)
     bytes_before = [0, *accumulate(card.layer_bytes)]
 
     @cache
@@ -113,7 +121,7 @@ def fastest_layers(
         """Pace of the stages from `rank` on, and where stage `rank` stops."""
         last = rank == num_stages - 1
         found: tuple[Pace, int] | None = None
-        for stop in stops_that_fit(card, starts, start, usable_bytes[rank], pool_tokens, last):
+        for stop in stops_that_fit(cards[rank], legal[rank], start, usable_bytes[rank], pool_tokens):
             taken_s = s_per_gb[rank] * (bytes_before[stop] - bytes_before[start]) / 1e9
             pace = Pace(taken_s, taken_s)
             if not last:

@@ -13,6 +13,10 @@ Measured on Linux with the demo model: 57 MiB resident with the dummy engine, 28
 POOL_TOKENS = 8192
 """KV is reserved for at least this many tokens, so that several short requests run side by side."""
 
+POOL_SEQUENCES = 8
+"""Sequences that may run at once in a full pool, of a model that keeps something per sequence however short it is: the
+state of a recurrent layer, or a window. Other models' sequences are bounded by tokens only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -29,13 +33,20 @@ class Footprint:
 
 def footprint(card: ModelCard, start: int, stop: int, pool_tokens: int) -> Footprint:
     """What the stage `[start, stop)` takes with KV for `pool_tokens` tokens of all its sequences together."""
-    kv_bytes = card.kv_bytes_per_token * pool_tokens * (stop - start)
+    kv_bytes = card.kv_bytes(start, stop, pool_tokens, pool_sequences(card, pool_tokens))
     return Footprint(card.shard_bytes(start, stop), kv_bytes, ENGINE_OVERHEAD_BYTES)
 
 
 def stage_bytes(card: ModelCard, start: int, stop: int, pool_tokens: int) -> int:
     """What the stage `[start, stop)` must reserve."""
     return footprint(card, start, stop, pool_tokens).total_bytes
+
+
+def pool_sequences(card: ModelCard, pool_tokens: int) -> int:
+    """Sequences that a pool of so many tokens has room for; 0 if only their tokens count."""
+    if not any(card.kv_fixed_bytes):
+        return 0
+    return POOL_SEQUENCES if pool_tokens >= POOL_TOKENS else 1
 
 
 def pools_to_try(context_limit: int) -> tuple[int, ...]:

@@ -14,7 +14,9 @@ class ModelCard:
     kv_bytes_per_token: KV cache of one layer for one token. legal_cuts: layer indexes where a stage may begin.
     digest: SHA-256 over the config, the tensor table and the first bytes of a few tensors, so that two peers know that
     they hold the same model. text_digest: SHA-256 over the files that turn text into ids; models of equal weights may
-    differ there.
+    differ there. kv_layer_bytes[i], kv_fixed_bytes[i]: KV of layer i for one token, and for one sequence however long
+    it is, where an engine has said so; else all layers take kv_bytes_per_token.
+    A card may also say how one engine holds the model, which is not always as the files do.
     """
 
     name: str
@@ -33,10 +35,17 @@ class ModelCard:
     legal_cuts: tuple[int, ...]
     digest: str
     text_digest: str = ""
+    kv_layer_bytes: tuple[int, ...] = ()
+    kv_fixed_bytes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.layer_bytes) != self.num_layers:
-            raise ValueError(f"{len(self.layer_bytes)} layer sizes for {self.num_layers} layers")
+        for sizes in (
+            self.layer_bytes,
+            self.kv_layer_bytes or self.layer_bytes,
+            self.kv_fixed_bytes or self.layer_bytes,
+        ):
+            if len(sizes) != self.num_layers:
+                raise ValueError(f"{len(sizes)} layer sizes for {self.num_layers} layers")
 
     @property
     def total_bytes(self) -> int:
@@ -51,5 +60,12 @@ class ModelCard:
         if stop == self.num_layers:
             total += self.head_bytes
         if self.tied and len(range(start, stop)) == self.num_layers:
-            total -= self.embed_bytes
+            total -= min(self.embed_bytes, self.head_bytes)
         return total
+
+    def kv_bytes(self, start: int, stop: int, tokens: int, sequences: int) -> int:
+        """KV of the layers `[start, stop)` for so many sequences that hold `tokens` tokens together."""
+        per_token = (
+            sum(self.kv_layer_bytes[start:stop]) if self.kv_layer_bytes else (stop - start) * self.kv_bytes_per_token
+        )
+        return per_token * tokens + sum(self.kv_fixed_bytes[start:stop]) * sequences

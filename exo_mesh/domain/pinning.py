@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from exo_mesh.domain.fitting import stage_starts
+from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, make_plan
@@ -36,11 +37,13 @@ def solve_pinned(
     instance_id: str,
     ballot: Ballot,
     around: Surroundings = NOTHING_KNOWN,
+    mixing: str = "auto",
 ) -> Plan:
-    """The plan that deals out the layers as pinned, in the order of the layers.
+    """The plan that deals out the layers as pinned, in the order of the layers. Pins may mix engines.
 
-    Raises InputError if the pins leave a layer out or hold one twice, name a peer that cannot take part or cut where
-    the model must not be cut; PlacementError if they do not fit, or no longer take what they say.
+    Raises InputError if the pins leave a layer out or hold one twice, name a peer or an engine that cannot take part,
+    or cut where the model must not be cut; PlacementError if they do not fit, no longer take what they say, or mix
+    engines that must not be mixed.
     """
     pins = sorted(pins, key=lambda pin: (pin.start, pin.stop))
     _refuse_gaps(card, pins)
@@ -49,22 +52,56 @@ def solve_pinned(
         if pin.peer_id not in by_id:
             known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
             raise _pins_refused(card, f"{pin.peer_id[:8]} is pinned but cannot take part (those that can: {known})")
-    members = [by_id[pin.peer_id] for pin in pins]
-    if len({member.engine for member in members}) > 1:
-        listing = ", ".join(f"{member.peer_id[:8]} {member.engine}" for member in members)
-        raise _pins_refused(card, f"a ring is of one engine, and these differ: {listing}")
-    legal = stage_starts(card, around.cuts.get(members[0].engine))
-    illegal = [pin.start for pin in pins if pin.start not in legal]
-    if illegal:
-        raise _pins_refused(card, f"no stage may begin at layer {illegal[0]}; legal are {', '.join(map(str, legal))}")
+    members = [_with_engine(card, by_id[pin.peer_id], pin.engine) for pin in pins]
+    _refuse_mixing(card, members, around, mixing)
+    _refuse_cuts(card, pins, members, around)
     ring = [(member, range(pin.start, pin.stop)) for member, pin in zip(members, pins, strict=True)]
     inputs = PlanInputs(tuple((member.peer_id, member.usable_bytes) for member in members), PINNED, len(pins))
     for pool_tokens in pools_to_try(context_limit):
-        plan = make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs)
+        plan = make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
         if all(stage.reserve_bytes <= member.usable_bytes for stage, member in zip(plan.stages, members, strict=True)):
             _refuse_outdated(plan, pins)
             return plan
-    raise _pins_do_not_fit(card, ring, context_limit)
+    raise _pins_do_not_fit(card, ring, context_limit, around)
+
+
+def _with_engine(card: ModelCard, member: Candidate, engine: str | None) -> Candidate:
+    """The peer with the engine that its pin asks for. Raises InputError if it cannot run the model with that."""
+    if engine is None:
+        return member
+    able = (member.engine, *member.others)
+    if engine not in able:
+        raise _pins_refused(card, f"{member.peer_id[:8]} is pinned with {engine}, but would run {' or '.join(able)}")
+    return member.running(engine)
+
+
+def _refuse_mixing(card: ModelCard, members: Sequence[Candidate], around: Surroundings, mixing: str) -> None:
+    """Raises InputError or PlacementError if the members run engines that must not, or that are to, share a ring."""
+    engines = {member.engine for member in members}
+    listing = ", ".join(f"{member.peer_id[:8]} {member.engine}" for member in members)
+    if len(engines) > 1 and mixing == "never":
+        raise _pins_refused(card, f"a ring is of one engine here (mixed_rings: never), and these differ: {listing}")
+    if len(engines) == 1 and mixing == "always":
+        raise _pins_refused(card, f"a ring of several engines was asked for, and these are pinned: {listing}")
+    for one, other in combinations(members, 2):
+        why = around.unmixable.get(frozenset((one.build, other.build)))
+        if why is not None:
+            remedy = "pin peers with one engine"
+            raise PlacementError(
+                f"{card.name} as pinned: {why}; {remedy}",
+                reason="mixing",
+                have=[(member.peer_id, member.usable_bytes) for member in members],
+                remedy=remedy,
+            )
+
+
+def _refuse_cuts(card: ModelCard, pins: Sequence[Pin], members: Sequence[Candidate], around: Surroundings) -> None:
+    """Raises InputError unless every boundary is legal for the engines on both of its sides."""
+    legal = stage_stops([around.held(card, member.engine) for member in members])
+    for pin, stops in zip(pins[1:], legal, strict=False):
+        if pin.start not in stops:
+            allowed = ", ".join(map(str, (0, *stops)))
+            raise _pins_refused(card, f"no stage may begin at layer {pin.start}; legal are {allowed}")
 
 
 def _refuse_outdated(plan: Plan, pins: Sequence[Pin]) -> None:
@@ -99,8 +136,11 @@ def _pins_refused(card: ModelCard, problem: str) -> InputError:
     return InputError(f"{card.name} ({card.num_layers} layers): {problem}; {remedy}", param="pins")
 
 
-def _pins_do_not_fit(card: ModelCard, ring: Ring, context_limit: int) -> PlacementError:
-    needs = [stage_bytes(card, layers.start, layers.stop, context_limit) for _, layers in ring]
+def _pins_do_not_fit(card: ModelCard, ring: Ring, context_limit: int, around: Surroundings) -> PlacementError:
+    needs = [
+        stage_bytes(around.held(card, member.engine), layers.start, layers.stop, context_limit)
+        for member, layers in ring
+    ]
     short = [
         f"{member.peer_id[:8]} needs {gigabytes(need)} for layers {layers.start} to {layers.stop - 1}, "
         f"usable are {gigabytes(member.usable_bytes)}"

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import combinations
+from dataclasses import replace
 
-from exo_mesh.domain.fitting import Goal, Pace, fastest_layers, fit_layers, latency, stage_starts, throughput
+from exo_mesh.domain.fitting import Goal, fastest_layers, fit_layers, latency, stage_stops, throughput
 from exo_mesh.domain.footprint import (
     ENGINE_OVERHEAD_BYTES,
     POOL_TOKENS,
     Footprint,
     footprint,
     gigabytes,
+    pool_sequences,
     pools_to_try,
     stage_bytes,
 )
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.partition import largest_that_fit
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.rings import (
+    NOTHING_KNOWN,
+    Candidate,
+    Group,
+    Surroundings,
+    attempts,
+    num_engines,
+    rings_by_speed,
+    rings_to_try,
+)
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import PlacementError
 
 __all__ = [
     "ENGINE_OVERHEAD_BYTES",
+    "NOTHING_KNOWN",
     "POOL_TOKENS",
     "Candidate",
     "Footprint",
+    "Surroundings",
     "fit_layers",
     "footprint",
     "gigabytes",
@@ -40,59 +51,12 @@ __all__ = [
 
 MIN_USEFUL_CONTEXT = 512
 
-DEFAULT_HOP_S = 0.0005
-"""One way between two peers whose link was not measured: a LAN's round trip is about a millisecond."""
-
-FEW_PEERS = 4
-"""Of so many measured peers every ring is weighed; of more only the quickest and the largest ones of each size."""
-
-MAX_RING_SIZES = 16
-"""With measured speeds every size of ring is weighed, up to this many more than the fewest peers that hold the model:
-each further hop costs time, and no model is known to gain from more."""
-
 POLICIES = ("memory", "latency", "throughput")
 """memory: the fewest peers that hold the model (every hop costs time), layers in proportion to memory. latency and
 throughput, where all peers of a ring know how fast they are: the peers and cuts that make a step quickest, or let most
 steps through. Until then latency is as memory, and throughput takes all peers that fit in."""
 
 _GOALS: Mapping[str, Goal] = {"latency": latency, "throughput": throughput}
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A peer that has the model on disk, what it could reserve now, and the engine it would run it with.
-
-    s_per_gb: what one of its decode steps takes per 1e9 bytes of weights, if that was measured.
-    """
-
-    peer_id: str
-    usable_bytes: int
-    engine: str
-    s_per_gb: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What placement may know besides model and peers; the defaults suit a model that may be cut anywhere.
-
-    cuts: where each engine can cut the model. hop_s: seconds one way between two peers, where measured.
-    """
-
-    cuts: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    hop_s: Mapping[tuple[str, str], float] = field(default_factory=dict)
-
-    def ring_hops(self, peer_ids: Sequence[str]) -> Pace:
-        """All hops of a lap; a ring of one has none."""
-        if len(peer_ids) < 2:
-            return Pace(0.0, 0.0)
-        hops = [self._hop(a, b) for a, b in zip(peer_ids, [*peer_ids[1:], peer_ids[0]], strict=True)]
-        return Pace(sum(hops), max(hops))
-
-    def _hop(self, one: str, other: str) -> float:
-        return self.hop_s.get((one, other), self.hop_s.get((other, one), DEFAULT_HOP_S))
-
-
-NOTHING_KNOWN = Surroundings()
 
 
 def with_caps(candidates: Iterable[Candidate], caps: Mapping[str, int]) -> list[Candidate]:
@@ -110,10 +74,12 @@ def solve(
     instance_id: str,
     ballot: Ballot,
     around: Surroundings = NOTHING_KNOWN,
+    mixing: str = "auto",
 ) -> Plan:
     """Choose peers and cut the layers. Equal arguments give an equal plan on every machine.
 
-    The proposer of the ballot comes first if it takes part, then the others by memory. A ring is of one engine.
+    The proposer of the ballot comes first if it takes part, then the others by memory. A ring is of one engine if one
+    fits, or as `mixing` (one of MIXING) has it.
     The KV pool is max(POOL_TOKENS, context_limit) tokens, or one context where that is all that fits.
     Raises PlacementError with what is needed, what there is, and what would help.
     """
@@ -121,13 +87,15 @@ def solve(
         raise PlacementError(f"there is no placement policy {policy!r}; known: {', '.join(POLICIES)}")
     ordered = _in_preference(candidates, ballot.proposer)
     refuse_too_few(card, ordered, min_peers)
-    choose = _fastest_ring if policy in _GOALS and all(c.s_per_gb for c in ordered) else _first_ring
-    found = choose(card, ordered, policy, min_peers, context_limit, around)
-    if found is not None:
-        ring, pool_tokens = found
-        inputs = PlanInputs(tuple((peer.peer_id, peer.usable_bytes) for peer in ordered), policy, min_peers)
-        return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs)
-    raise _refusal(card, ordered, min_peers, context_limit, around)
+    for groups in attempts(ordered, mixing, around):
+        measured = all(candidate.s_per_gb for group in groups for candidate in group)
+        choose = _fastest_ring if policy in _GOALS and measured else _first_ring
+        found = choose(card, groups, policy, min_peers, context_limit, around)
+        if found is not None:
+            ring, pool_tokens = found
+            inputs = PlanInputs(tuple((peer.peer_id, peer.usable_bytes) for peer in ordered), policy, min_peers)
+            return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
+    raise _refusal(card, ordered, min_peers, context_limit, around, mixing)
 
 
 def most_context(
@@ -160,10 +128,12 @@ def solve_with_most_context(
     instance_id: str,
     ballot: Ballot,
     around: Surroundings = NOTHING_KNOWN,
+    mixing: str = "auto",
 ) -> Plan:
     """As `solve`, for the longest context that the fewest peers can hold.
 
     The number of peers is that for POOL_TOKENS tokens of context: more peers are slower, and few prompts are longer.
+    Nor is a ring mixed for the sake of a longer context.
     """
 
     def attempt(context_limit: int) -> Plan:
@@ -176,9 +146,14 @@ def solve_with_most_context(
             instance_id=instance_id,
             ballot=ballot,
             around=around,
+            mixing=mixing,
         )
 
-    return most_context(card, attempt, is_enough=lambda plan, shortest: len(plan.stages) == len(shortest.stages))
+    return most_context(card, attempt, is_enough=_is_enough)
+
+
+def _is_enough(plan: Plan, shortest: Plan) -> bool:
+    return len(plan.stages) == len(shortest.stages) and len(plan.engines) <= len(shortest.engines)
 
 
 def refuse_too_few(card: ModelCard, candidates: Sequence[Candidate], min_peers: int) -> None:
@@ -216,18 +191,30 @@ def make_plan(
     instance_id: str,
     ballot: Ballot,
     inputs: PlanInputs,
+    around: Surroundings = NOTHING_KNOWN,
 ) -> Plan:
     """The ring with what each stage must reserve. Raises ValueError unless it holds each layer exactly once."""
+    held = [around.held(card, peer.engine) for peer, _ in ring]
     stages = tuple(
         StagePlan(
             peer.peer_id,
             peer.engine,
             Shard(card.name, layers.start, layers.stop, card.num_layers),
-            stage_bytes(card, layers.start, layers.stop, pool_tokens),
+            stage_bytes(as_held, layers.start, layers.stop, pool_tokens),
         )
-        for peer, layers in ring
+        for as_held, (peer, layers) in zip(held, ring, strict=True)
     )
-    return Plan(instance_id, ballot, card.name, card.digest, stages, context_limit, inputs, pool_tokens)
+    return Plan(
+        instance_id,
+        ballot,
+        card.name,
+        card.digest,
+        stages,
+        context_limit,
+        inputs,
+        pool_tokens,
+        pool_sequences=max(pool_sequences(as_held, pool_tokens) for as_held in held),
+    )
 
 
 def _in_preference(candidates: Iterable[Candidate], proposer: str) -> list[Candidate]:
@@ -236,17 +223,18 @@ def _in_preference(candidates: Iterable[Candidate], proposer: str) -> list[Candi
 
 def _first_ring(
     card: ModelCard,
-    ordered: list[Candidate],
+    groups: Sequence[Group],
     policy: str,
     min_peers: int,
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
     """The most wanted ring that fits, layers in proportion to memory, and its KV pool: a small one before more hops."""
-    for peers in _rings_to_try(card, ordered, policy, min_peers):
+    for peers in rings_to_try(card, groups, policy, min_peers):
         usable = [peer.usable_bytes for peer in peers]
+        held = [around.held(card, peer.engine) for peer in peers]
         for pool_tokens in pools_to_try(context_limit):
-            ranges = fit_layers(card, usable, pool_tokens, around.cuts.get(peers[0].engine))
+            ranges = fit_layers(held, usable, pool_tokens)
             if ranges is not None:
                 return list(zip(peers, ranges, strict=True)), pool_tokens
     return None
@@ -254,19 +242,20 @@ def _first_ring(
 
 def _fastest_ring(
     card: ModelCard,
-    ordered: list[Candidate],
+    groups: Sequence[Group],
     policy: str,
     min_peers: int,
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
-    """The ring with the best pace among those of `_rings_by_speed`."""
+    """The ring with the best pace among those of `rings_by_speed`."""
     goal = _GOALS[policy]
     for pool_tokens in pools_to_try(context_limit):
         best: tuple[tuple[float, float], Ring] | None = None
-        for peers in _rings_by_speed(card, ordered, min_peers):
+        for peers in rings_by_speed(card, groups, min_peers):
             usable, speeds = [peer.usable_bytes for peer in peers], [peer.s_per_gb or 0.0 for peer in peers]
-            found = fastest_layers(card, usable, speeds, pool_tokens, goal, around.cuts.get(peers[0].engine))
+            held = [around.held(card, peer.engine) for peer in peers]
+            found = fastest_layers(card, held, usable, speeds, pool_tokens, goal)
             if found is None:
                 continue
             score = goal(found[0].then(around.ring_hops([peer.peer_id for peer in peers])))
@@ -277,48 +266,21 @@ def _fastest_ring(
     return None
 
 
-def _rings_by_speed(card: ModelCard, ordered: list[Candidate], min_peers: int) -> Iterable[list[Candidate]]:
-    fewest = max(1, min_peers)
-    for group in _engine_groups(ordered):
-        quickest = sorted(group, key=lambda c: (c.s_per_gb or 0.0, -c.usable_bytes, c.peer_id))
-        roomiest = sorted(group, key=lambda c: (-c.usable_bytes, c.peer_id))
-        for size in range(fewest, min(len(group), card.num_layers, fewest + MAX_RING_SIZES) + 1):
-            if len(group) <= FEW_PEERS:
-                yield from (list(peers) for peers in combinations(group, size))
-            else:
-                for wanted in (quickest[:size], roomiest[:size]):
-                    yield [candidate for candidate in group if candidate in wanted]
-
-
-def _engine_groups(ordered: list[Candidate]) -> list[list[Candidate]]:
-    engines = list(dict.fromkeys(candidate.engine for candidate in ordered))
-    return [[candidate for candidate in ordered if candidate.engine == engine] for engine in engines]
-
-
-def _rings_to_try(card: ModelCard, ordered: list[Candidate], policy: str, min_peers: int) -> Iterable[list[Candidate]]:
-    """Peers in ring order, the most wanted ring first."""
-    groups = _engine_groups(ordered)
-    sizes = range(max(1, min_peers), len(ordered) + 1)
-    for size in reversed(sizes) if policy == "throughput" else sizes:
-        for group in groups:
-            if size > min(len(group), card.num_layers):
-                continue
-            yield group[:size]
-            # the proposer's own device may be the small one that makes a ring of this size impossible
-            largest = largest_that_fit(size, [candidate.usable_bytes for candidate in group])
-            if len(largest) == size and 0 not in largest:
-                yield [group[rank] for rank in largest]
-
-
 def _refusal(
-    card: ModelCard, ordered: Sequence[Candidate], min_peers: int, context_limit: int, around: Surroundings
+    card: ModelCard,
+    ordered: Sequence[Candidate],
+    min_peers: int,
+    context_limit: int,
+    around: Surroundings,
+    mixing: str,
 ) -> PlacementError:
-    kv = card.kv_bytes_per_token * context_limit * card.num_layers
-    weights = card.shard_bytes(0, card.num_layers)
+    held = around.held(card, ordered[0].engine)
+    weights = held.shard_bytes(0, card.num_layers)
+    kv = held.kv_bytes(0, card.num_layers, context_limit, pool_sequences(held, context_limit))
     need = weights + kv + max(1, min_peers) * ENGINE_OVERHEAD_BYTES
     have = sum(candidate.usable_bytes for candidate in ordered)
     listing = ", ".join(f"{c.peer_id[:8]} {gigabytes(c.usable_bytes)} ({c.engine})" for c in ordered)
-    reason, remedy = _what_would_help(card, ordered, min_peers, context_limit, need - have, around)
+    reason, remedy = _what_would_help(card, ordered, min_peers, context_limit, need - have, around, mixing)
     return PlacementError(
         f"{card.name} needs {gigabytes(need)} (weights {gigabytes(weights)}, KV for "
         f"{context_limit} tokens {gigabytes(kv)}, {gigabytes(ENGINE_OVERHEAD_BYTES)} per stage); "
@@ -337,16 +299,19 @@ def _what_would_help(
     context_limit: int,
     missing: int,
     around: Surroundings,
+    mixing: str,
 ) -> tuple[str, str]:
     """(what the obstacle is called, what to do about it)."""
+    if obstacle := _mixing_in_the_way(card, ordered, min_peers, context_limit, around, mixing):
+        return "mixing", obstacle
     context = context_limit // 2
     while context >= MIN_USEFUL_CONTEXT:
-        if _first_ring(card, list(ordered), "memory", min_peers, context, around) is not None:
+        if _fits(card, ordered, min_peers, context, around, mixing):
             return "memory", f"A context limit of {context} tokens would fit."
         context //= 2
     if missing > 0:
         return "memory", f"Free at least {gigabytes(missing)} or add a peer with that much and the model on disk."
-    pieces = max(len(stage_starts(card, around.cuts.get(c.engine))) for c in ordered)
+    pieces = max(len(stage_stops([around.held(card, c.engine)] * 2)[0]) + 1 for c in ordered)
     if min_peers > pieces:
         return "cuts", f"The model can be cut into {pieces} stages at most: lower min_peers."
     largest = max(stage_bytes(card, i, i + 1, context_limit) for i in range(card.num_layers))
@@ -356,3 +321,33 @@ def _what_would_help(
         f" (the largest single layer with its KV takes {gigabytes(largest)}), or the peers run different engines:"
         " free memory on one of them or add a peer.",
     )
+
+
+def _mixing_in_the_way(
+    card: ModelCard,
+    ordered: Sequence[Candidate],
+    min_peers: int,
+    context_limit: int,
+    around: Surroundings,
+    mixing: str,
+) -> str:
+    """What to do if it is only a rule about rings of several engines that no ring fits; "" if it is not."""
+    if mixing == "always" and num_engines(ordered) == 1:
+        return (
+            f"A ring of several engines was asked for, and all peers run {ordered[0].engine}: start one with another."
+        )
+    if mixing == "always" and max(2, min_peers) > len(ordered):
+        return "A ring of several engines needs more peers."
+    if mixing == "never":
+        fits = _fits(card, ordered, min_peers, context_limit, around, "auto")
+        return "A ring of several engines would fit: allow it (mixed_rings: auto)." if fits else ""
+    if around.unmixable and _fits(card, ordered, min_peers, context_limit, replace(around, unmixable={}), mixing):
+        return "A ring of several engines would fit, but " + "; ".join(around.unmixable.values()) + "."
+    return ""
+
+
+def _fits(
+    card: ModelCard, ordered: Sequence[Candidate], min_peers: int, context: int, around: Surroundings, mixing: str
+) -> bool:
+    groups = [group for groups in attempts(ordered, mixing, around) for group in groups]
+    return _first_ring(card, groups, "memory", min_peers, context, around) is not None

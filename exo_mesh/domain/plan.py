@@ -53,7 +53,8 @@ class Plan:
     """An immutable assignment of all layers of a model to stages in ring order.
 
     context_limit: most positions of one sequence. pool_tokens: KV positions that every stage has reserved memory for,
-    shared by the sequences that run at once.
+    shared by the sequences that run at once. pool_sequences: most sequences at once, 0 if only positions count.
+    activation_dtype: what stages of different engines hand on, "" in a ring of one engine.
     Raises ValueError unless each layer `0..num_layers` is held by exactly one stage, in order.
     """
 
@@ -65,6 +66,8 @@ class Plan:
     context_limit: int
     inputs: PlanInputs
     pool_tokens: int = 0
+    activation_dtype: str = ""
+    pool_sequences: int = 0
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -80,6 +83,11 @@ class Plan:
     @property
     def peer_ids(self) -> tuple[str, ...]:
         return tuple(stage.peer_id for stage in self.stages)
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """Each engine of the ring once, in ring order."""
+        return tuple(dict.fromkeys(stage.engine for stage in self.stages))
 
     @property
     def kv_tokens(self) -> int:

@@ -8,11 +8,11 @@ again; else a spare peer takes it; else neighbours absorb it. A balanced split i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, product
 
-from exo_mesh.domain.fitting import stage_starts, stops_that_fit
+from exo_mesh.domain.fitting import stage_stops, stops_that_fit
 from exo_mesh.domain.footprint import gigabytes, stage_bytes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Surroundings, make_plan
@@ -37,11 +37,14 @@ class Recovery:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A peer in the new ring. `kept`: the range it holds and runs now, or None. usable_bytes counts what it holds."""
+    """A peer in the new ring. `kept`: the range it holds and runs now, or None. usable_bytes counts what it holds.
+    card: the model as its engine holds it."""
 
     peer_id: str
     usable_bytes: int
     kept: range | None
+    engine: str
+    card: ModelCard
 
 
 def recover(
@@ -62,37 +65,41 @@ def recover(
     peers that load, then the shorter ring. Raises PlacementError, with the numbers, if these peers cannot hold the
     model; then only a new placement may help.
     """
-    engine = old.stages[0].engine
-    starts = stage_starts(card, around.cuts.get(engine))
     fitting_spares = sorted(
-        (spare for spare in spares if spare.engine == engine and spare.peer_id not in old.peer_ids),
+        (spare for spare in spares if spare.engine in old.engines and spare.peer_id not in old.peer_ids),
         key=lambda spare: (-spare.usable_bytes, spare.peer_id),
     )
     best: tuple[tuple[int, int, int], list[_Position], list[range]] | None = None
     pool_tokens = old.kv_tokens
-    for ring, pool in product(_rings(old, holding, usable_bytes, fitting_spares), (old.kv_tokens, old.context_limit)):
-        ranges = _fewest_bytes(card, ring, starts, pool)
+    rings = _rings(card, old, holding, usable_bytes, fitting_spares, around)
+    for ring, pool in product(rings, (old.kv_tokens, old.context_limit)):
+        ranges = _fewest_bytes(ring, pool)
         if ranges is None:
             continue
-        loads = [_load_bytes(card, peer, layers) for peer, layers in zip(ring, ranges, strict=True)]
+        loads = [_load_bytes(peer, layers) for peer, layers in zip(ring, ranges, strict=True)]
         score = (sum(loads), sum(1 for load in loads if load), len(ring))
         if best is None or score < best[0]:
             best, pool_tokens = (score, ring, ranges), pool
     if best is None:
-        raise _hopeless(card, old, usable_bytes, fitting_spares)
+        raise _hopeless(card, old, usable_bytes, fitting_spares, around)
     _, ring, ranges = best
-    members = [Candidate(peer.peer_id, peer.usable_bytes, engine) for peer in ring]
+    members = [Candidate(peer.peer_id, peer.usable_bytes, peer.engine) for peer in ring]
     inputs = PlanInputs(tuple((m.peer_id, m.usable_bytes) for m in members), old.inputs.policy, old.inputs.min_peers)
     cut = list(zip(members, ranges, strict=True))
-    plan = make_plan(card, cut, old.context_limit, pool_tokens, old.instance_id, ballot, inputs)
-    loads_by_peer = {
-        peer.peer_id: _load_bytes(card, peer, layers) for peer, layers in zip(ring, ranges, strict=True)
-    }  # fmt: skip
+    plan = make_plan(card, cut, old.context_limit, pool_tokens, old.instance_id, ballot, inputs, around)
+    if len(plan.engines) > 1:
+        plan = replace(plan, activation_dtype=old.activation_dtype)
+    loads_by_peer = {peer.peer_id: _load_bytes(peer, layers) for peer, layers in zip(ring, ranges, strict=True)}
     return Recovery(plan, loads_by_peer)
 
 
 def _rings(
-    old: Plan, holding: Mapping[str, range], usable_bytes: Mapping[str, int], spares: Sequence[Candidate]
+    card: ModelCard,
+    old: Plan,
+    holding: Mapping[str, range],
+    usable_bytes: Mapping[str, int],
+    spares: Sequence[Candidate],
+    around: Surroundings,
 ) -> Iterator[list[_Position]]:
     """The old ring with every live peer in its place, and each place of a dead one given to a spare, or closed."""
     dead = [index for index, stage in enumerate(old.stages) if stage.peer_id not in usable_bytes][:MAX_LOST]
@@ -101,9 +108,12 @@ def _rings(
         ring = []
         for index, stage in enumerate(old.stages):
             if index in takers:
-                ring.append(_Position(takers[index].peer_id, takers[index].usable_bytes, None))
+                taker = takers[index]
+                as_held = around.held(card, taker.engine)
+                ring.append(_Position(taker.peer_id, taker.usable_bytes, None, taker.engine, as_held))
             elif stage.peer_id in usable_bytes:
-                ring.append(_Position(stage.peer_id, usable_bytes[stage.peer_id], holding.get(stage.peer_id)))
+                as_held, kept = around.held(card, stage.engine), holding.get(stage.peer_id)
+                ring.append(_Position(stage.peer_id, usable_bytes[stage.peer_id], kept, stage.engine, as_held))
         if ring:
             yield ring
 
@@ -118,24 +128,21 @@ def _largest_first(old: Plan, indexes: Collection[int]) -> list[int]:
     return sorted(indexes, key=lambda index: (-old.stages[index].reserve_bytes, index))
 
 
-def _load_bytes(card: ModelCard, peer: _Position, layers: range) -> int:
-    return 0 if peer.kept == layers else card.shard_bytes(layers.start, layers.stop)
+def _load_bytes(peer: _Position, layers: range) -> int:
+    return 0 if peer.kept == layers else peer.card.shard_bytes(layers.start, layers.stop)
 
 
-def _fewest_bytes(
-    card: ModelCard, ring: Sequence[_Position], starts: Sequence[int], pool_tokens: int
-) -> list[range] | None:
+def _fewest_bytes(ring: Sequence[_Position], pool_tokens: int) -> list[range] | None:
     """Ranges in ring order that fit, with the fewest bytes loaded; None if nothing fits. Dynamic programming."""
-    if len(ring) > len(starts):
-        return None
+    legal = stage_stops([peer.card for peer in ring])
 
     @cache
     def best(rank: int, start: int) -> tuple[int, int] | None:
         """(bytes that the positions from `rank` on load, where position `rank` stops)."""
         peer, last = ring[rank], rank == len(ring) - 1
         found: tuple[int, int] | None = None
-        for stop in stops_that_fit(card, starts, start, peer.usable_bytes, pool_tokens, last):
-            load = _load_bytes(card, peer, range(start, stop))
+        for stop in stops_that_fit(peer.card, legal[rank], start, peer.usable_bytes, pool_tokens):
+            load = _load_bytes(peer, range(start, stop))
             if not last:
                 rest = best(rank + 1, stop)
                 if rest is None:
@@ -157,9 +164,13 @@ def _fewest_bytes(
 
 
 def _hopeless(
-    card: ModelCard, old: Plan, usable_bytes: Mapping[str, int], spares: Sequence[Candidate]
+    card: ModelCard,
+    old: Plan,
+    usable_bytes: Mapping[str, int],
+    spares: Sequence[Candidate],
+    around: Surroundings,
 ) -> PlacementError:
-    need = sum(stage_bytes(card, s.shard.start, s.shard.stop, old.kv_tokens) for s in old.stages)
+    need = sum(stage_bytes(around.held(card, s.engine), s.shard.start, s.shard.stop, old.kv_tokens) for s in old.stages)
     have = [*sorted(usable_bytes.items()), *((spare.peer_id, spare.usable_bytes) for spare in spares)]
     remedy = "Place the model anew with a shorter context, or start more peers."
     listing = ", ".join(f"{peer_id[:8]} {gigabytes(size)}" for peer_id, size in have) or "none"

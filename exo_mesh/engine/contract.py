@@ -32,6 +32,7 @@ class Availability:
     """Can this engine run on this machine, why (not), and what would help. Found without importing heavy libraries.
 
     compute: what it would compute on; the capability tag is `<engine>-<compute>`. Never a GPU without one being there.
+    dtypes: of activations from another engine that its stages take; empty if it can stand in no ring with others.
     """
 
     available: bool
@@ -40,6 +41,7 @@ class Availability:
     compute: Compute = "cpu"
     preference: int = 0
     """The available engine with the highest preference is chosen by `--engine auto`; one below 0 only by its name."""
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +232,3 @@ class Surveyor(Protocol):
     def survey(self, model_dir: Path) -> ModelSurvey:
         """May import the heavy library, so it is asked only in its own process. Raises ModelError for a model that it
         cannot run, naming file and tensor or key."""
-
-
-@runtime_checkable
-class CutTracer(Protocol):
-    """What a provider has besides if its engine cannot cut every model anywhere; without it every boundary is legal."""
-
-    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
-        """Layers at which a stage may begin. May import the heavy library, so it is asked only in its own process.
-
-        Raises ModelError for a model that cannot be cut at all.
-        """

@@ -34,7 +34,8 @@ def card_from_json(text: bytes) -> ModelCard:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"a peer described a model in a way this version cannot read: {exc}") from exc
     sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)
-    if min(sizes) < 1 or min(card.embed_bytes, card.head_bytes, card.kv_bytes_per_token) < 0:
+    kv_bytes = (card.kv_bytes_per_token, *card.kv_layer_bytes, *card.kv_fixed_bytes)
+    if min(sizes) < 1 or min(card.embed_bytes, card.head_bytes, *kv_bytes) < 0:
         raise ModelError(f"a peer described {card.name[:80]!r} with sizes that no model has")
     return card
 
@@ -61,6 +62,11 @@ class Catalogue:
     @property
     def local_names(self) -> tuple[str, ...]:
         return tuple(self._local)
+
+    @property
+    def local_architectures(self) -> dict[str, str]:
+        """The architecture of each model on this machine, by name."""
+        return {name: card.architecture for name, card in self._local.items()}
 
     def names(self) -> dict[str, list[str]]:
         """Peer ids that have each model, for every model whose card is known here, by name."""

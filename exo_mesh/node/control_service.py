@@ -10,11 +10,12 @@ from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node import text_cache
 from exo_mesh.node.catalogue import Catalogue, card_from_json, card_to_json
-from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import reachable
+from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.stage_host import StageHost
+from exo_mesh.node.surveys import Surveys, survey_to_json
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto
 
@@ -27,14 +28,16 @@ class ControlService:
         membership: Membership,
         host: StageHost,
         catalogue: Catalogue,
-        cuts: LegalCuts,
+        surveys: Surveys,
+        self_tests: SelfTests,
         instances: Instances,
         journal: Journal,
     ) -> None:
         self._membership = membership
         self._host = host
         self._catalogue = catalogue
-        self._cuts = cuts
+        self._surveys = surveys
+        self._self_tests = self_tests
         self._instances = instances
         self._journal = journal
 
@@ -57,9 +60,13 @@ class ControlService:
         reply = await self._catalogue.describe(request.model)
         if request.engine and reply.found:
             card = card_from_json(reply.card_json)
-            cuts = await self._cuts.here(card, request.engine)
-            reply.card_json = card_to_json(replace(card, legal_cuts=cuts))
+            survey = await self._surveys.here(card, request.engine)
+            reply.card_json = card_to_json(replace(card, legal_cuts=survey.legal_cuts))  # peers of older versions
+            reply.survey_json = survey_to_json(survey)
         return reply
+
+    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
+        return await self._self_tests.run(request)
 
     async def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
         files = await asyncio.to_thread(self._catalogue.local_text_files, request.model)

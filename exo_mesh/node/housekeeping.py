@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 from exo_mesh.clock import Clock
@@ -14,6 +16,9 @@ from exo_mesh.node.stage_host import StageHost
 RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0
 
+ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
+"""For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
+
 
 async def keep_house(
     catalogue: Catalogue,
@@ -22,15 +27,17 @@ async def keep_house(
     monitor: MemoryMonitor,
     metrics: Metrics,
     clock: Clock,
+    model_engines: Callable[[], ModelEngines],
 ) -> None:
-    """Runs until it is cancelled: a round when the view changes, and each ROUND_S."""
+    """Runs until it is cancelled: a round when the view changes, and each ROUND_S. model_engines may block."""
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
         await catalogue.learn()
         if clock() >= rescan_at:
             rescan_at = clock() + RESCAN_EVERY_S
             if await catalogue.rescan():
-                membership.describe(replace(membership.own, models=catalogue.local_names))
+                engines = await asyncio.to_thread(model_engines)
+                membership.describe(replace(membership.own, models=catalogue.local_names, model_engines=engines))
         metrics.peers.set(len(membership.peers) + 1)
         metrics.usable_memory.set(host.usable_bytes())
         metrics.reserved_memory.set(host.reserved_bytes)

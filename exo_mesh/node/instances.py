@@ -36,6 +36,10 @@ def replica_id(model: str, replica: int) -> str:
     return f"{slug[-80:]}-{replica}"
 
 
+_MIXED = {None: (False, True), "auto": (False, True), "never": (False,), "always": (True,)}
+"""By wish for mixed rings: may the engines of a ring differ?"""
+
+
 def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
     """Does an instance fulfil a wish? What the wish leaves open is fulfilled by anything."""
     plan = instance.plan
@@ -44,14 +48,18 @@ def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
         and len(plan.stages) >= (spec.min_peers or 1)
         and plan.context_limit >= (spec.context_limit or 0)
         and all(spec.engine in (None, stage.engine) for stage in plan.stages)
+        and (len(plan.engines) > 1) in _MIXED[spec.mixed_rings]
         and not set(spec.exclude_peers) & set(plan.peer_ids)
         and (not spec.pins or _as_pinned(plan, spec.pins))
     )
 
 
 def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
+    ordered = sorted(pins, key=lambda pin: pin.start)
     held = [(stage.peer_id, stage.shard.start, stage.shard.stop) for stage in plan.stages]
-    return held == sorted(((pin.peer_id, pin.start, pin.stop) for pin in pins), key=lambda pin: pin[1])
+    return held == [(pin.peer_id, pin.start, pin.stop) for pin in ordered] and all(
+        pin.engine in (None, stage.engine) for pin, stage in zip(ordered, plan.stages, strict=True)
+    )
 
 
 class Instances:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,32 +12,47 @@ HEADROOM_SHARE = 0.1
 MAX_HEADROOM_BYTES = 2**30
 """Left free for the rest of the machine: a tenth of its memory, but no more than 1 GiB."""
 
-_CGROUP_FILES = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-)
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_CGROUP_FILES = {  # (limit, usage, what of memory.stat is cache that the kernel gives back at once) by version
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
-    """Bytes that the machine (or the container) has, and that a new process could get without swapping."""
+    """Bytes that the device (the machine, the container, or a GPU) has, and that a new process could get of them.
+
+    ceiling_bytes: what models may take all together, where that is less than all. headroom_bytes: what is left free;
+    None for the rule above. why: where the figures come from, for people.
+    """
 
     total_bytes: int
     available_bytes: int
+    ceiling_bytes: int | None = None
+    headroom_bytes: int | None = None
+    why: str = ""
 
 
 MemoryReader = Callable[[], MemoryReading]
+"""Answers at once: it is called on the event loop."""
 
 
 def read_memory() -> MemoryReading:
-    """The tighter of what the system and what the control group of this process allow."""
+    """The tighter of what the system and what the control groups of this process allow."""
     system = psutil.virtual_memory()
-    total, available = int(system.total), int(system.available)
-    for limit_file, usage_file in _CGROUP_FILES:
-        limit, usage = _number_in(limit_file), _number_in(usage_file)
-        if limit is not None and usage is not None and limit < total:
-            total, available = limit, min(available, max(0, limit - usage))
-    return MemoryReading(total, available)
+    found = MemoryReading(int(system.total), int(system.available), why="the system's memory")
+    return tightest(found, _read_cgroups())
+
+
+def tightest(system: MemoryReading, groups: Iterable[tuple[int, int]]) -> MemoryReading:
+    """The system's reading, or what control groups of these (limit, usage) leave of it."""
+    total, available, why = system.total_bytes, system.available_bytes, system.why
+    for limit, usage in groups:
+        available = min(available, max(0, limit - usage))
+        if limit < total:
+            total, why = limit, "the limit of this process's control group"
+    return MemoryReading(total, available, why=why)
 
 
 def headroom(total_bytes: int) -> int:
@@ -51,15 +66,59 @@ def usable_bytes(reading: MemoryReading, max_memory_bytes: int | None, reserved_
     reserved_bytes: all leases. pending_bytes: the part of them that no process has taken yet, which is therefore
     still counted as available by the system.
     """
-    usable = reading.available_bytes - headroom(reading.total_bytes) - pending_bytes
-    if max_memory_bytes is not None:
-        usable = min(usable, max_memory_bytes - reserved_bytes)
+    left_free = headroom(reading.total_bytes) if reading.headroom_bytes is None else reading.headroom_bytes
+    usable = reading.available_bytes - left_free - pending_bytes
+    for most in (max_memory_bytes, reading.ceiling_bytes):
+        if most is not None:
+            usable = min(usable, most - reserved_bytes)
     return max(0, usable)
 
 
-def _number_in(path: str) -> int | None:
-    try:
-        text = Path(path).read_text().strip()
-    except OSError:
-        return None
+def _read_cgroups(root: Path = _CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[int, int]]:
+    """(limit, usage) of every control group that this process is in and that has a limit.
+
+    Files that its processes read and that the kernel may drop count as free: a model that was loaded once would
+    otherwise seem to fill the group.
+    """
+    for directory, version in _cgroup_directories(root, own):
+        limit_file, usage_file, cache_key = _CGROUP_FILES[version]
+        limit, usage = _number_in(directory / limit_file), _number_in(directory / usage_file)
+        if limit is not None and usage is not None:
+            yield limit, max(0, usage - _stat(directory / "memory.stat", cache_key))
+
+
+def _cgroup_directories(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
+    """Its control groups, from its own up to the root, with their version. In a container its own is the root."""
+    for line in _text_of(own).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            base, version = root, 2
+        elif "memory" in controllers.split(","):
+            base, version = root / "memory", 1
+        else:
+            continue
+        inner = base / path.strip("/")
+        for directory in dict.fromkeys((inner, *inner.parents)):
+            if directory == base or base in directory.parents:
+                yield directory, version
+
+
+def _stat(file: Path, key: str) -> int:
+    for line in _text_of(file).splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _number_in(file: Path) -> int | None:
+    text = _text_of(file).strip()
     return int(text) if text.isdigit() else None
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

@@ -28,24 +28,27 @@ from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node import state, this_machine
+from exo_mesh.node.accelerator_readings import DeviceMemory
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.closed_mesh import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
-from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import Members, reachable
 from exo_mesh.node.memory import MemoryReader, read_memory
+from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_addresses import keep_addresses
-from exo_mesh.node.placer import Placer
+from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
+from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
+from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.node.traces import chrome_trace
 from exo_mesh.tasks import TaskOwner
@@ -85,7 +88,7 @@ class Node:
         self.journal = Journal()
         self._registry = registry or load_registry()
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
-        self._read_memory = memory_reader
+        self._memory = DeviceMemory(memory_reader)
         self._clock = clock
         self._phase = "starting"
         self._problems: list[dict[str, str]] = []
@@ -98,9 +101,14 @@ class Node:
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
-        self._cuts = LegalCuts(self._registry, self._catalogue, self.membership, settings.home / "cuts")
+        self._surveys = surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys")
+        self._self_tests = self_tests = SelfTests(
+            self._registry, self._catalogue, settings.engine_options, settings.home / "scratch"
+        )
+        here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
+        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests")
         self._placer = Placer(
-            settings, self.membership, members, self._cuts, self.metrics, self._host.usable_bytes, tuning.host.runner
+            settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner
         )
         self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
         self._instances = Instances(
@@ -139,7 +147,7 @@ class Node:
             self.settings,
             LocalModels(self._catalogue.local_card, self._catalogue.local_dir),
             lambda engine, architecture: this_machine.why_not(self._registry, engine, architecture),
-            self._read_memory,
+            self._memory,
             self.metrics,
             limits=limits,
             clock=self._clock,
@@ -161,7 +169,7 @@ class Node:
 
     def _new_server(self) -> ControlServer:
         service = ControlService(
-            self.membership, self._host, self._catalogue, self._cuts, self._instances, self.journal
+            self.membership, self._host, self._catalogue, self._surveys, self._self_tests, self._instances, self.journal
         )
         return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
 
@@ -179,14 +187,16 @@ class Node:
         (a discovery that cannot work, no engine) goes to `health`."""
         settings = self.settings
         port = await self._server.start(settings.host, settings.grpc_port)
-        device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine)
+        device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine, self._memory.follow)
         await self._catalogue.rescan()
+        model_engines = await asyncio.to_thread(self._model_engines)
         self.membership.start(
             replace(
                 self.membership.own,
                 addresses=this_machine.addresses(settings.host, port),
                 devices=(device,),
                 models=self._catalogue.local_names,
+                model_engines=model_engines,
             )
         )
         self._host.start()
@@ -203,7 +213,15 @@ class Node:
         _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
 
     def _start_tasks(self, port: int) -> None:
-        work = keep_house(self._catalogue, self.membership, self._host, self._monitor, self.metrics, self._clock)
+        work = keep_house(
+            self._catalogue,
+            self.membership,
+            self._host,
+            self._monitor,
+            self.metrics,
+            self._clock,
+            self._model_engines,
+        )
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
         self._tasks.start(self._monitor.run(), "memory monitor")
@@ -235,6 +253,7 @@ class Node:
         await self.membership.stop()
         await self._drivers.close()
         await self._server.stop()
+        self._memory.close()
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
@@ -352,13 +371,24 @@ class Node:
             await self.membership.changed.wait(1.0)
         self._phase = "ok"
 
+    def _engines_for(self, model: str, architecture: str) -> tuple[str, ...]:
+        settings = self.settings
+        return this_machine.engines_for(
+            self._registry, settings.engine, settings.model_engines.get(model), architecture
+        )
+
+    def _model_engines(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Blocking. For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
+        architectures = self._catalogue.local_architectures.items()
+        return tuple((name, self._engines_for(name, architecture)) for name, architecture in architectures)
+
     def _read_telemetry(self) -> Telemetry:
         self._sequence += 1
         return Telemetry(
             self.node_id,
             self._sequence,
             self._host.usable_bytes(),
-            self._read_memory().total_bytes,
+            self._memory().total_bytes,
             self._host.reserved_bytes,
             os.getloadavg()[0],
             self._host.s_per_gb,

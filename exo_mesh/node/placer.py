@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from exo_mesh.config import Settings
@@ -22,6 +22,7 @@ from exo_mesh.domain.placement import (
     with_caps,
 )
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.rings import without
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
     DeadlineError,
@@ -34,12 +35,13 @@ from exo_mesh.errors import (
 )
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
-from exo_mesh.node.cuts import LegalCuts
 from exo_mesh.node.members import Members
+from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.ring_keeper import OnProgress, RingKeeper, release_all
 from exo_mesh.node.service import InstanceSpec
 from exo_mesh.node.supervisor import Limits
+from exo_mesh.node.surveys import Surveys, as_held
 
 MAX_SOLVES = 8
 """Each refusal lowers what a peer is counted with, so this many rounds mean that memory is changing under us."""
@@ -55,6 +57,15 @@ class BallotBeatenError(ReservationError):
         self.ballot = ballot
 
 
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What placement asks of this machine: bytes that a stage could get now, and the engines that run a model, best
+    first."""
+
+    usable_bytes: Callable[[], int]
+    engines_for: Callable[[ModelCard], tuple[str, ...]]
+
+
 class Placer:
     """Makes plans of this node's own and brings them up. Knows nothing of which instances there are."""
 
@@ -63,17 +74,19 @@ class Placer:
         settings: Settings,
         membership: Membership,
         members: Members,
-        cuts: LegalCuts,
+        surveys: Surveys,
+        mixing: Mixing,
         metrics: Metrics,
-        usable_here: Callable[[], int],
+        here: Here,
         runner_limits: Limits,
     ) -> None:
         self._settings = settings
         self._membership = membership
         self._members = members
-        self._cuts = cuts
+        self._surveys = surveys
+        self._mixing = mixing
         self._metrics = metrics
-        self._usable_here = usable_here
+        self._here = here
         self._runner_limits = runner_limits
 
     async def propose(
@@ -84,19 +97,47 @@ class Placer:
         ballot: Ballot | None = None,
         caps: Mapping[str, int] | None = None,
     ) -> Plan:
-        """The plan that this node would propose now, without asking anybody. Raises PlacementError with the arithmetic.
+        """The plan that this node would propose now. Raises PlacementError with the arithmetic.
 
-        Where the model may be cut is found out only for a plan that cuts it.
+        What engines say of the model, and whether they agree on it, is asked only of those that a plan would use.
         """
         ballot = ballot or NO_BALLOT.next_for(self._membership.own.id)
         candidates = with_caps(self.candidates(card, spec), caps or {})
         around = Surroundings(hop_s=self._hops())
         while True:
             plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around)
-            engine = plan.stages[0].engine
-            if len(plan.stages) == 1 or engine in around.cuts:
+            unseen = [engine for engine in plan.engines if engine not in around.cards]
+            if unseen:
+                around, candidates = await self._look(card, candidates, unseen, around)
+                continue
+            if len(plan.engines) == 1:
                 return plan
-            around = replace(around, cuts={**around.cuts, engine: await self._cuts.of(card, engine)})
+            outcome = await self._mixing.of(card, _ring(plan, candidates))
+            if not outcome.unmixable:
+                return replace(plan, activation_dtype=outcome.activation_dtype)
+            around = replace(around, unmixable={**around.unmixable, **outcome.unmixable})
+
+    async def held(self, card: ModelCard, engine: str) -> ModelCard:
+        """The model as an engine holds it, which is not always as the files do. Raises ModelError if it cannot."""
+        return as_held(card, await self._surveys.of(card, engine))
+
+    async def _look(
+        self, card: ModelCard, candidates: list[Candidate], engines: Sequence[str], around: Surroundings
+    ) -> tuple[Surroundings, list[Candidate]]:
+        """What is known once these engines have been asked. One that cannot run the model counts no more.
+
+        Raises ModelError if that leaves nobody.
+        """
+        cards = dict(around.cards)
+        for engine in engines:
+            try:
+                cards[engine] = await self.held(card, engine)
+            except ModelError as exc:
+                _log.info("%s cannot run %s: %s", engine, card.name, exc)
+                candidates = [able for one in candidates if (able := without(one, engine)) is not None]
+                if not candidates:
+                    raise ModelError(f"no peer can run {card.name} ({card.architecture}): {engine}: {exc}") from exc
+        return replace(around, cards=cards), candidates
 
     def context_for(self, spec: InstanceSpec) -> int:
         """Tokens of context that a placement for this wish needs at least."""
@@ -112,6 +153,7 @@ class Placer:
         around: Surroundings,
     ) -> Plan:
         policy = spec.policy or self._settings.placement
+        mixing = spec.mixed_rings or self._settings.mixed_rings
         min_peers = spec.min_peers or self._settings.min_peers
         if (spec.context_limit or 0) > card.context_length:
             raise InputError(
@@ -129,6 +171,7 @@ class Placer:
                 instance_id=instance_id,
                 ballot=ballot,
                 around=around,
+                mixing=mixing,
             )
 
         if context_limit is None:
@@ -142,6 +185,7 @@ class Placer:
                 instance_id=instance_id,
                 ballot=ballot,
                 around=around,
+                mixing=mixing,
             )
         context_limit = min(context_limit, card.context_length)
         if spec.pins:
@@ -155,6 +199,7 @@ class Placer:
             instance_id=instance_id,
             ballot=ballot,
             around=around,
+            mixing=mixing,
         )
 
     async def place(
@@ -230,22 +275,35 @@ class Placer:
             return exc
 
     def candidates(self, card: ModelCard, spec: InstanceSpec) -> list[Candidate]:
-        """The live peers that could take part now, and with which engine."""
+        """The live peers that could take part now, and with which engines."""
         membership = self._membership
         readings = membership.telemetry
         found = []
         for info in (membership.own, *(peer.info for peer in membership.peers)):
             if info.id in spec.exclude_peers or not self._has_model(info, card.name):
                 continue
-            engine = spec.engine or (info.devices[0].engine if info.devices else "")
+            engines = self._engines_of(info, card, spec)
             if info.id == membership.own.id:
-                usable = self._usable_here()
+                usable = self._here.usable_bytes()
             else:
                 usable = readings[info.id].usable_bytes if info.id in readings else 0
-            if engine and engine in info.engines:
-                speed = readings[info.id].s_per_gb.get(engine) if info.id in readings else None
-                found.append(Candidate(info.id, usable, engine, speed))
+            if engines:
+                speed = readings[info.id].s_per_gb.get(engines[0]) if info.id in readings else None
+                details = (info.engine_info(engine) for engine in engines)
+                builds = tuple((detail.name, detail.build) for detail in details if detail is not None)
+                found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds))
         return found
+
+    def _engines_of(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec) -> tuple[str, ...]:
+        """Engines with which a peer could run the model, as the wish would have it, the first choice first."""
+        if spec.engine:
+            return (spec.engine,) if spec.engine in info.engines else ()
+        own = info.id == self._membership.own.id
+        engines = (self._here.engines_for(card) if own else ()) or info.engines_for(card.name)
+        pinned = [pin.engine for pin in spec.pins if pin.peer_id == info.id and pin.engine in info.engines]
+        tags = {engine: {engine, *_tags(info, engine)} for engine in engines}
+        preferred = [e for wanted in spec.engine_preference for e in engines if wanted in tags[e]]
+        return tuple(dict.fromkeys([*(engine for engine in pinned if engine), *preferred, *engines]))
 
     def _hops(self) -> dict[tuple[str, str], float]:
         """Half of each round trip measured here; between two others, that of the one further away."""
@@ -260,3 +318,14 @@ class Placer:
 
     def _held_elsewhere(self, model: str) -> bool:
         return any(model in peer.info.models for peer in self._membership.peers)
+
+
+def _ring(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The peers of a plan with the engines that it has for them."""
+    by_id = {candidate.peer_id: candidate for candidate in candidates}
+    return [by_id[stage.peer_id].running(stage.engine) for stage in plan.stages]
+
+
+def _tags(info: PeerInfo, engine: str) -> tuple[str, ...]:
+    detail = info.engine_info(engine)
+    return () if detail is None else (detail.tag,)

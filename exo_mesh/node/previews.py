@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,8 +66,9 @@ async def previews(
             except PlacementError as exc:
                 refusal = exc
                 continue
-            key = (plan.context_limit, *((s.peer_id, s.shard.start, s.shard.stop) for s in plan.stages))
-            entry = found.setdefault(key, _describe(card, plan, names, usable, spec))
+            key = (plan.context_limit, *((s.peer_id, s.engine, s.shard.start, s.shard.stop) for s in plan.stages))
+            held = {engine: await placer.held(card, engine) for engine in plan.engines}
+            entry = found.setdefault(key, _describe(held, plan, names, usable, spec))
             if policy not in entry["policies"]:
                 entry["policies"].append(policy)
         if all(entry["width"] != width for entry in found.values()):
@@ -78,11 +79,12 @@ async def previews(
 
 
 def _describe(
-    card: ModelCard, plan: Plan, names: dict[str, str], usable: dict[str, int], spec: InstanceSpec
+    held: Mapping[str, ModelCard], plan: Plan, names: dict[str, str], usable: dict[str, int], spec: InstanceSpec
 ) -> dict[str, Any]:
+    """held: the model as each engine holds it: of a mixed ring, each stage has the arithmetic of its own."""
     stages = []
     for stage in plan.stages:
-        parts = footprint(card, stage.shard.start, stage.shard.stop, plan.kv_tokens)
+        parts = footprint(held[stage.engine], stage.shard.start, stage.shard.stop, plan.kv_tokens)
         stages.append(
             {
                 "peer": stage.peer_id,
@@ -102,6 +104,8 @@ def _describe(
         "policies": [],
         "context_limit": plan.context_limit,
         "kv_pool_tokens": plan.kv_tokens,
+        "engines": list(plan.engines),
+        "activation_dtype": plan.activation_dtype,
         "stages": stages,
         "request": {"model": spec.model, "context_limit": plan.context_limit, "stages": stages},
     }
@@ -110,7 +114,9 @@ def _describe(
 def _why_not(
     placer: Placer, card: ModelCard, spec: InstanceSpec, width: int, refusal: PlacementError | None
 ) -> dict[str, Any]:
-    """What the largest `width` peers lack."""
+    """What the largest `width` peers lack; or that their engines must not be mixed, if that is what is in the way."""
+    if refusal is not None and refusal.reason == "mixing":
+        return {"width": width, "policies": list(POLICIES), "refused": {"message": str(refusal), **refusal.details}}
     largest = sorted(placer.candidates(card, spec), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
     try:
         solve(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
+from exo_mesh.node.boundaries import refuse_mismatch
 from exo_mesh.node.members import Members
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.proto import control_pb2 as pb
@@ -59,7 +60,7 @@ class RingKeeper:
         self._on_progress = on_progress
         self._runner_limits = runner_limits
         self._listening: list[asyncio.Future[pb.StageListening]] = [loop.create_future() for _ in plan.stages]
-        self._ready: list[asyncio.Future[None]] = [loop.create_future() for _ in plan.stages]
+        self._ready: list[asyncio.Future[pb.StageReady]] = [loop.create_future() for _ in plan.stages]
         self._loading: list[tuple[int, int]] = [(0, 0)] * len(plan.stages)
         self._tasks = TaskOwner()
 
@@ -72,7 +73,8 @@ class RingKeeper:
         listening = await self._or_lost(asyncio.gather(*self._listening), patience_s, "every runner listens")
         endpoints = [status.endpoint for status in listening]
         await asyncio.gather(*(self._link(index, endpoints) for index in range(len(endpoints))))
-        await self._or_lost(asyncio.gather(*self._ready), patience_s, "every stage is loaded")
+        ready = await self._or_lost(asyncio.gather(*self._ready), patience_s, "every stage is loaded")
+        refuse_mismatch(self.plan, ready)
         pids = tuple(status.pid for status in listening)
         return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
 
@@ -164,7 +166,7 @@ class RingKeeper:
                 self._loading[index] = (status.loading.done, status.loading.total)
                 self._on_progress(sum(done for done, _ in self._loading), sum(total for _, total in self._loading))
             case "ready":
-                _resolve(self._ready[index], None)
+                _resolve(self._ready[index], status.ready)
             case "failed":
                 where = f"stage {index} at peer {self.plan.stages[index].peer_id[:8]}"
                 self._lose(error_from_code(status.failed.code, f"{where}: {status.failed.message}"))

@@ -27,6 +27,9 @@ class InstanceSpec:
     """A wish for an instance. policy and min_peers None mean the node's own settings.
 
     exclude_peers, pins: peers by id or name. With pins it is decided who holds what: policy and min_peers have no say.
+    engine: every stage runs with this one. engine_preference: engines or tags (`torch`, `mlx-metal`) that peers should
+    rather use than what they would choose, the first one first. mixed_rings: may stages be of several engines, one of
+    `domain.rings.MIXING`; None means the node's own setting.
     """
 
     model: str
@@ -36,6 +39,8 @@ class InstanceSpec:
     engine: str | None = None
     exclude_peers: tuple[str, ...] = ()
     pins: tuple[Pin, ...] = ()
+    engine_preference: tuple[str, ...] = ()
+    mixed_rings: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

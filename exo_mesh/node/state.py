@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.view import InstanceInfo, View
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
@@ -31,7 +31,20 @@ def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
         "context_limit": plan.context_limit,
         "kv_pool_tokens": plan.kv_tokens,
         "policy": plan.inputs.policy,
+        "activation_dtype": plan.activation_dtype,
         "stages": stages,
+    }
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    return {
+        "kind": device.kind,
+        "name": device.name,
+        "engines": list(device.engines),
+        "engine": device.engine,
+        "cores": device.cores,
+        "memory_bytes": device.memory_bytes,
+        "why": device.why,
     }
 
 
@@ -44,11 +57,11 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
         "version": peer.version,
         "addresses": list(peer.addresses),
         "api_url": peer.api_url,
-        "devices": [
-            {"kind": d.kind, "name": d.name, "engines": list(d.engines), "engine": d.engine, "cores": d.cores}
-            for d in peer.devices
-        ],
+        "devices": [describe_device(device) for device in peer.devices],
+        "tags": list(peer.tags),
+        "engine_versions": {info.name: info.version for device in peer.devices for info in device.details},
         "models": list(peer.models),
+        "model_engines": {model: list(engines) for model, engines in peer.model_engines},
     }
 
 
@@ -146,7 +159,15 @@ def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
     own_id = membership.own.id
     return {
         "node_id": own_id,
-        "peers": [{"id": peer.id, "name": peer.name} for peer in membership.view.peers()],
+        "peers": [
+            {
+                "id": peer.id,
+                "name": peer.name,
+                "tags": list(peer.tags),
+                "devices": [describe_device(device) for device in peer.devices],
+            }
+            for peer in membership.view.peers()
+        ],
         "links": [describe_link(own_id, peer) for peer in membership.peers],
         "refused": list(membership.refusals),
         "rings": [

@@ -209,7 +209,10 @@ class Runner:
             case "loading":
                 status.loading.done, status.loading.total = report.loading.done, report.loading.total
             case "ready":
-                status.ready.memory_bytes, status.ready.load_s = report.ready.memory_bytes, report.ready.load_s
+                ready = report.ready
+                status.ready.memory_bytes, status.ready.load_s = ready.memory_bytes, ready.load_s
+                status.ready.inputs.extend(ready.inputs)
+                status.ready.outputs.extend(ready.outputs)
             case "heartbeat":
                 self.beat = report.heartbeat
                 on_beat(report.heartbeat)

@@ -33,21 +33,47 @@ INSTANCE_STATE_READY: InstanceState
 INSTANCE_STATE_FAILED: InstanceState
 
 class Device(_message.Message):
-    __slots__ = ("kind", "name", "engines", "engine", "cores")
+    __slots__ = ("kind", "name", "engines", "engine", "cores", "details", "memory_bytes", "why")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     CORES_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     kind: str
     name: str
     engines: _containers.RepeatedScalarFieldContainer[str]
     engine: str
     cores: int
-    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., cores: _Optional[int] = ...) -> None: ...
+    details: _containers.RepeatedCompositeFieldContainer[EngineInfo]
+    memory_bytes: int
+    why: str
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ..., engine: _Optional[str] = ..., cores: _Optional[int] = ..., details: _Optional[_Iterable[_Union[EngineInfo, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class EngineInfo(_message.Message):
+    __slots__ = ("name", "compute", "version", "dtypes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DTYPES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    compute: str
+    version: str
+    dtypes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., compute: _Optional[str] = ..., version: _Optional[str] = ..., dtypes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ModelEngines(_message.Message):
+    __slots__ = ("model", "engines")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    engines: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +84,7 @@ class PeerInfo(_message.Message):
     API_URL_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_ENGINES_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -68,7 +95,8 @@ class PeerInfo(_message.Message):
     api_url: str
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ...) -> None: ...
+    model_engines: _containers.RepeatedCompositeFieldContainer[ModelEngines]
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
     __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens")
@@ -295,16 +323,68 @@ class DescribeModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
 
 class DescribeModelReply(_message.Message):
-    __slots__ = ("found", "card_json", "error_code", "error_message")
+    __slots__ = ("found", "card_json", "error_code", "error_message", "survey_json")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     CARD_JSON_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SURVEY_JSON_FIELD_NUMBER: _ClassVar[int]
     found: bool
     card_json: bytes
     error_code: str
     error_message: str
-    def __init__(self, found: bool = ..., card_json: _Optional[bytes] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+    survey_json: bytes
+    def __init__(self, found: bool = ..., card_json: _Optional[bytes] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., survey_json: _Optional[bytes] = ...) -> None: ...
+
+class SelfTestRequest(_message.Message):
+    __slots__ = ("model", "model_digest", "engine", "ranges")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_digest: str
+    engine: str
+    ranges: _containers.RepeatedCompositeFieldContainer[LayerRange]
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., engine: _Optional[str] = ..., ranges: _Optional[_Iterable[_Union[LayerRange, _Mapping]]] = ...) -> None: ...
+
+class LayerRange(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class SelfTestReply(_message.Message):
+    __slots__ = ("version", "native_dtype", "results")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    native_dtype: str
+    results: _containers.RepeatedCompositeFieldContainer[RangeResult]
+    def __init__(self, version: _Optional[str] = ..., native_dtype: _Optional[str] = ..., results: _Optional[_Iterable[_Union[RangeResult, _Mapping]]] = ...) -> None: ...
+
+class RangeResult(_message.Message):
+    __slots__ = ("range", "outputs", "inputs", "given")
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_FIELD_NUMBER: _ClassVar[int]
+    range: LayerRange
+    outputs: _containers.RepeatedCompositeFieldContainer[NamedValues]
+    inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
+    given: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
+    def __init__(self, range: _Optional[_Union[LayerRange, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[NamedValues, _Mapping]]] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., given: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
+
+class NamedValues(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: bytes
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class ReadTextFilesRequest(_message.Message):
     __slots__ = ("model",)
@@ -381,12 +461,16 @@ class StageLoading(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class StageReady(_message.Message):
-    __slots__ = ("memory_bytes", "load_s")
+    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     load_s: float
-    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+    inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
+    outputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("code", "message")

@@ -64,6 +64,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DescribeModelRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DescribeModelReply.FromString,
                 _registered_method=True)
+        self.SelfTest = channel.unary_unary(
+                '/exo_mesh.Control/SelfTest',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.SelfTestRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.SelfTestReply.FromString,
+                _registered_method=True)
         self.ReadTextFiles = channel.unary_stream(
                 '/exo_mesh.Control/ReadTextFiles',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadTextFilesRequest.SerializeToString,
@@ -146,6 +151,13 @@ class ControlServicer(object):
 
     def DescribeModel(self, request, context):
         """What this peer knows of a model it has on disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SelfTest(self, request, context):
+        """What an engine of this peer makes of a few layers of a model on given inputs: may its stages stand beside another's?
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -239,6 +251,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.DescribeModel,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DescribeModelRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DescribeModelReply.SerializeToString,
+            ),
+            'SelfTest': grpc.unary_unary_rpc_method_handler(
+                    servicer.SelfTest,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.SelfTestRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.SelfTestReply.SerializeToString,
             ),
             'ReadTextFiles': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadTextFiles,
@@ -443,6 +460,33 @@ class Control(object):
             '/exo_mesh.Control/DescribeModel',
             exo__mesh_dot_proto_dot_control__pb2.DescribeModelRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DescribeModelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SelfTest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/SelfTest',
+            exo__mesh_dot_proto_dot_control__pb2.SelfTestRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.SelfTestReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,7 +47,7 @@ class PlanCandidate(_message.Message):
     def __init__(self, peer_id: _Optional[str] = ..., usable_bytes: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
-    __slots__ = ("instance_id", "ballot", "model", "model_digest", "stages", "context_limit", "candidates", "policy", "min_peers", "pool_tokens")
+    __slots__ = ("instance_id", "ballot", "model", "model_digest", "stages", "context_limit", "candidates", "policy", "min_peers", "pool_tokens", "activation_dtype", "pool_sequences")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,8 @@ class Plan(_message.Message):
     POLICY_FIELD_NUMBER: _ClassVar[int]
     MIN_PEERS_FIELD_NUMBER: _ClassVar[int]
     POOL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATION_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    POOL_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: Ballot
     model: str
@@ -68,4 +70,16 @@ class Plan(_message.Message):
     policy: str
     min_peers: int
     pool_tokens: int
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., context_limit: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlanCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., min_peers: _Optional[int] = ..., pool_tokens: _Optional[int] = ...) -> None: ...
+    activation_dtype: str
+    pool_sequences: int
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., model: _Optional[str] = ..., model_digest: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[StagePlan, _Mapping]]] = ..., context_limit: _Optional[int] = ..., candidates: _Optional[_Iterable[_Union[PlanCandidate, _Mapping]]] = ..., policy: _Optional[str] = ..., min_peers: _Optional[int] = ..., pool_tokens: _Optional[int] = ..., activation_dtype: _Optional[str] = ..., pool_sequences: _Optional[int] = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "dtype", "item_shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    ITEM_SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dtype: str
+    item_shape: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., item_shape: _Optional[_Iterable[int]] = ...) -> None: ...

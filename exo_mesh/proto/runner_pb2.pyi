@@ -2,7 +2,7 @@ from exo_mesh.proto import plan_pb2 as _plan_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -95,12 +95,16 @@ class Loading(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("memory_bytes", "load_s")
+    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     load_s: float
-    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ...) -> None: ...
+    inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
+    outputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s")

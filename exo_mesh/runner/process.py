@@ -10,10 +10,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from exo_mesh.engine.contract import TensorSpec
 from exo_mesh.errors import EngineError, MeshError
+from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
@@ -98,7 +100,19 @@ async def _load_and_listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, bin
     gc.freeze()  # the libraries' objects live for ever; without this each full collection looks at them for 0.1 s
     port = await endpoint.listen(binding)
     pulse.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
-    pulse.report(pb.FromRunner(ready=pb.Ready(memory_bytes=memory, load_s=time.monotonic() - start)))
+    assert worker.engine is not None, "it has been loaded"
+    declared = worker.engine.capabilities
+    ready = pb.Ready(
+        memory_bytes=memory,
+        load_s=time.monotonic() - start,
+        inputs=specs_to_proto(declared.inputs),
+        outputs=specs_to_proto(declared.outputs),
+    )
+    pulse.report(pb.FromRunner(ready=ready))
+
+
+def specs_to_proto(specs: Iterable[TensorSpec]) -> list[plan_pb2.TensorSpec]:
+    return [plan_pb2.TensorSpec(name=spec.name, dtype=spec.dtype, item_shape=spec.item_shape) for spec in specs]
 
 
 async def _until_first(*parts: object) -> None:

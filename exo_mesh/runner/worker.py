@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exo_mesh.domain.frame import Frame, StageReport
@@ -132,7 +132,10 @@ class Worker:
         plan = self._setup.plan
         stage = plan.stages[self._setup.index]
         engine = provider(stage.engine).create()
-        engine.load(LoadRequest(stage.shard, self._setup.model_dir, plan.context_limit, self._setup.options), counted)
+        request = LoadRequest(
+            stage.shard, self._setup.model_dir, plan.context_limit, self._setup.options, plan.activation_dtype
+        )
+        engine.load(request, counted)
         if self._setup.is_last:
             self.driver = Driver(plan.ballot, self._limits(), self._outbox.append)
         self.engine = engine
@@ -208,8 +211,10 @@ class Worker:
             self.inbox.put_nowait(Ended())
 
     def _limits(self) -> Limits:
-        return Limits(
+        limits = Limits(
             num_stages=self._setup.num_stages,
             max_waiting=self._setup.max_queued,
             max_tokens=self._setup.plan.kv_tokens,
         )
+        most = self._setup.plan.pool_sequences
+        return replace(limits, max_running=min(most, limits.max_running)) if most else limits

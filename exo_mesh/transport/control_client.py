@@ -28,8 +28,11 @@ LOOK_S = 1.5
 TEXT_FILES_S = 60.0
 """A tokenizer may have 20 MB, and the link may be Wi-Fi."""
 
-CUTS_S = 120.0
+SURVEY_S = 120.0
 """For a peer that must first import an engine's library and trace a model to say where it may be cut."""
+
+SELF_TEST_S = 180.0
+"""For a peer that imports an engine's library, writes a few layers in float32 and computes them."""
 
 # Closing a channel, which the membership does when a peer has died, cancels the calls on it, and grpc tells their
 # callers by CancelledError as if these had been cancelled; a call on a closed channel is a UsageError.
@@ -111,10 +114,15 @@ class ControlClient:
         await self._call(self._stub.Goodbye, request, timeout_s)
 
     async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
-        """With an engine, the card has the cuts that are legal for it."""
+        """With an engine, the reply also has what that engine says of the model, and the card its legal cuts."""
         request = pb.DescribeModelRequest(model=model, engine=engine)
-        deadline_s = CUTS_S + CALL_S if engine else CALL_S
+        deadline_s = SURVEY_S + CALL_S if engine else CALL_S
         reply: pb.DescribeModelReply = await self._call(self._stub.DescribeModel, request, deadline_s)
+        return reply
+
+    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
+        deadline_s = SELF_TEST_S + CALL_S
+        reply: pb.SelfTestReply = await self._call(self._stub.SelfTest, request, deadline_s)
         return reply
 
     async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from itertools import islice
 
-from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
 from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
 
+MAX_REASON = 256  # characters
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
+
+MAX_ENGINES = 32
+"""Engines of one peer about which it says more than their names, and dtypes of one engine."""
 
 _STATES = {
     InstanceState.LOADING: pb.INSTANCE_STATE_LOADING,
@@ -32,10 +36,9 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         namespace=peer.namespace,
         addresses=peer.addresses,
         api_url=peer.api_url,
-        devices=[
-            pb.Device(kind=d.kind, name=d.name, engines=d.engines, engine=d.engine, cores=d.cores) for d in peer.devices
-        ],
+        devices=[_device_to_proto(device) for device in peer.devices],
         models=peer.models,
+        model_engines=[pb.ModelEngines(model=model, engines=engines) for model, engines in peer.model_engines],
     )
 
 
@@ -52,10 +55,46 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         namespace=message.namespace,
         addresses=tuple(message.addresses[:MAX_ITEMS]),
         api_url=message.api_url,
-        devices=tuple(
-            Device(d.kind, d.name, tuple(d.engines[:MAX_ITEMS]), d.engine, d.cores) for d in message.devices[:MAX_ITEMS]
-        ),
+        devices=tuple(_device_from_proto(device) for device in message.devices[:MAX_ITEMS]),
         models=tuple(message.models[:MAX_ITEMS]),
+        model_engines=tuple(
+            (item.model, tuple(item.engines[:MAX_ENGINES])) for item in message.model_engines[:MAX_ITEMS]
+        ),
+    )
+
+
+def _device_to_proto(device: Device) -> pb.Device:
+    details = [
+        pb.EngineInfo(name=info.name, compute=info.compute, version=info.version, dtypes=info.dtypes)
+        for info in device.details
+    ]
+    return pb.Device(
+        kind=device.kind,
+        name=device.name,
+        engines=device.engines,
+        engine=device.engine,
+        cores=device.cores,
+        details=details,
+        memory_bytes=device.memory_bytes,
+        why=device.why,
+    )
+
+
+def _device_from_proto(message: pb.Device) -> Device:
+    details = tuple(
+        EngineInfo(info.name[:64], info.compute[:32], info.version[:128], tuple(info.dtypes[:MAX_ENGINES]))
+        for info in message.details[:MAX_ENGINES]
+    )
+    engines = tuple(message.engines[:MAX_ITEMS])
+    return Device(
+        message.kind,
+        message.name,
+        engines,
+        message.engine,
+        message.cores,
+        details,
+        message.memory_bytes,
+        message.why[:MAX_REASON],
     )
 
 

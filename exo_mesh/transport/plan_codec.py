@@ -27,6 +27,8 @@ def plan_to_proto(plan: Plan) -> pb.Plan:
         policy=plan.inputs.policy,
         min_peers=plan.inputs.min_peers,
         pool_tokens=plan.pool_tokens,
+        activation_dtype=plan.activation_dtype,
+        pool_sequences=plan.pool_sequences,
     )
 
 
@@ -45,6 +47,8 @@ def plan_from_proto(message: pb.Plan) -> Plan:
             min_peers=message.min_peers,
         ),
         pool_tokens=message.pool_tokens,
+        activation_dtype=message.activation_dtype,
+        pool_sequences=message.pool_sequences,
     )
 
 

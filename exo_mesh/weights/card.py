@@ -49,6 +49,16 @@ def layer_of(tensor_name: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
+def is_side_model(tensor_name: str) -> bool:
+    """Does a tensor belong to a tower for pictures or sound, or to heads that predict several tokens?"""
+    return _SIDE_MODEL.search(tensor_name) is not None
+
+
+def is_vocabulary(tensor_name: str) -> bool:
+    """Does a tensor have a row per token id: is it of the embedding or of the head?"""
+    return _EMBEDDING.search(tensor_name) is not None or _HEAD.search(tensor_name) is not None
+
+
 def read_card(model_dir: Path, name: str) -> ModelCard:
     """What planning must know of the model in `model_dir`. Raises ModelError in a sentence that names the file."""
     config = read_json(model_dir / "config.json")

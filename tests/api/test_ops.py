@@ -83,13 +83,30 @@ async def test_previews_are_asked_for_and_can_be_sent_back(api: Served) -> None:
     status, _ = await get(api, "/instance", "POST", json={"model": "m", "stages": [stage]})
     assert status == 201
     assert api.mesh.specs[-1] == InstanceSpec("m", engine="dummy", pins=(Pin("p", 0, 8, "dummy", 7),))
+    stages = [{"peer": "p", "layers": [0, 3], "engine": "mlx"}, {"peer": "q", "layers": [3, 8], "engine": "torch"}]
+    status, _ = await get(api, "/instance", "POST", json={"model": "m", "stages": stages})
+    assert api.mesh.specs[-1] == InstanceSpec("m", pins=(Pin("p", 0, 3, "mlx"), Pin("q", 3, 8, "torch")))
     status, _ = await get(api, "/instance", "POST", json={"model": "m", "pins": {"alpha": [0, 3], "beta": [3, 8]}})
     assert api.mesh.specs[-1].pins == (Pin("alpha", 0, 3), Pin("beta", 3, 8))
 
 
+async def test_engines_can_be_preferred_and_mixing_asked_for(api: Served) -> None:
+    wish = {"model": "m", "engine_preference": ["torch-cuda", "mlx"], "mixed_rings": "always"}
+    status, _ = await get(api, "/instance", "POST", json=wish)
+    expected = InstanceSpec("m", engine_preference=("torch-cuda", "mlx"), mixed_rings="always")
+    assert status == 201 and api.mesh.specs[-1] == expected
+    await get(api, "/instance/previews?model=m&engine_preference=torch-cuda,mlx&mixed_rings=always")
+    assert api.mesh.specs[-1] == expected
+
+
 @pytest.mark.parametrize(
     ("path", "param"),
-    [("", "model"), ("?model=m&context_limit=-1", "context_limit"), ("?model=m&widths=2", "widths")],
+    [
+        ("?model=m&mixed_rings=maybe", "mixed_rings"),
+        ("", "model"),
+        ("?model=m&context_limit=-1", "context_limit"),
+        ("?model=m&widths=2", "widths"),
+    ],
 )
 async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: str) -> None:
     status, body = await get(api, "/instance/previews" + path)
@@ -105,6 +122,10 @@ async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: s
         ({"stages": []}, "stages"),
         ({"stages": [{"peer": "a", "layers": [0, 8], "engine": "x"}], "engine": "y"}, "engine"),
         ({"stages": [{"peer": "a", "layers": [0, 8], "colour": "red"}]}, "stages[0].colour"),
+        ({"engine": "x", "engine_preference": ["y"]}, "engine_preference"),
+        ({"engine": "x", "mixed_rings": "always"}, "mixed_rings"),
+        ({"engine_preference": ["y"] * 17}, "engine_preference"),
+        ({"mixed_rings": "maybe"}, "mixed_rings"),
         ({"pins": {"a": [0]}}, "pins[...]"),
     ],
 )

@@ -66,6 +66,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "cors_origin": "https://a.example,http://localhost:3000",
         "engine": "dummy",
         "engine_option": "a=1,b=x=y",
+        "model_engine": "org/m=dummy,n=mlx",
+        "mixed_rings": "never",
         "max_memory": "12GB",
         "models_dir": f"{tmp_path}:{tmp_path / 'b'}",
         "min_peers": "2",

@@ -193,7 +193,7 @@ def test_a_cut_is_found_whenever_there_is_one(layer_mb: list[int], sizes_mb: lis
         embed_bytes=5 * 10**7, head_bytes=6 * 10**7,
     )  # fmt: skip
     usable = [size * 10**6 for size in sizes_mb]
-    found = fit_layers(card, usable, 1024)
+    found = fit_layers([card] * len(usable), usable, 1024)
     assert (found is not None) == _exists(card, usable, 0)
     if found is not None:
         assert [layer for part in found for layer in part] == list(range(layers))

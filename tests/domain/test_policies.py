@@ -84,7 +84,7 @@ def test_the_quickest_cut_is_found(layer_mb: list[int], peers: list[tuple[int, i
     card = replace(FLAT, num_layers=n, layer_bytes=tuple(mb * 10**6 for mb in layer_mb), legal_cuts=tuple(range(1, n)))
     usable, speed = [mb * 10**6 for mb, _ in peers], [float(s) for _, s in peers]
     for goal in (latency, throughput):
-        found = fastest_layers(card, usable, speed, 64, goal)
+        found = fastest_layers(card, [card] * len(peers), usable, speed, 64, goal)
         paces = [_pace(card, edges, usable, speed, goal is latency) for edges in _all_cuts(n, len(peers))]
         fitting = [pace for pace in paces if pace is not None]
         assert (found is None) == (not fitting)
@@ -109,7 +109,7 @@ def test_cuts_are_those_of_the_engine() -> None:
     peers = [Candidate(f"p{i}", 9 * GB, "mlx") for i in range(3)]
     plan = solve(
         LLAMA_8B, peers, policy="memory", min_peers=3, context_limit=2048, instance_id="i", ballot=Ballot(1, "p0"),
-        around=Surroundings(cuts={"mlx": (8, 24)}),
+        around=Surroundings(cards={"mlx": replace(LLAMA_8B, legal_cuts=(8, 24))}),
     )  # fmt: skip
     assert [stage.shard.start for stage in plan.stages] == [0, 8, 24]
 
@@ -118,7 +118,7 @@ def pinned(*pins: Pin, candidates: list[Candidate] | None = None, context_limit:
     peers = candidates or [Candidate(f"p{i}", 12 * GB, "mlx") for i in range(3)]
     return solve_pinned(
         LLAMA_8B, peers, pins, context_limit=context_limit, instance_id="i", ballot=Ballot(1, "p9"),
-        around=Surroundings(cuts={"mlx": (4, 8, 16, 24)}),
+        around=Surroundings(cards={"mlx": replace(LLAMA_8B, legal_cuts=(4, 8, 16, 24))}),
     )  # fmt: skip
 
 
@@ -161,10 +161,14 @@ def test_pins_that_do_not_fit_are_refused_with_the_numbers_of_the_peer() -> None
     assert refused.value.have == (("p0", 12 * GB), ("p1", 12 * GB))
 
 
-def test_a_pinned_ring_is_of_one_engine() -> None:
+def test_a_pinned_ring_is_of_one_engine_if_the_node_says_so() -> None:
     mixed = [Candidate("p0", 20 * GB, "mlx"), Candidate("p1", 20 * GB, "torch")]
+    pins = (Pin("p0", 0, 16), Pin("p1", 16, 32))
+    assert pinned(*pins, candidates=mixed).engines == ("mlx", "torch")
     with pytest.raises(InputError, match="p0 mlx, p1 torch"):
-        pinned(Pin("p0", 0, 16), Pin("p1", 16, 32), candidates=mixed)
+        solve_pinned(
+            LLAMA_8B, mixed, pins, context_limit=2048, instance_id="i", ballot=Ballot(1, "p9"), mixing="never"
+        )  # fmt: skip
 
 
 def test_a_refusal_carries_its_numbers_for_programs() -> None:

@@ -97,7 +97,7 @@ def test_two_dead_peers_and_one_spare() -> None:
 def test_new_boundaries_are_legal_cuts() -> None:
     old = ring_of(12, 12, 12)
     cuts = tuple({stage.shard.start for stage in old.stages} | {0, 4, 20})
-    found = after_loss(old, dead=("p1",), around=Surroundings(cuts={"mlx": cuts}))
+    found = after_loss(old, dead=("p1",), around=Surroundings(cards={"mlx": replace(LLAMA_8B, legal_cuts=cuts)}))
     assert {start for _, start, _ in layers(found.plan)} <= set(cuts)
 
 

@@ -1,214 +1,76 @@
-"""What every engine must do, shown on a two-stage split of a tiny model."""
+"""Every engine that can run on this machine does what the contract says: ours, and any that somebody installed here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from importlib import import_module, util
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Row
-from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine, StageInput, StageOutput
-from exo_mesh.errors import EngineError
-from tests.support.checkpoints import TinyModel, write_checkpoint
+from exo_mesh.engine.conformance import *  # noqa: F403 - the tests
+from exo_mesh.engine.conformance import Damage, Subject
+from exo_mesh.engine.conformance.subject import TINY
+from exo_mesh.engine.registry import GROUP
+from exo_mesh.weights.random_checkpoint import write_checkpoint
 
-MODEL = TinyModel("llama", layers=4)
-TOKENS = np.random.default_rng(5).integers(32, 127, 64).astype(np.int32)
+ROOT = Path(__file__).resolve().parents[2]
 
-ENGINES = [
-    "exo_mesh_dummy",
-    pytest.param("exo_mesh_mlx", marks=pytest.mark.skipif(util.find_spec("mlx_lm") is None, reason="no mlx-lm here")),
+BF16_TOLERANCE = 0.1
+"""What a batch may move bfloat16 logits by, relative to their rms: a rounding of 2^-9 in each of some ten steps."""
+
+
+def _break_json(name: str) -> Damage:
+    return Damage(f"{name} is not JSON", lambda path: _write(path / name), (name,))
+
+
+def _write(file: Path) -> None:
+    file.write_text("{")
+
+
+def write_bfloat16(directory: Path) -> Path:
+    """The tiny Llama in bfloat16."""
+    return write_checkpoint(directory, type(TINY)("llama", layers=TINY.layers, dtype="bfloat16"))
+
+
+def ours(name: str, path: str) -> Sequence[Subject]:
+    """How an engine of this repository is looked at, the quick way first; others as they come."""
+    variants: Mapping[str, Sequence[Subject]] = {
+        "dummy": [
+            Subject(path, reads_weights=False, damages=(_break_json("config.json"), _break_json("tokenizer.json")))
+        ],
+        "mlx": [Subject(path), Subject(path, write_model=write_bfloat16, tolerance=BF16_TOLERANCE, damages=())],
+        "torch": [  # one thread: on so small a model the others would only wait for each other
+            Subject(path, {"dtype": "float32", "threads": "1"}),
+            Subject(
+                path,
+                {"dtype": "bfloat16", "threads": "1"},
+                tolerance=BF16_TOLERANCE,
+                damages=(),
+                survey_holds=False,
+            ),
+        ],
+        "numpy": [Subject(path), Subject(path, {"mode": "deterministic"}, damages=())],
+    }
+    return variants.get(name, [Subject(path)])
+
+
+def installed() -> dict[str, str]:
+    """{name: "package:attribute"}: what this tree declares, and what is installed besides."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    return {**found, **declared}
+
+
+SUBJECTS = [
+    pytest.param(subject, id=name if index == 0 else f"{name}-{index}", marks=[pytest.mark.slow] * (index > 0))
+    for name, path in sorted(installed().items())
+    for index, subject in enumerate(ours(name, path))
 ]
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("contract"), MODEL)
-
-
-@pytest.fixture(scope="module", params=ENGINES)
-def provider(request: pytest.FixtureRequest) -> EngineProvider:
-    found: EngineProvider = import_module(request.param).provider
+@pytest.fixture(scope="module", params=SUBJECTS)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    found: Subject = request.param
     return found
-
-
-@pytest.fixture(scope="module")
-def loaded(provider: EngineProvider, model_dir: Path) -> Iterator[list[StageEngine]]:
-    """Two stages, loaded once; the tests use different sequences and leave none behind."""
-    stages = []
-    for start, stop in ((0, 1), (1, 4)):
-        stage = provider.create()
-        stage.load(LoadRequest(Shard("tiny", start, stop, 4), model_dir, MODEL.context), lambda done, total: None)
-        stages.append(stage)
-    yield stages
-    for stage in stages:
-        stage.close()
-
-
-@pytest.fixture
-def stages(loaded: list[StageEngine]) -> Iterator[list[StageEngine]]:
-    yield loaded
-    for stage in loaded:
-        for sequence in list(stage.sequences()):
-            stage.remove(sequence)
-
-
-def insert(stages: Sequence[StageEngine], *sequences: int, max_tokens: int = 64) -> None:
-    for stage in stages:
-        for sequence in sequences:
-            stage.insert(sequence, max_tokens)
-
-
-def forward(stages: Sequence[StageEngine], rows: Sequence[Row], tokens: Sequence[int] | None = None) -> StageOutput:
-    """Through all stages; tokens default to those of TOKENS at each row's positions. Faults of all stages are kept."""
-    ids = np.concatenate([TOKENS[row.pos0 : row.pos0 + row.n] for row in rows]) if tokens is None else tokens
-    output, faults = StageOutput(), []
-    for stage in stages:
-        output = stage.forward(StageInput(tuple(rows), tuple(int(i) for i in ids), output.tensors))
-        faults += output.faults
-    return StageOutput(output.tensors, output.logits, tuple(faults))
-
-
-def logits(stages: Sequence[StageEngine], rows: Sequence[Row], tokens: np.ndarray | None = None) -> np.ndarray:
-    output = forward(stages, rows, tokens)
-    assert not output.faults
-    assert output.logits is not None
-    return output.logits
-
-
-def faulted(faults: Sequence[Fault]) -> set[tuple[int, str]]:
-    return {(fault.sequence, fault.code) for fault in faults}
-
-
-def test_the_provider_describes_itself(provider: EngineProvider) -> None:
-    assert provider.kind == "stage"
-    assert provider.availability().available
-    assert provider.supports("llama")
-    assert provider.version()
-
-
-def test_logits_are_float32_for_the_last_positions_of_each_row(stages: list[StageEngine]) -> None:
-    insert(stages, 1, 2)
-    got = logits(stages, [Row(1, 0, 5, 2), Row(2, 0, 3, 1)])
-    assert got.shape == (3, MODEL.vocab)
-    assert got.dtype == np.float32
-    insert(stages, 3)
-    every = logits(stages, [Row(3, 0, 5, 5)])
-    np.testing.assert_array_equal(got[:2], every[3:])
-
-
-def test_a_forward_that_wants_no_logits_gives_none_but_fills_kv(stages: list[StageEngine]) -> None:
-    insert(stages, 1, 2)
-    assert logits(stages, [Row(1, 0, 8)]).shape == (0, MODEL.vocab)
-    after = logits(stages, [Row(1, 8, 1, 1)])
-    logits(stages, [Row(2, 0, 8, 1)])
-    np.testing.assert_array_equal(after, logits(stages, [Row(2, 8, 1, 1)]))
-
-
-def test_hidden_rows_are_one_per_token(stages: list[StageEngine]) -> None:
-    insert(stages, 1, 2)
-    output = stages[0].forward(StageInput((Row(1, 0, 3), Row(2, 0, 2)), tuple(TOKENS[:5].tolist()), {}))
-    assert output.logits is None
-    assert output.tensors[HIDDEN].shape[0] == 5
-
-
-def test_a_frame_without_rows_is_passed_on_empty(stages: list[StageEngine]) -> None:
-    output = forward(stages, [], tokens=tuple(TOKENS[:0].tolist()))
-    assert output.logits is not None
-    assert output.logits.shape == (0, MODEL.vocab)
-
-
-def test_rows_of_different_sequences_do_not_touch_each_other(stages: list[StageEngine]) -> None:
-    insert(stages, 1, 2, 3)
-    alone = [logits(stages, [Row(3, 0, 9, 1)]), *(logits(stages, [Row(3, i, 1, 1)]) for i in range(9, 12))]
-    together = [logits(stages, [Row(2, 0, 4), Row(1, 0, 9, 1)])]
-    for i in range(3):
-        together.append(logits(stages, [Row(1, 9 + i, 1, 1), Row(2, 4 + i, 1, 1)])[:1])
-    np.testing.assert_array_equal(np.concatenate(alone), np.concatenate(together))
-
-
-def test_rolling_back_and_appending_again_forgets_what_was_there(stages: list[StageEngine]) -> None:
-    insert(stages, 1, 2)
-    logits(stages, [Row(1, 0, 10, 1)])
-    logits(stages, [Row(1, 10, 4, 4)], tokens=TOKENS[40:44])
-    again = logits(stages, [Row(1, 7, 5, 1)])
-    logits(stages, [Row(2, 0, 7, 1)])
-    np.testing.assert_array_equal(again, logits(stages, [Row(2, 7, 5, 1)]))
-
-
-def test_a_sequence_can_begin_anew_at_position_0(stages: list[StageEngine]) -> None:
-    insert(stages, 1)
-    first = logits(stages, [Row(1, 0, 6, 1)])
-    np.testing.assert_array_equal(first, logits(stages, [Row(1, 0, 6, 1)]))
-
-
-@pytest.mark.parametrize(
-    ("bad", "why"),
-    [
-        (Row(1, 7, 2, 1), "a gap"),
-        (Row(99, 0, 2, 1), "an unknown sequence"),
-        (Row(1, 4, 9, 1), "more than was inserted for"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_bad_row_is_a_fault_of_its_sequence_only(stages: list[StageEngine], bad: Row, why: str) -> None:
-    insert(stages, 1, max_tokens=12)
-    insert(stages, 2, 3)
-    logits(stages, [Row(1, 0, 4), Row(2, 0, 4), Row(3, 0, 4)])
-    want = logits(stages, [Row(3, 4, 2, 1)])
-    output = forward(stages, [bad, Row(2, 4, 2, 1)])
-    assert (bad.sequence, "bad_row") in faulted(output.faults), why
-    assert {fault.sequence for fault in output.faults} == {bad.sequence}
-    assert output.logits is not None
-    assert output.logits.shape == (2, MODEL.vocab)
-    assert np.isfinite(output.logits).all()
-    np.testing.assert_array_equal(output.logits[1:], want)
-
-
-def test_a_token_id_outside_the_vocabulary_is_a_fault(stages: list[StageEngine]) -> None:
-    insert(stages, 1)
-    output = forward(stages, [Row(1, 0, 2, 1)], tokens=np.array([5, MODEL.vocab], np.int32))
-    assert faulted(output.faults) == {(1, "bad_row")}
-
-
-def test_a_fault_leaves_the_sequence_as_it_was(stages: list[StageEngine]) -> None:
-    insert(stages, 1, 2)
-    logits(stages, [Row(1, 0, 4), Row(2, 0, 4)])
-    assert forward(stages, [Row(1, 9, 1, 1)]).faults
-    np.testing.assert_array_equal(logits(stages, [Row(1, 4, 1, 1)]), logits(stages, [Row(2, 4, 1, 1)]))
-
-
-def test_inserting_again_changes_nothing(stages: list[StageEngine]) -> None:
-    insert(stages, 1, 2)
-    logits(stages, [Row(1, 0, 4), Row(2, 0, 4)])
-    insert(stages, 1)
-    assert sorted(stages[0].sequences()) == [1, 2]
-    np.testing.assert_array_equal(logits(stages, [Row(1, 4, 1, 1)]), logits(stages, [Row(2, 4, 1, 1)]))
-
-
-def test_removing_frees_kv_and_an_unknown_sequence_is_no_error(stages: list[StageEngine]) -> None:
-    before = [stage.memory_bytes() for stage in stages]
-    insert(stages, 1)
-    logits(stages, [Row(1, 0, 40, 1)])
-    assert all(stage.memory_bytes() > was for stage, was in zip(stages, before, strict=True))
-    for stage in stages:
-        stage.remove(1)
-        stage.remove(77)
-        assert not stage.sequences()
-    assert [stage.memory_bytes() for stage in stages] == before
-    assert faulted(forward(stages, [Row(1, 0, 1, 1)]).faults) == {(1, "bad_row")}
-
-
-def test_activations_of_the_wrong_length_are_an_engine_error(stages: list[StageEngine]) -> None:
-    insert(stages, 1)
-    hidden = stages[0].forward(StageInput((Row(1, 0, 3),), tuple(TOKENS[:3].tolist()), {}))
-    with pytest.raises(EngineError, match="expected"):
-        stages[1].forward(StageInput((Row(1, 0, 2, 1),), tuple(TOKENS[:2].tolist()), hidden.tensors))
-
-
-def test_an_engine_that_is_not_loaded_says_so(provider: EngineProvider) -> None:
-    with pytest.raises(EngineError, match="not loaded"):
-        provider.create().forward(StageInput((Row(1, 0, 1, 1),), tuple(TOKENS[:1].tolist()), {}))

@@ -7,18 +7,19 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from exo_mesh.engine.contract import CutTracer
+from exo_mesh.engine.contract import Surveyor
 from exo_mesh.engine.registry import provider
 from exo_mesh.weights.store import SHIPPED
 
 pytest.importorskip("mlx.core")
 
 
-def ask(engine: str, model_dir: Path) -> tuple[int, dict[str, object]]:
-    command = [sys.executable, "-m", "exo_mesh.runner.cuts", engine, str(model_dir)]
+def ask(engine: str, model_dir: Path) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "exo_mesh.runner.survey", engine, str(model_dir)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     return done.returncode, json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -26,15 +27,16 @@ def ask(engine: str, model_dir: Path) -> tuple[int, dict[str, object]]:
 def test_the_shipped_model_can_be_cut_anywhere() -> None:
     shipped = Path(str(resources.files("exo_mesh.weights") / "shipped" / SHIPPED))
     layers = json.loads((shipped / "config.json").read_text())["num_hidden_layers"]
-    assert ask("mlx", shipped) == (0, {"cuts": list(range(1, layers))})
+    code, answer = ask("mlx", shipped)
+    assert code == 0 and answer["survey"]["legal_cuts"] == list(range(1, layers))
 
 
-def test_what_cannot_be_read_runs_in_one_piece_if_at_all(tmp_path: Path) -> None:
+def test_what_cannot_be_read_cannot_be_run(tmp_path: Path) -> None:
     code, answer = ask("mlx", tmp_path)
-    assert code == 0 and answer["cuts"] == [] and str(tmp_path) in str(answer["reason"])
+    assert code == 0 and str(tmp_path) in answer["unable"]
 
 
 def test_an_engine_without_opinion_says_so(tmp_path: Path) -> None:
-    assert isinstance(provider("mlx"), CutTracer) and not isinstance(provider("dummy"), CutTracer)
+    assert isinstance(provider("mlx"), Surveyor) and not isinstance(provider("dummy"), Surveyor)
     code, answer = ask("dummy", tmp_path)
     assert code == 1 and "anywhere" in str(answer["error"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -105,24 +107,40 @@ def test_a_file_that_shrinks_after_it_was_opened_is_a_model_error(
     from exo_mesh_mlx import engine
 
     file = write_checkpoint(tmp_path, SMALL) / "model.safetensors"
-    build = engine.build_model
+    build = engine.build_stage
 
-    def build_then_shrink(checkpoint: Any) -> nn.Module:
-        model = build(checkpoint)
+    def build_then_shrink(*args: Any) -> nn.Module:
+        model = build(*args)
         os.truncate(file, 100_000)
         return model
 
-    monkeypatch.setattr(engine, "build_model", build_then_shrink)
+    monkeypatch.setattr(engine, "build_stage", build_then_shrink)
     with pytest.raises(ModelError, match="layer 1 cannot be read"):
         load(tmp_path, 1, 4, 4)
 
 
-@pytest.mark.parametrize("model_type", ["no_such_thing", "../../evil", "os"])
+@pytest.mark.parametrize("model_type", ["no_such_thing", "../../evil", "os", "cache"])
 def test_an_unknown_architecture_is_refused(tmp_path: Path, model_type: str) -> None:
     write_checkpoint(tmp_path, SMALL)
     edit_config(tmp_path, model_type=model_type)
     assert not provider.supports(model_type)
-    with pytest.raises(ModelError, match="not supported"):
+    says = rf"config\.json: model_type {re.escape(repr(model_type))} is not supported"
+    with pytest.raises(ModelError, match=says):
+        load(tmp_path, 0, 2, 4)
+
+
+@pytest.mark.skipif(util.find_spec("hf_olmo") is not None, reason="the library that this model file asks for is here")
+def test_a_model_file_that_ends_the_process_is_refused_like_any_other(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SMALL)
+    edit_config(tmp_path, model_type="olmo")
+    with pytest.raises(ModelError, match=r"config\.json: model_type 'olmo' is not supported"):
+        load(tmp_path, 0, 2, 4)
+
+
+def test_a_setting_that_is_missing_is_named_with_its_file(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TinyModel("qwen3", layers=4))
+    edit_config(tmp_path, rms_norm_eps=None)
+    with pytest.raises(ModelError, match=r"config\.json: .*rms_norm_eps"):
         load(tmp_path, 0, 2, 4)
 
 
@@ -130,7 +148,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, SMALL)
     (tmp_path / "evil.py").write_text("raise SystemExit('pwned')")
     edit_config(tmp_path, model_file="evil.py")
-    with pytest.raises(ModelError, match=r"evil\.py"):
+    with pytest.raises(ModelError, match=r"config\.json: model_file asks to run 'evil\.py'"):
         load(tmp_path, 0, 2, 4)
 
 

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
-from exo_mesh.engine.contract import Availability
-from exo_mesh.engine.registry import Registry, load_registry
-from exo_mesh.errors import EngineError, InputError, PlacementError
-from exo_mesh.node.catalogue import Catalogue
-from exo_mesh.node.cuts import LegalCuts
-from exo_mesh.node.node import Node
+from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.node.service import InstanceSpec
-from exo_mesh.weights.store import ModelStore
-from tests.node.meshes import GB, MODEL, Machine, instances, make_node, mesh, until
+from tests.node.meshes import GB, MODEL, instances, mesh, until
 
 
 async def test_every_width_is_shown_with_its_arithmetic(tmp_path: Path) -> None:
@@ -88,79 +78,6 @@ async def test_a_tight_plan_reserves_and_runs_one_context(tmp_path: Path) -> Non
         placed = await node.create_instance(InstanceSpec(MODEL))
         assert placed["kv_pool_tokens"] == 2048
         assert placed["stages"][0]["reserve_bytes"] == shown["stages"][0]["reserve_bytes"]
-
-
-class Tracing:
-    """An engine that says in a child process where it can cut: the child is the test's own script."""
-
-    name = "tracing"
-    kind = "stage"
-
-    def __init__(self, able: bool = True) -> None:
-        self._able = able
-
-    def availability(self) -> Availability:
-        return Availability(self._able, "")
-
-    def supports(self, architecture: str) -> bool:
-        return True
-
-    def version(self) -> str:
-        return "1.0"
-
-    def create(self) -> None:
-        raise NotImplementedError
-
-    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
-        raise AssertionError("only a child process may be asked")
-
-
-def script(tmp_path: Path, text: str) -> tuple[str, ...]:
-    count = tmp_path / "count"
-    file = tmp_path / "child.py"
-    file.write_text(f"open({str(count)!r}, 'a').write('x')\n{text}")
-    return (sys.executable, str(file))
-
-
-def finder(tmp_path: Path, node: Node, command: tuple[str, ...]) -> tuple[LegalCuts, Catalogue]:
-    shipped = resources.files("exo_mesh.weights") / "shipped" / MODEL
-    shutil.copytree(str(shipped), tmp_path / "models" / "alpha", dirs_exist_ok=True)
-    catalogue = Catalogue(ModelStore((tmp_path / "models",)), node.membership)
-    registry = Registry({"tracing": Tracing()}, {})  # type: ignore[dict-item]
-    return LegalCuts(registry, catalogue, node.membership, tmp_path / "cuts", command), catalogue
-
-
-async def test_an_engine_is_asked_once_for_its_cuts_and_the_answer_outlives_the_node(tmp_path: Path) -> None:
-    node = make_node(tmp_path / "home", "n", Machine())
-    command = script(tmp_path, "print('noise'); print('{\"cuts\": [2, 5]}')")
-    cuts, catalogue = finder(tmp_path, node, command)
-    card = await catalogue.card("alpha")
-    assert [await cuts.of(card, "tracing") for _ in range(2)] == [(2, 5), (2, 5)]
-    again, _ = finder(tmp_path, node, command)
-    assert await again.of(card, "tracing") == (2, 5)
-    assert (tmp_path / "count").read_text() == "x"
-    other, _ = finder(tmp_path, node, script(tmp_path, "print('{\"cuts\": []}')"))
-    assert await other.of(replace(card, digest="other" * 10), "tracing") == ()
-    await node.stop()
-
-
-async def test_an_engine_that_cannot_say_is_an_error_here_and_every_boundary_for_planning(tmp_path: Path) -> None:
-    node = make_node(tmp_path / "home", "n", Machine())
-    cuts, catalogue = finder(tmp_path, node, script(tmp_path, "raise SystemExit('no memory for this')"))
-    card = await catalogue.card("alpha")
-    with pytest.raises(EngineError, match="no memory for this"):
-        await cuts.here(card, "tracing")
-    assert await cuts.of(card, "tracing") == card.legal_cuts
-    await node.stop()
-
-
-async def test_an_engine_without_opinion_costs_no_process(tmp_path: Path) -> None:
-    node = make_node(tmp_path / "home", "n", Machine())
-    catalogue = Catalogue(ModelStore(()), node.membership)
-    cuts = LegalCuts(load_registry(), catalogue, node.membership, tmp_path / "cuts", ("no-such-command",))
-    card = await catalogue.card(MODEL)
-    assert await cuts.of(card, "dummy") == card.legal_cuts
-    await node.stop()
 
 
 async def test_speeds_are_learnt_and_told(tmp_path: Path) -> None:

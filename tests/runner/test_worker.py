@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def worker_of(engine: TinyEngine) -> Worker:
     worker = Worker(StageSetup(plan, 0, Path(), {}, 8))
     worker.engine, worker._stage = engine, Stage(engine, 0)
     return worker
+
+
+def test_a_plan_may_bound_the_sequences_that_run_at_once() -> None:
+    worker = worker_of(TinyEngine(True, False))
+    setup = worker._setup
+    assert worker._limits().max_running == 32
+    for most, expected in ((8, 8), (100, 32)):
+        worker._setup = replace(setup, plan=replace(setup.plan, pool_sequences=most))
+        assert worker._limits().max_running == expected
 
 
 async def test_an_error_in_a_frame_that_was_read_directly_ends_the_runner() -> None:

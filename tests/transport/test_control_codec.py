@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from exo_mesh.domain.device import Telemetry
+from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
@@ -18,6 +20,31 @@ PLAN = Plan("m-1", Ballot(4, "a"), "m", "d", STAGES, 2048, PlanInputs((("a", 9),
 def test_a_plan_keeps_its_pool_and_its_digest() -> None:
     there = plan_from_proto(plan_to_proto(PLAN))
     assert there == PLAN and there.digest == PLAN.digest and there.pool_tokens == 8192
+
+
+def test_a_mixed_plan_keeps_what_its_stages_agreed_on() -> None:
+    mixed = replace(PLAN, activation_dtype="bfloat16", pool_sequences=8)
+    there = plan_from_proto(plan_to_proto(mixed))
+    assert there == mixed and there.digest != PLAN.digest
+
+
+def test_a_peer_keeps_what_it_says_of_its_engines() -> None:
+    details = (EngineInfo("mlx", "metal", "mlx 1", ("float32", "bfloat16")), EngineInfo("numpy", "cpu", "2"))
+    device = Device("gpu", "M4", ("mlx", "numpy"), "mlx", 10, details)
+    models = (("m", ("mlx", "numpy")), ("n", ()))
+    info = PeerInfo("p", 1, "n", "1", 2, "default", ("a:1",), "", (device,), ("m", "n"), models)
+    there = codec.peer_from_proto(codec.peer_to_proto(info))
+    assert there == info and there.tags == info.tags
+
+
+def test_a_peer_cannot_fill_another_with_engines() -> None:
+    details = tuple(EngineInfo(str(n), "cpu") for n in range(3 * codec.MAX_ENGINES))
+    models = tuple((str(n), tuple(map(str, range(99)))) for n in range(2 * codec.MAX_ITEMS))
+    device = Device("cpu", "x", (), "", 1, details)
+    info = PeerInfo("p", 1, "n", "1", 2, "default", (), devices=(device,), model_engines=models)
+    there = codec.peer_from_proto(codec.peer_to_proto(info))
+    assert len(there.devices[0].details) == codec.MAX_ENGINES and len(there.model_engines) == codec.MAX_ITEMS
+    assert all(len(engines) == codec.MAX_ENGINES for _, engines in there.model_engines)
 
 
 @pytest.mark.parametrize("adopted", [NO_BALLOT, Ballot(5, "b")])

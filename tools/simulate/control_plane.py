@@ -16,6 +16,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import Record
+from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.membership.detector import LAN
 from exo_mesh.node.control_service import ControlService
@@ -23,7 +24,7 @@ from exo_mesh.node.custody import Custody
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.members import Members
 from exo_mesh.node.memory import MemoryReading
-from exo_mesh.node.placer import Placer
+from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.service import InstanceSpec
 from exo_mesh.node.stage_host import LocalModels, StageHost
 from exo_mesh.node.stage_status import StatusBoard
@@ -68,10 +69,10 @@ class Nothing:
 
 
 class AnyCut:
-    """Legal cuts where each layer may begin a stage."""
+    """Surveys of engines that hold the model as the files do and cut it anywhere."""
 
-    async def of(self, card: ModelCard, engine: str) -> tuple[int, ...]:
-        return card.legal_cuts
+    async def of(self, card: ModelCard, engine: str) -> ModelSurvey:
+        return ModelSurvey(card.legal_cuts)
 
 
 class OneModel:
@@ -206,12 +207,15 @@ class SimNode(SimPeer):
             make_runner=cast(Any, lambda label, start, *args, **kwargs: SimRunner(self, start)),
         )
         members = Members(self.host, membership)
-        cuts: Any = AnyCut()
+        surveys: Any = AnyCut()
+        here = Here(self.host.usable_bytes, lambda card: ())
         limits = Limits()
-        self.placer = Placer(settings, membership, members, cuts, nothing, self.host.usable_bytes, limits)
+        self.placer = Placer(settings, membership, members, surveys, nothing, nothing, here, limits)
         self.custody = Custody(membership, members, self.host, limits)
         self.instances = Instances(membership, self.custody, self.placer, catalogue, self.rng, self.network.loop.time)
-        self.process.handler = ControlService(membership, self.host, catalogue, cuts, self.instances, nothing)
+        self.process.handler = ControlService(
+            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, nothing
+        )
 
     def describe(self) -> PeerInfo:
         own = super().describe()

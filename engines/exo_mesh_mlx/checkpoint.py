@@ -1,0 +1,83 @@
+"""A checkpoint on disk whose config and headers have been checked; files of other stages' layers may be absent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.errors import ModelError
+from exo_mesh.weights.card import layer_of, read_json, text_config
+from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE, TensorTable, read_header, read_tensor_table
+from exo_mesh_mlx.quantisation import check_quantisation
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """table: tensors that are here. absent: {tensor: file} of those in files that the index names but are not here."""
+
+    model_dir: Path
+    config: dict[str, Any]
+    table: TensorTable
+    absent: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def config_file(self) -> Path:
+        return self.model_dir / CONFIG_FILE
+
+    @property
+    def weights_file(self) -> Path:
+        """What to name for a defect of no file in particular."""
+        index = self.model_dir / INDEX_FILE
+        return index if index.is_file() else self.model_dir / SINGLE_FILE
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, 0 if the config does not say."""
+        settings = text_config(self.config)
+        return int(settings.get("vocab_size") or settings.get("num_vocab") or 0)
+
+    def require_layers(self, start: int, stop: int) -> None:
+        """Raises ModelError if a tensor of layers `[start, stop)` is in a file that is not here."""
+        for name, file in self.absent.items():
+            layer = layer_of(name)
+            if layer is not None and start <= layer < stop:
+                raise ModelError(f"{file} is missing; {INDEX_FILE} says that it holds {name}")
+
+
+def open_checkpoint(model_dir: Path) -> Checkpoint:
+    """Check config and safetensors headers. Raises ModelError naming file and tensor or key."""
+    config_file = model_dir / CONFIG_FILE
+    config = read_json(config_file)
+    check_quantisation(config, config_file)
+    absent = _absent_tensors(model_dir)
+    return Checkpoint(model_dir, config, _table(model_dir, absent), absent)
+
+
+def _absent_tensors(model_dir: Path) -> dict[str, Path]:
+    """{tensor: file} of the index's files that are not here; empty if none of them is, which is another defect."""
+    index = model_dir / INDEX_FILE
+    if (model_dir / SINGLE_FILE).is_file() or not index.is_file():
+        return {}
+    weight_map = read_json(index).get("weight_map")
+    names = weight_map if isinstance(weight_map, dict) else {}
+    files = {name: file for name, file in names.items() if isinstance(file, str) and Path(file).name == file}
+    here = {file for file in set(files.values()) if (model_dir / file).is_file()}
+    return {name: model_dir / file for name, file in files.items() if file not in here} if here else {}
+
+
+def _table(model_dir: Path, absent: Mapping[str, Path]) -> TensorTable:
+    """Headers of all files, or of those that are here."""
+    if not absent:
+        return read_tensor_table(model_dir)
+    weight_map: dict[str, str] = read_json(model_dir / INDEX_FILE)["weight_map"]
+    table: TensorTable = {}
+    for file_name in sorted({file for name, file in weight_map.items() if name not in absent}):
+        table.update(read_header(model_dir / file_name))
+    lost = next((name for name in weight_map if name not in absent and name not in table), None)
+    if lost is not None:
+        raise ModelError(f"{model_dir / weight_map[lost]} does not hold {lost}, though {INDEX_FILE} says so")
+    return table

@@ -1,0 +1,126 @@
+"""Copy a sequence's caches out as named tensors, and in again: arrays, and the counters that say what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models import cache as mlx_caches
+
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.engine.contract import SavedSequence
+from exo_mesh.errors import EngineError
+from exo_mesh_mlx import wire
+from exo_mesh_mlx.caches import SequenceCache
+
+SavedForm = dict[str, tuple[str, tuple[int | None, ...]]]
+"""{tensor name: (dtype, shape)} of what a stage saves; None for the axis that counts positions."""
+
+_CONSTANTS = ("max_size", "keep", "chunk_size", "window_size")
+"""Counters that belong to the model, not to the sequence."""
+
+
+def save(cache: SequenceCache) -> SavedSequence:
+    """All that the stage holds of a sequence. Changes nothing."""
+    leaves = {name: leaf for slot, entry in cache.entries.items() for name, leaf in _leaves(entry, str(slot))}
+    arrays = {name: leaf for name, leaf in leaves.items() if isinstance(leaf, mx.array)}
+    mx.eval(arrays)
+    counters = {
+        name: Tensor.from_numpy(np.asarray([leaf], np.int64)) for name, leaf in leaves.items() if isinstance(leaf, int)
+    }
+    return SavedSequence(cache.length, counters | {name: wire.to_tensor(array) for name, array in arrays.items()})
+
+
+def restore(cache: SequenceCache, saved: SavedSequence, form: SavedForm) -> SequenceCache:
+    """Fill a fresh cache and answer it. Raises EngineError if what was saved is not of this stage."""
+    if not saved.length:
+        return cache
+    leaves = (leaf for slot, entry in cache.entries.items() for leaf in _leaves(entry, str(slot)))
+    counters = [name for name, leaf in leaves if isinstance(leaf, int)]
+    _check(saved, {**form, **dict.fromkeys(counters, ("int64", (1,)))})
+    for slot, entry in cache.entries.items():
+        _fill(entry, str(slot), saved.tensors)
+        offset = getattr(entry, "offset", saved.length)
+        if offset != saved.length:
+            raise EngineError(f"cache entry {slot} was saved with {offset} positions, the sequence with {saved.length}")
+    cache.length = saved.length
+    return cache
+
+
+def form_of(cache: SequenceCache) -> SavedForm:
+    """What saved sequences of this stage look like, from one that has been through a forward."""
+    form: SavedForm = {}
+    for slot, entry in cache.entries.items():
+        for name, leaf in _leaves(entry, str(slot)):
+            if isinstance(leaf, mx.array):
+                form[name] = (wire.dtype_name(leaf.dtype), _shape_form(entry, leaf))
+    return form
+
+
+def _shape_form(entry: Any, array: mx.array) -> tuple[int | None, ...]:
+    """A recurrent state has one size; of the others the last axis but one counts positions, of token ids the last."""
+    if array.ndim < 3:
+        return (*array.shape[:-1], None)
+    if isinstance(entry, mlx_caches.ArraysCache):
+        return tuple(array.shape)
+    return (*array.shape[:-2], None, array.shape[-1])
+
+
+def _check(saved: SavedSequence, form: SavedForm) -> None:
+    for name, (dtype, shape) in form.items():
+        tensor = saved.tensors.get(name)
+        if tensor is None:
+            raise EngineError(f"the saved sequence lacks tensor {name!r}; it has {sorted(saved.tensors)}")
+        fits = len(tensor.shape) == len(shape) and all(
+            want in (None, got) for want, got in zip(shape, tensor.shape, strict=True)
+        )
+        if tensor.dtype != dtype or not fits:
+            raise EngineError(
+                f"saved tensor {name!r} is {tensor.dtype}{list(tensor.shape)}, this stage has {dtype}{list(shape)}"
+            )
+    if surplus := sorted(saved.tensors.keys() - form.keys()):
+        raise EngineError(f"saved tensor {surplus[0]!r} is of another stage: this one has {sorted(form)}")
+
+
+def _leaves(entry: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """(name, array or counter) of all that an entry holds; of keys and values only the positions in use."""
+    for name, value in vars(entry).items():
+        path = f"{prefix}.{name}"
+        if isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                if hasattr(item, "__dict__"):
+                    yield from _leaves(item, f"{path}.{i}")
+                elif item is not None:
+                    yield f"{path}.{i}", item
+        elif type(entry) is mlx_caches.KVCache and isinstance(value, mx.array):
+            yield path, value[..., : entry.offset, :]
+        elif isinstance(value, mx.array | int):
+            yield path, value
+
+
+def _fill(entry: Any, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+    """Set every array and counter of a fresh entry that was saved."""
+    for name, value in list(vars(entry).items()):
+        path = f"{prefix}.{name}"
+        if isinstance(value, list | tuple):
+            items = [_filled(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+            setattr(entry, name, type(value)(items))
+        else:
+            setattr(entry, name, _filled(value, path, tensors))
+
+
+def _filled(value: Any, path: str, tensors: Mapping[str, Tensor]) -> Any:
+    if hasattr(value, "__dict__"):
+        _fill(value, path, tensors)
+        return value
+    tensor = tensors.get(path)
+    if tensor is None:
+        return value
+    if isinstance(value, int):
+        counter = int(tensor.numpy().reshape(-1)[0]) if tensor.num_bytes else value
+        if path.rpartition(".")[2] in _CONSTANTS and counter != value:
+            raise EngineError(f"saved {path!r} is {counter}, this stage has {value}")
+        return counter
+    return wire.from_tensor(tensor)

@@ -1,0 +1,126 @@
+"""What placement must know of a model: where it may be cut, what each layer takes. Reads headers, computes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from exo_mesh.engine.contract import ModelSurvey
+from exo_mesh.errors import ModelError
+from exo_mesh_mlx.caches import cache_kind
+from exo_mesh_mlx.checkpoint import Checkpoint
+from exo_mesh_mlx.cuts import why_not
+from exo_mesh_mlx.kv import kv_bytes, kv_kinds
+from exo_mesh_mlx.loading import build_model, trace_checkpoint
+from exo_mesh_mlx.reach import graph_of_stage, reached
+from exo_mesh_mlx.trace import Trace
+
+LONG_RUN_TOKENS = 128
+"""Of the lazy run after which caches are measured: a multiple of the groups of positions that caches compress."""
+
+
+_PLACE = re.compile(r"(idx|index|layer_id|layer_num\w*)$")
+"""Settings of a layer that only say which one it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Bytes of the parameters outside the layers that the first and the last stage use."""
+
+    embed: int
+    head: int
+
+
+def survey(checkpoint: Checkpoint) -> ModelSurvey:
+    """Raises ModelError, naming file and tensor or key, for a checkpoint that cannot be run at all."""
+    model: Any = build_model(checkpoint)
+    try:
+        trace = trace_checkpoint(checkpoint)
+    except ModelError as exc:
+        return _one_piece(model, str(exc))
+    reasons = {cut: why_not(model, trace, cut) for cut in range(1, trace.num_layers)}
+    cuts = tuple(cut for cut, reason in reasons.items() if not reason)
+    reason = "" if cuts else next(iter(reasons.values()), "it has one layer")
+    caches = _filled_caches(model)
+    ends = _ends_of_stages(model, trace, cuts[0]) if cuts else _ends_of_whole(model)
+    per_layer = [[caches[slot] for slot in sorted(use.slots)] for use in trace.layers]
+    kv = [[kv_bytes(entry, LONG_RUN_TOKENS) for entry in entries] for entries in _owned(per_layer)]
+    return ModelSurvey(
+        legal_cuts=cuts,
+        reason=reason and f"{checkpoint.model_dir}: {reason}",
+        layer_bytes=tuple(_num_bytes(layer) for layer in model.layers),
+        embed_bytes=ends.embed,
+        head_bytes=ends.head,
+        kv_bytes_per_token=tuple(sum(per_token for per_token, _ in entries) for entries in kv),
+        kv_fixed_bytes=tuple(sum(fixed for _, fixed in entries) for entries in kv),
+        layer_kinds=tuple(_layer_kind(layer, entries) for layer, entries in zip(model.layers, per_layer, strict=True)),
+    )
+
+
+def _one_piece(model: Any, reason: str) -> ModelSurvey:
+    """Of a model whose layers cannot be told apart in a forward pass: bytes only."""
+    ends = _ends_of_whole(model)
+    sizes = tuple(_num_bytes(layer) for layer in model.layers)
+    return ModelSurvey((), reason, layer_bytes=sizes, embed_bytes=ends.embed, head_bytes=ends.head)
+
+
+def _owned(per_layer: list[list[Any]]) -> Iterator[list[Any]]:
+    """Of each layer the cache entries that no earlier layer has: what several share is kept once."""
+    seen: set[int] = set()
+    for entries in per_layer:
+        yield [entry for entry in entries if id(entry) not in seen]
+        seen |= {id(entry) for entry in entries}
+
+
+def _filled_caches(model: Any) -> list[Any]:
+    """Fresh caches after a lazy run, so that they know their shapes."""
+    caches: list[Any] = make_prompt_cache(model)
+    model(mx.zeros((1, LONG_RUN_TOKENS), mx.int32), cache=caches)
+    return caches
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(module.parameters()))
+
+
+def _layer_kind(layer: nn.Module, entries: list[Any]) -> str:
+    """Class and kinds of KV, and a digest of all shapes, dtypes and settings."""
+    tensors = [(name, str(array.dtype), tuple(array.shape)) for name, array in tree_flatten(layer.parameters())]
+    settings = [
+        (name, key, value)
+        for name, module in layer.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, int | float | str) and not _PLACE.search(key)
+    ]
+    described = repr((sorted(tensors), sorted(map(repr, settings)), [cache_kind(entry) for entry in entries]))
+    kinds = "+".join(kv_kinds(entries)) or "none"
+    return f"{type(layer).__name__} {kinds} {hashlib.sha256(described.encode()).hexdigest()[:8]}"
+
+
+def _outside_layers(model: Any) -> dict[str, mx.array]:
+    """Parameters of the model that are in no layer, by name."""
+    inside = {id(array) for layer in model.layers for _, array in tree_flatten(layer.parameters())}
+    return {name: array for name, array in tree_flatten(model.parameters()) if id(array) not in inside}
+
+
+def _ends_of_whole(model: Any) -> _Ends:
+    """Both ends are on one stage, so all counts with the head, which a tied table counts with in any case."""
+    return _Ends(0, sum(array.nbytes for array in _outside_layers(model).values()))
+
+
+def _ends_of_stages(model: nn.Module, trace: Trace, cut: int) -> _Ends:
+    """From the graphs of the two stages that a cut makes."""
+    outside = _outside_layers(model)
+    first, last = (
+        sum(outside[name].nbytes for name in reached(graph_of_stage(model, trace, start, stop), outside))
+        for start, stop in ((0, cut), (cut, trace.num_layers))
+    )
+    return _Ends(first, last)

@@ -1,0 +1,176 @@
+"""`python -m exo_mesh_numpy.bench`: how fast this machine runs a Llama, beside NumPy's own loop over its products.
+
+Two floors, each over the very matrices of the model: products of one row for decode, of a whole chunk for prefill.
+What the engine adds to them (norms, attention, the turning of heads) is what the ratio shows. Weights are random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest, StageInput
+from exo_mesh_numpy.engine import NumpyStage
+from exo_mesh_numpy.model_config import ModelConfig, read_model_config
+from exo_mesh_numpy.weights import EMBEDDING, FINAL_NORM, HEAD, LayerWeights, StageWeights, norms, projections
+
+CHUNK = 256
+"""Tokens of a prefill chunk."""
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 8192,
+    "tie_word_embeddings": False,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Prints tokens per second, the floor, and their ratio, for each mode."""
+    parser = argparse.ArgumentParser(prog="python -m exo_mesh_numpy.bench", description=__doc__.split("\n")[0])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=20, help="decode steps, and turns of each measurement")
+    parser.add_argument("--context", type=int, default=128, help="positions that are there when decoding begins")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as directory:
+        config = write_model(Path(directory), args.layers)
+        for mode in ("fast", "deterministic"):
+            stage = NumpyStage()
+            shard = Shard("bench", 0, args.layers, args.layers)
+            request = LoadRequest(shard, Path(directory), 4096, {"mode": mode})
+            began = time.perf_counter()
+            stage.load(request, lambda done, total: None)
+            load_s = time.perf_counter() - began
+            report(mode, stage, config, args.steps, args.context, load_s)
+            stage.close()
+    return 0
+
+
+def report(mode: str, stage: NumpyStage, config: ModelConfig, steps: int, context: int, load_s: float) -> None:
+    weights = stage.weights
+    num_bytes = matrix_bytes(weights)
+    say(f"{mode}: {num_bytes / 4e6:.0f} M weights in {num_bytes / 1e6:.0f} MB, loaded in {load_s:.2f} s")
+    rng = np.random.default_rng(1)
+    for rows in (1, 4, 16):
+        decode = decoder(stage, rows, context, config.vocab_size, rng)
+        floor = floor_of(weights, rows)
+        ours, theirs = alternate(decode, floor, steps)
+        bandwidth = f", floor reads {num_bytes / theirs / 1e9:.1f} GB/s" if rows == 1 else ""
+        say(f"  decode x {rows}: {rows / ours:.1f} tok/s, floor {rows / theirs:.1f}: {theirs / ours:.3f}{bandwidth}")
+    prefill = prefiller(stage, config.vocab_size, rng)
+    ours, theirs = alternate(prefill, floor_of(weights, CHUNK, head_rows=1), max(3, steps // 5))
+    say(f"  prefill of {CHUNK}: {CHUNK / ours:.0f} tok/s, floor {CHUNK / theirs:.0f}: {theirs / ours:.3f}")
+
+
+def alternate(ours: Callable[[], None], theirs: Callable[[], None], turns: int) -> tuple[float, float]:
+    """Median seconds of each, taken in turns, so that what else the machine does hits both alike."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for _ in range(turns + 1):
+        for action, times in zip((ours, theirs), taken, strict=True):
+            began = time.perf_counter()
+            action()
+            times.append(time.perf_counter() - began)
+    return float(np.median(taken[0][1:])), float(np.median(taken[1][1:]))
+
+
+def decoder(
+    stage: NumpyStage, rows: int, context: int, vocab_size: int, rng: np.random.Generator
+) -> Callable[[], None]:
+    """One decode step of so many sequences, each of `context` positions; each call is the same step again."""
+    for sequence in range(rows):
+        stage.remove(sequence)
+        stage.insert(sequence, context + 1)
+        ids = tuple(rng.integers(0, vocab_size, context).tolist())
+        stage.forward(StageInput((Row(sequence, 0, context),), ids, {}))
+    step = StageInput(tuple(Row(i, context, 1, 1) for i in range(rows)), tuple(range(rows)), {})
+
+    def run() -> None:
+        stage.forward(step)
+
+    return run
+
+
+def prefiller(stage: NumpyStage, vocab_size: int, rng: np.random.Generator) -> Callable[[], None]:
+    stage.insert(-1, CHUNK)
+    ids = tuple(rng.integers(0, vocab_size, CHUNK).tolist())
+
+    def run() -> None:
+        stage.forward(StageInput((Row(-1, 0, CHUNK, 1),), ids, {}))
+
+    return run
+
+
+def matrices(layer: LayerWeights) -> list[np.ndarray]:
+    return [layer.qkv.weight, layer.output.weight, layer.gate_up.weight, layer.down.weight]
+
+
+def matrix_bytes(weights: StageWeights) -> int:
+    """Of all matrices that a token goes through."""
+    assert weights.head is not None
+    return weights.head.nbytes + sum(matrix.nbytes for layer in weights.layers for matrix in matrices(layer))
+
+
+def floor_of(weights: StageWeights, rows: int, head_rows: int | None = None) -> Callable[[], None]:
+    """NumPy's own products of the model, one call per matrix, and nothing else."""
+    assert weights.head is not None
+    inputs: dict[tuple[int, int], np.ndarray] = {}
+    jobs = [(matrix, rows) for layer in weights.layers for matrix in matrices(layer)]
+    jobs.append((weights.head, head_rows or rows))
+    outputs: dict[tuple[int, int], np.ndarray] = {}
+    for matrix, count in jobs:
+        inputs.setdefault((count, matrix.shape[1]), np.ones((count, matrix.shape[1]), np.float32))
+        outputs.setdefault((count, len(matrix)), np.empty((count, len(matrix)), np.float32))
+
+    def run() -> None:
+        for matrix, count in jobs:
+            np.matmul(inputs[count, matrix.shape[1]], matrix.T, out=outputs[count, len(matrix)])
+
+    return run
+
+
+def write_model(directory: Path, num_layers: int) -> ModelConfig:
+    """config.json and model.safetensors with random float32 weights."""
+    (directory / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": num_layers}))
+    config = read_model_config(directory)
+    shapes: dict[str, tuple[int, ...]] = {f"{EMBEDDING}.weight": (config.vocab_size, config.hidden_size)}
+    for layer in range(num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes |= {prefix + name: (size,) for name, size in norms(config).items()}
+        parts = [part for joined in projections(config).values() for part in joined]
+        shapes |= {f"{prefix}{part.name}.weight": (part.rows, part.columns) for part in parts}
+    shapes[FINAL_NORM] = (config.hidden_size,)
+    shapes[f"{HEAD}.weight"] = (config.vocab_size, config.hidden_size)
+    header, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    raw = json.dumps(header).encode()
+    rng = np.random.default_rng(0)
+    with (directory / "model.safetensors").open("wb") as stream:
+        stream.write(len(raw).to_bytes(8, "little") + raw)
+        for shape in shapes.values():
+            stream.write((rng.standard_normal(shape, dtype=np.float32) * shape[-1] ** -0.5).data)
+    return config
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

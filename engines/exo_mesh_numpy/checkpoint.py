@@ -1,0 +1,183 @@
+"""Read tensors of a checkpoint into float32 arrays that are there already, in bounded chunks.
+
+Files are read and not mapped: pages of a mapped file would count as memory of the process while they are converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exo_mesh.errors import ModelError
+from exo_mesh.weights.card import read_json
+from exo_mesh.weights.safetensors import TensorInfo, read_tensor_table
+from exo_mesh_numpy.floats import widen_bfloat16
+from exo_mesh_numpy.quantised import PACKED_DTYPE, Packing, dequantise, read_packing, scale_dtype
+
+CHUNK_ITEMS = 2**19
+"""Elements converted at once: 2 MiB as float32, which stays in the cache of a core."""
+
+_RAW_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np.uint8, "U32": np.uint32}
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class Checkpoint:
+    """The tensors of a model directory. A *module* is a linear layer or an embedding, quantised or not."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises ModelError for defects of the headers, and for a quantisation that this engine does not know."""
+        self._dir = model_dir
+        self._table = read_tensor_table(model_dir)
+        self._quantisation = _quantisation(model_dir / "config.json")
+
+    def names(self) -> Iterator[str]:
+        return iter(self._table)
+
+    def file_of(self, name: str) -> Path:
+        return self._table[name].file
+
+    def has(self, name: str) -> bool:
+        return name in self._table
+
+    def vector_tensors(self, name: str, size: int) -> tuple[str, ...]:
+        """Check a norm's weight or a bias of `size` values; answers the tensors that it takes."""
+        self._info(name, (size,), _FLOATS)
+        return (name,)
+
+    def matrix_tensors(self, module: str, rows: int, columns: int) -> tuple[str, ...]:
+        """Check the weight of a module, `[rows, columns]`; answers the tensors that it takes."""
+        packing = self._packing(module)
+        if packing is None:
+            self._info(f"{module}.weight", (rows, columns), _FLOATS)
+            return (f"{module}.weight",)
+        return tuple(name for name, _ in self._packed(module, packing, rows, columns))
+
+    def read_vector(self, name: str, out: np.ndarray) -> None:
+        """Fill float32 `out`, `[n]`. Raises ModelError naming file and tensor if it is missing or does not fit."""
+        self._read_floats(self._info(name, out.shape, _FLOATS), name, out)
+
+    def read_matrix(self, module: str, out: np.ndarray) -> None:
+        """Fill float32 `out`, C-contiguous `[rows, columns]`, with a module's weight, dequantised if need be."""
+        packing = self._packing(module)
+        if packing is None:
+            name = f"{module}.weight"
+            self._read_floats(self._info(name, out.shape, _FLOATS), name, out.reshape(-1))
+        else:
+            self._read_packed(module, packing, out)
+
+    def _packing(self, module: str) -> Packing | None:
+        """How the module is quantised: None for plain floats. Scales without settings are a defect."""
+        scales = f"{module}.scales"
+        if scales not in self._table:
+            return None
+        return read_packing(self._dir / "config.json", self._quantisation, module)
+
+    def _info(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> TensorInfo:
+        info = self._table.get(name)
+        if info is None:
+            raise ModelError(f"{self._dir}: the checkpoint has no tensor {name}")
+        if info.shape != shape:
+            raise ModelError(f"{info.file}: {name} has shape {list(info.shape)}, config.json asks for {list(shape)}")
+        if info.dtype not in dtypes:
+            raise ModelError(f"{info.file}: {name} is {info.dtype}; the numpy engine reads {', '.join(dtypes)} there")
+        return info
+
+    def _packed(self, module: str, packing: Packing, rows: int, columns: int) -> list[tuple[str, TensorInfo]]:
+        """(name, info) of packed values, scales, and biases where the mode has them."""
+        if columns % packing.group_size or columns * packing.bits % 32:
+            raise ModelError(
+                f"{self._table[f'{module}.scales'].file}: {module} of width {columns} does not divide into groups of "
+                f"{packing.group_size} with {packing.bits} bits"
+            )
+        per_group = (rows, columns // packing.group_size)
+        wanted: dict[str, tuple[tuple[int, int], tuple[str, ...]]] = {}
+        wanted["weight"] = ((rows, columns * packing.bits // 32), (PACKED_DTYPE,))
+        wanted["scales"] = (per_group, scale_dtype(packing.mode))
+        if packing.mode == "affine":
+            wanted["biases"] = (per_group, _FLOATS)
+        names = {part: f"{module}.{part}" for part in wanted}
+        return [(names[part], self._info(names[part], *wanted[part])) for part in wanted]
+
+    def _read_floats(self, info: TensorInfo, name: str, out: np.ndarray) -> None:
+        """Fill float32 `out`, C-contiguous `[n]`."""
+        spare = np.empty(0 if info.dtype == "F32" else min(CHUNK_ITEMS, len(out)), _RAW_DTYPES[info.dtype])
+        with _opened(info, name) as stream:
+            for begin in range(0, len(out), CHUNK_ITEMS):
+                part = out[begin : begin + CHUNK_ITEMS]
+                if info.dtype == "F32":
+                    _fill(stream, part, info, name)
+                else:
+                    raw = spare[: len(part)]
+                    _fill(stream, raw, info, name)
+                    _widen(raw, info.dtype, part)
+
+    def _read_packed(self, module: str, packing: Packing, out: np.ndarray) -> None:
+        """Dequantise a few rows at a time into float32 `out`, C-contiguous `[rows, columns]`."""
+        tensors = self._packed(module, packing, *out.shape)
+        step = max(1, CHUNK_ITEMS // out.shape[1])
+        with ExitStack() as stack:
+            streams = [stack.enter_context(_opened(info, name)) for name, info in tensors]
+            for begin in range(0, len(out), step):
+                part = out[begin : begin + step]
+                raw = [
+                    _rows(stream, info, name, len(part)) for stream, (name, info) in zip(streams, tensors, strict=True)
+                ]
+                dequantise(raw[0], raw[1], raw[2] if len(raw) == 3 else None, packing, part)
+
+
+def _quantisation(config_file: Path) -> Mapping[str, Any]:
+    """MLX's settings of quantisation; empty if there are none. Raises ModelError for those of other tools."""
+    config = read_json(config_file)
+    found = config.get("quantization") or config.get("quantization_config") or {}
+    if not isinstance(found, dict):
+        raise ModelError(f"{config_file}: quantization is {found!r}, not an object")
+    if "quant_method" in found:
+        raise ModelError(
+            f"{config_file}: quantization_config: quant_method {found['quant_method']!r} is not supported by the numpy "
+            "engine; it reads the formats of MLX (affine, mxfp4, mxfp8, nvfp4)"
+        )
+    return found
+
+
+@contextmanager
+def _opened(info: TensorInfo, name: str) -> Iterator[FileIO]:
+    """The file at the first byte of the tensor. Raises ModelError if it cannot be read."""
+    try:
+        with info.file.open("rb", buffering=0) as stream:
+            stream.seek(info.start)
+            yield stream
+    except OSError as exc:
+        raise ModelError(f"{info.file}: {name} cannot be read: {exc.strerror or exc}") from exc
+
+
+def _fill(stream: FileIO, out: np.ndarray, info: TensorInfo, name: str) -> None:
+    """Read exactly as many bytes as `out` has."""
+    view = out.reshape(-1).view(np.uint8).data
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise ModelError(f"{info.file}: {name} cannot be read: the file ends {len(view)} bytes too early")
+        view = view[count:]
+
+
+def _rows(stream: FileIO, info: TensorInfo, name: str, count: int) -> np.ndarray:
+    """The next `count` rows, floats as float32 and packed integers as they are."""
+    raw = np.empty((count, info.shape[1]), _RAW_DTYPES[info.dtype])
+    _fill(stream, raw, info, name)
+    if info.dtype not in ("BF16", "F16"):
+        return raw
+    wide = np.empty(raw.shape, np.float32)
+    _widen(raw, info.dtype, wide)
+    return wide
+
+
+def _widen(raw: np.ndarray, dtype: str, out: np.ndarray) -> None:
+    if dtype == "BF16":
+        widen_bfloat16(raw, out)
+    else:
+        out[...] = raw

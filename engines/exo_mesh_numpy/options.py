@@ -1,0 +1,31 @@
+"""The settings of this engine: `--engine-option mode=deterministic`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exo_mesh.errors import InputError
+
+MODES = ("fast", "deterministic")
+DTYPES = ("float32",)
+
+_KNOWN = {"mode": MODES, "dtype": DTYPES}
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyOptions:
+    """mode: "fast" is plain BLAS; "deterministic" gives a row the same bits in any company. dtype: of the weights."""
+
+    mode: str = "fast"
+    dtype: str = "float32"
+
+
+def parse_options(options: Mapping[str, str]) -> NumpyOptions:
+    """Raises InputError for an unknown option or value."""
+    for name, value in options.items():
+        if name not in _KNOWN:
+            raise InputError(f"the numpy engine has no option {name!r}; it has {', '.join(_KNOWN)}", param=name)
+        if value not in _KNOWN[name]:
+            raise InputError(f"{name}={value} is not known; it may be {' or '.join(_KNOWN[name])}", param=name)
+    return NumpyOptions(**options)

@@ -1,0 +1,38 @@
+"""What the node may ask about the NumPy engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
+
+
+class NumpyProvider:
+    name = "numpy"
+    kind: Literal["stage", "whole-model"] = "stage"
+
+    def availability(self) -> Availability:
+        # below every engine with a library of its own, above the one that makes text up
+        return Availability(True, "NumPy comes with exo-mesh", compute="cpu", preference=1)
+
+    def supports(self, architecture: str) -> bool:
+        from exo_mesh_numpy.model_config import FAMILIES
+
+        return architecture in FAMILIES
+
+    def version(self) -> str:
+        import numpy
+
+        return f"numpy {numpy.__version__}"
+
+    def create(self) -> StageEngine:
+        from exo_mesh_numpy.engine import NumpyStage
+
+        return NumpyStage()
+
+    def survey(self, model_dir: Path) -> ModelSurvey:
+        """See Surveyor; from config.json and the headers of the weights."""
+        from exo_mesh_numpy.survey import survey
+
+        return survey(model_dir)

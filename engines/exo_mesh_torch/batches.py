@@ -1,0 +1,118 @@
+"""Which sequences' KV lies together. Sequences that decode together are joined once and then stay so.
+
+Appending to a joined cache costs the same as to a single one. Taking it apart or joining copies KV, so it is done only
+when other sequences are asked for than those that lie together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from exo_mesh_torch.caches import CachePlan, StageCache
+
+
+@dataclass(slots=True)
+class Batch:
+    """Sequences whose KV is in one cache, row by row. lengths[i]: positions that row i holds; the longest is `length`.
+
+    Of a sequence that has been removed the row stays until the batch is taken apart.
+    """
+
+    sequences: list[int]
+    lengths: list[int]
+    cache: StageCache
+
+    @property
+    def length(self) -> int:
+        return max(self.lengths)
+
+    def num_bytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.cache.tensors())
+
+
+class Batches:
+    """The KV of all sequences of a stage."""
+
+    def __init__(self, plan: CachePlan) -> None:
+        self._plan = plan
+        self._of: dict[int, Batch] = {}
+
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._of
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._of))
+
+    def begin(self, sequence: int) -> None:
+        """An empty sequence, also in place of one that holds something."""
+        self.remove(sequence)
+        self._of[sequence] = Batch([sequence], [0], self._plan.new())
+
+    def put(self, sequence: int, length: int, cache: StageCache) -> None:
+        """A sequence of `length` positions with a cache of one row."""
+        self.remove(sequence)
+        self._of[sequence] = Batch([sequence], [length], cache)
+
+    def remove(self, sequence: int) -> None:
+        batch = self._of.pop(sequence, None)
+        # rows of sequences that are gone are dropped as soon as they are half of what is held
+        if batch is not None and len(batch.sequences) > 1:
+            left = [other for other in batch.sequences if self._of.get(other) is batch]
+            if 2 * len(left) <= len(batch.sequences):
+                self._take_apart(batch)
+
+    def length(self, sequence: int) -> int:
+        batch = self._of[sequence]
+        return batch.lengths[batch.sequences.index(sequence)]
+
+    def can_cut(self, sequence: int, length: int) -> bool:
+        """Can a sequence be cut back to `length` positions?"""
+        surplus = self.length(sequence) - length
+        return surplus == 0 or self._of[sequence].cache.can_cut(surplus)
+
+    def single(self, sequence: int) -> StageCache:
+        """The cache of a sequence that lies alone; taken apart from others if need be."""
+        batch = self._of[sequence]
+        if len(batch.sequences) > 1:
+            self._take_apart(batch)
+        return self._of[sequence].cache
+
+    def together(self, lengths: dict[int, int]) -> Batch:
+        """One batch of these sequences, each cut back to the length given. It may have them in another order."""
+        batch = self._of[next(iter(lengths))]
+        if set(batch.sequences) == set(lengths) and all(self._of[sequence] is batch for sequence in lengths):
+            surplus = {batch.lengths[i] - lengths[sequence] for i, sequence in enumerate(batch.sequences)}
+            if len(surplus) == 1:
+                self._cut(batch, surplus.pop())
+                return batch
+        parts = []
+        for sequence, length in lengths.items():
+            self.single(sequence)
+            self._cut(self._of[sequence], self._of[sequence].length - length)
+            parts.append(self._of[sequence])
+        return parts[0] if len(parts) == 1 else self._join(parts)
+
+    def num_bytes(self) -> int:
+        return sum(batch.num_bytes() for batch in {id(batch): batch for batch in list(self._of.values())}.values())
+
+    def _cut(self, batch: Batch, surplus: int) -> None:
+        if surplus:
+            batch.cache.cut(surplus)
+            batch.lengths = [length - surplus for length in batch.lengths]
+
+    def _take_apart(self, batch: Batch) -> None:
+        with torch.inference_mode():
+            for index, (sequence, length) in enumerate(zip(batch.sequences, batch.lengths, strict=True)):
+                if self._of.get(sequence) is batch:
+                    self._of[sequence] = Batch([sequence], [length], batch.cache.row(index, length))
+
+    def _join(self, parts: Sequence[Batch]) -> Batch:
+        with torch.inference_mode():
+            cache = parts[0].cache.join([part.cache for part in parts[1:]])
+        batch = Batch([part.sequences[0] for part in parts], [part.lengths[0] for part in parts], cache)
+        for sequence in batch.sequences:
+            self._of[sequence] = batch
+        return batch

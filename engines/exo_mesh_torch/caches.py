@@ -1,0 +1,134 @@
+"""The cache of all layers for the rows of one batch, made from a model's config as transformers makes its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    DYNAMIC_LAYER_TYPE_MAPPING,
+    Cache,
+    DynamicCache,
+    get_layer_types_and_kwargs,
+)
+
+from exo_mesh.engine.contract import KvKind
+from exo_mesh_torch.kv import HybridLayer, KvLayer, NoLayer, RecurrentLayer
+
+_KINDS: dict[str, KvKind] = {
+    "full_attention": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "window",
+    "hybrid": "full",
+    "hybrid_sliding": "window",
+    "conv": "recurrent",
+    "linear_attention": "recurrent",
+}
+_HYBRIDS = ("hybrid", "hybrid_sliding")
+
+
+class StageCache(DynamicCache):  # type: ignore[misc]
+    """One cache layer per layer of the whole model; only those of the stage's own layers ever hold anything."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        Cache.__init__(self, layers=layers)
+
+    def skip(self, layers: Sequence[int], num_tokens: int) -> None:
+        """After a forward: the layers that took no part follow."""
+        for index in layers:
+            self.layers[index].skip(num_tokens)
+
+    def can_cut(self, surplus: int) -> bool:
+        return all(layer.can_cut(surplus) for layer in self.layers)
+
+    def cut(self, surplus: int) -> None:
+        for layer in self.layers:
+            layer.cut(surplus)
+
+    def row(self, index: int, length: int) -> StageCache:
+        """A copy of one row of the batch, which holds `length` positions."""
+        return StageCache([layer.row(index, length) for layer in self.layers])
+
+    def join(self, others: Sequence[StageCache]) -> StageCache:
+        """A batch of this row and those of the others."""
+        rests = zip(*(other.layers for other in others), strict=True)
+        return StageCache([layer.join(rest) for layer, rest in zip(self.layers, rests, strict=True)])
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        for layer in list(self.layers):
+            yield from layer.tensors()
+
+
+class ForeignLayer:
+    """Mixed into transformers' own cache layers of a kind that is not ours: one row only, and no way back."""
+
+    def skip(self: Any, num_tokens: int) -> None:
+        """Counts by itself, from what it is given; the stages that have none of these layers do not ask it."""
+
+    def can_cut(self: Any, surplus: int) -> bool:
+        return False
+
+    def tensors(self: Any) -> Iterator[torch.Tensor]:
+        yield from (value for value in vars(self).values() if isinstance(value, torch.Tensor))
+
+
+class CachePlan:
+    """What the layers of a model keep, by its config.
+
+    kinds[i]: the kinds of layer i, none if it keeps nothing. batchable: may rows be joined? rollback: can every layer
+    be cut back to any length, in a context of up to `context_limit` positions?
+    """
+
+    def __init__(self, config: Any, context_limit: int) -> None:
+        types, self._settings = get_layer_types_and_kwargs(config.get_text_config(decoder=True))
+        self._limit = context_limit
+        self._types = list(types)
+        self.kinds = tuple(self._kinds_of(i) for i in range(len(self._types)))
+        self.batchable = not any(self._is_foreign(name) for name in self._types)
+
+    def new(self) -> StageCache:
+        return StageCache([self._layer(i) for i in range(len(self._types))])
+
+    def can_roll_back(self, layers: range) -> bool:
+        return all(kind == "full" for i in layers for kind in self.kinds[i]) and not any(
+            self._is_foreign(self._types[i]) for i in layers
+        )
+
+    def _is_foreign(self, name: str) -> bool:
+        return name not in _KINDS and name != "dummy"
+
+    def _kinds_of(self, index: int) -> tuple[KvKind, ...]:
+        name = self._types[index]
+        if name == "dummy":
+            return ()
+        if self._is_foreign(name):
+            return ("full",)
+        kind: KvKind = _KINDS[name]
+        if name == "chunked_attention" and self._window(index) is not None:
+            kind = "chunked"
+        elif kind == "window" and self._window(index) is None:
+            kind = "full"
+        return (kind, "recurrent") if name in _HYBRIDS else (kind,)
+
+    def _window(self, index: int) -> int | None:
+        """The window of a layer; None if no sequence gets long enough to notice it."""
+        window: int | None = self._settings[index].get("sliding_window")
+        return window if window is not None and window < self._limit else None
+
+    def _layer(self, index: int) -> Any:
+        name = self._types[index]
+        if name == "dummy":
+            return NoLayer()
+        if self._is_foreign(name):
+            return _foreign(DYNAMIC_LAYER_TYPE_MAPPING[name])(**self._settings[index])
+        if name in ("conv", "linear_attention"):
+            return RecurrentLayer(number_of_states=self._settings[index].get("number_of_states", 1))
+        window = self._settings[index].get("sliding_window")
+        if name in _HYBRIDS:
+            return HybridLayer(window, self._settings[index].get("number_of_states", 1))
+        return KvLayer(window)
+
+
+def _foreign(kind: type) -> type:
+    return type(kind.__name__, (ForeignLayer, kind), {})

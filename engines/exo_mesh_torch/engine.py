@@ -1,0 +1,272 @@
+"""The torch StageEngine: rows in, activations or logits out. Rows that decode together share a forward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from exo_mesh.domain.frame import HIDDEN, Fault, Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.engine.contract import (
+    UNKNOWN_STAGE,
+    Capabilities,
+    LoadProgress,
+    LoadRequest,
+    SavedSequence,
+    StageInput,
+    StageOutput,
+    TensorSpec,
+    row_defect,
+)
+from exo_mesh.errors import EngineError, MeshError, ModelError
+from exo_mesh_torch import saving, wire
+from exo_mesh_torch.batches import Batches
+from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
+from exo_mesh_torch.loading import StageLoader, num_bytes
+from exo_mesh_torch.model import StageModel, open_model
+
+WARM_UP_SEQUENCE = -1
+
+MAX_JOINED_TOKENS = 16
+"""Rows of at most so many tokens share a forward: decode steps with their drafts. A longer row fills the cores alone,
+and joining it would copy its KV."""
+
+
+class TorchStage:
+    """Runs a layer range of one of transformers' models on one device."""
+
+    capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
+
+    def __init__(self) -> None:
+        self._model: StageModel | None = None
+        self._batches: Batches | None = None
+        self._max_tokens: dict[int, int] = {}
+        self._weight_bytes = 0
+        self._joins = True
+        self._activation_dtype: torch.dtype | None = None
+        self._shapes: saving.Shapes = {}
+
+    def load(self, request: LoadRequest, progress: LoadProgress) -> None:
+        check_options(request.options)
+        set_threads(request.options)
+        device, shard = choose_device(request.options), request.shard
+        opened = open_model(
+            request.model_dir, request.context_limit, lambda own: choose_dtype(request.options, own, device)
+        )
+        if opened.trace.num_layers != shard.num_layers:
+            raise EngineError(f"{shard} does not fit: {request.model_dir} has {opened.trace.num_layers} layers")
+        opened.check_range(shard.start, shard.stop)
+        StageLoader(opened.checkpoint, opened.model, opened.trace, device).load(shard.start, shard.stop, progress)
+        self._model = StageModel(opened, device, shard.start, shard.stop)
+        self._weight_bytes = num_bytes(opened.model)
+        self._batches = Batches(opened.caches)
+        self._joins = wants_batching(request.options) and opened.batchable
+        if request.activation_dtype:
+            self._activation_dtype = wire.torch_dtype(request.activation_dtype)
+        self.capabilities = self._declare()
+        self._warm_up(shard, request.model_dir)
+
+    def insert(self, sequence: int, max_tokens: int) -> None:
+        _, batches = self._loaded()
+        if sequence not in batches:
+            batches.begin(sequence)
+            self._max_tokens[sequence] = max_tokens
+
+    def forward(self, stage_input: StageInput) -> StageOutput:
+        model, _ = self._loaded()
+        rows = stage_input.rows
+        if not rows:
+            return StageOutput(logits=np.zeros((0, model.vocab_size), np.float32) if model.is_last else None)
+        try:
+            with torch.inference_mode():
+                hidden = self._received(stage_input)
+                starts = np.cumsum([0, *(row.n for row in rows)]).tolist()
+                faults = self._bad_rows(rows, stage_input.token_ids, starts)
+                results: list[torch.Tensor | None] = [None] * len(rows)
+                for group in self._groups([i for i, row in enumerate(rows) if row.sequence not in faults], rows):
+                    self._compute(group, rows, starts, stage_input.token_ids, hidden, results)
+                return self._output(rows, results, tuple(faults.values()))
+        except MeshError:
+            raise
+        except Exception as exc:  # model code and torch raise anything
+            raise EngineError(f"torch failed in a forward of {len(rows)} rows: {exc}") from exc
+
+    def remove(self, sequence: int) -> None:
+        if self._batches is not None:
+            self._batches.remove(sequence)
+            self._max_tokens.pop(sequence, None)
+
+    def sequences(self) -> Sequence[int]:
+        return [] if self._batches is None else list(self._batches)
+
+    def memory_bytes(self) -> int:
+        return self._weight_bytes + (0 if self._batches is None else self._batches.num_bytes())
+
+    def close(self) -> None:
+        if self._model is not None:
+            self._model.close()
+        self._model = self._batches = None
+        self._max_tokens.clear()
+        self._weight_bytes = 0
+
+    def save(self, sequence: int) -> SavedSequence:
+        """See SequenceSaver."""
+        model, batches = self._loaded()
+        if sequence not in batches:
+            raise EngineError(f"sequence {sequence} is not known here")
+        with torch.inference_mode():
+            cache = batches.single(sequence)
+            return saving.save(cache, model.layers, batches.length(sequence))
+
+    def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
+        """See SequenceSaver."""
+        model, batches = self._loaded()
+        if saved.length > max_tokens:
+            raise EngineError(f"{saved.length} positions were saved, but there is room for {max_tokens} only")
+        with torch.inference_mode():
+            cache = saving.restore(model.new_cache(), model.layers, saved, self._shapes, model.device)
+        batches.put(sequence, saved.length, cache)
+        self._max_tokens[sequence] = max_tokens
+
+    def _loaded(self) -> tuple[StageModel, Batches]:
+        if self._model is None or self._batches is None:
+            raise EngineError("the stage is not loaded")
+        return self._model, self._batches
+
+    def _declare(self) -> Capabilities:
+        """What this stage can do, from its layers."""
+        model, _ = self._loaded()
+        name = wire.dtype_name(self._activation_dtype or model.dtype)
+        spec = (TensorSpec(HIDDEN, name, (math.prod(model.hidden_shape),)),)
+        return Capabilities(
+            ragged=True,
+            rollback="any" if model.can_roll_back else "none",
+            dtypes=wire.ACTIVATION_DTYPES,
+            kv=model.kv_kinds,
+            inputs=() if model.is_first else spec,
+            outputs=() if model.is_last else spec,
+        )
+
+    def _received(self, stage_input: StageInput) -> torch.Tensor | None:
+        """The hidden state of all rows, `[tokens, …]`. Raises EngineError if the frame is wrong."""
+        model, _ = self._loaded()
+        if model.is_first:
+            return None
+        tensor = stage_input.tensors.get(HIDDEN)
+        if tensor is None:
+            raise EngineError(f"the frame lacks tensor {HIDDEN!r}; it has {sorted(stage_input.tensors)}")
+        expected = (sum(row.n for row in stage_input.rows), math.prod(model.hidden_shape))
+        if tensor.shape != expected:
+            raise EngineError(f"tensor {HIDDEN!r} has shape {tensor.shape}, expected {expected}")
+        return wire.from_tensor(tensor, model.device).to(model.dtype).reshape(-1, *model.hidden_shape)
+
+    def _bad_rows(self, rows: Sequence[Row], token_ids: Sequence[int], starts: Sequence[int]) -> dict[int, Fault]:
+        """By sequence, the first thing that makes one of its rows impossible. Changes nothing."""
+        model, batches = self._loaded()
+        lengths = {row.sequence: batches.length(row.sequence) for row in rows if row.sequence in batches}
+        faults: dict[int, Fault] = {}
+        for i, row in enumerate(rows):
+            ids = token_ids[starts[i] : starts[i + 1]]
+            defect = row_defect(row, lengths.get(row.sequence), self._max_tokens.get(row.sequence, 0))
+            if not defect and not 0 <= min(ids) <= max(ids) < model.vocab_size:
+                defect = f"a token id is outside 0..{model.vocab_size - 1}"
+            if not defect and row.pos0 and not batches.can_cut(row.sequence, row.pos0):
+                held = lengths[row.sequence]
+                if row.pos0 < held and held == batches.length(row.sequence):
+                    defect = f"this KV cache cannot be cut back from {held} to {row.pos0} positions"
+            if defect:
+                faults.setdefault(row.sequence, Fault(row.sequence, UNKNOWN_STAGE, "bad_row", defect))
+            elif row.sequence in lengths:
+                lengths[row.sequence] = row.pos0 + row.n
+        return faults
+
+    def _groups(self, indices: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
+        """Rows that are computed together: of one length, each of another sequence, all begun or all not."""
+        if len({rows[i].sequence for i in indices}) < len(indices) or not self._joins:
+            return [[i] for i in indices]
+        groups: dict[tuple[int, bool, int], list[int]] = {}
+        for i in indices:
+            row = rows[i]
+            alone = i if row.n > MAX_JOINED_TOKENS else -1
+            groups.setdefault((row.n, row.pos0 > 0, alone), []).append(i)
+        return list(groups.values())
+
+    def _compute(
+        self,
+        group: Sequence[int],
+        rows: Sequence[Row],
+        starts: Sequence[int],
+        token_ids: Sequence[int],
+        hidden: torch.Tensor | None,
+        results: list[torch.Tensor | None],
+    ) -> None:
+        """Run the rows of one group; put what each gives, `[n or num_logits, …]`, into results."""
+        model, batches = self._loaded()
+        for i in group:
+            if rows[i].pos0 == 0 and batches.length(rows[i].sequence):
+                batches.begin(rows[i].sequence)
+        batch = batches.together({rows[i].sequence: rows[i].pos0 for i in group})
+        at = {rows[i].sequence: i for i in group}
+        order = [at[sequence] for sequence in batch.sequences]
+        ids = [token_ids[starts[i] : starts[i + 1]] for i in order]
+        given = None if hidden is None else _rows_of(hidden, [(starts[i], starts[i + 1]) for i in order])
+        result = model.run(ids, batch, given, max(rows[i].num_logits for i in order))
+        for i, values in zip(order, result, strict=True):
+            results[i] = values
+
+    def _output(
+        self, rows: Sequence[Row], results: Sequence[torch.Tensor | None], faults: tuple[Fault, ...]
+    ) -> StageOutput:
+        model, _ = self._loaded()
+        if model.is_last:
+            wanted = [
+                result[-row.num_logits :].float()
+                if result is not None
+                else torch.zeros(row.num_logits, model.vocab_size)
+                for row, result in zip(rows, results, strict=True)
+                if row.num_logits
+            ]
+            if not wanted:
+                return StageOutput(logits=np.zeros((0, model.vocab_size), np.float32), faults=faults)
+            logits = wanted[0] if len(wanted) == 1 else torch.cat([part.to(model.device) for part in wanted])
+            return StageOutput(logits=logits.cpu().numpy(), faults=faults)
+        width = math.prod(model.hidden_shape)
+        dtype = self._activation_dtype or model.dtype
+        parts = [
+            result.reshape(-1, width).to(dtype)
+            if result is not None
+            else torch.zeros((row.n, width), dtype=dtype, device=model.device)
+            for row, result in zip(rows, results, strict=True)
+        ]
+        return StageOutput(
+            tensors={HIDDEN: wire.to_tensor(parts[0] if len(parts) == 1 else torch.cat(parts))}, faults=faults
+        )
+
+    def _warm_up(self, shard: Shard, model_dir: Path) -> None:
+        """Two forwards over zeros: build kernels, show that the cut works, and learn what the caches look like."""
+        model, batches = self._loaded()
+        self.insert(WARM_UP_SEQUENCE, 3)
+        try:
+            for pos0, n in ((0, 2), (2, 1)):
+                tensors: Mapping[str, Tensor] = {}
+                if not model.is_first:
+                    zeros = torch.zeros((n, math.prod(model.hidden_shape)), dtype=model.dtype)
+                    tensors = {HIDDEN: wire.to_tensor(zeros)}
+                self.forward(StageInput((Row(WARM_UP_SEQUENCE, pos0, n, 1),), (0,) * n, tensors))
+        except EngineError as exc:
+            raise ModelError(f"{shard} of {model_dir} cannot run as a stage: {exc}") from exc
+        self._shapes = saving.shapes(batches.single(WARM_UP_SEQUENCE), model.layers)
+        self.remove(WARM_UP_SEQUENCE)
+
+
+def _rows_of(hidden: torch.Tensor, spans: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """`[tokens, …]` -> `[rows, n, …]` of the spans, which are equally long; without a copy if they lie in a row."""
+    (first, stop), n = spans[0], spans[0][1] - spans[0][0]
+    if all(span == (first + i * n, stop + i * n) for i, span in enumerate(spans)):
+        return hidden[first : first + n * len(spans)].unflatten(0, (len(spans), n))
+    return torch.stack([hidden[begin:end] for begin, end in spans])

@@ -1,0 +1,135 @@
+"""Run layers `[start, stop)` of a model by the model's own, unchanged forward pass ("ghost layers").
+
+The layer list, the config and the cache keep their full length, so every index and mask in the forward code stays
+right. Layers outside the range are ghosts: those before it return what they are given, the one behind it ends the pass.
+The first layer of the range gets the hidden state that has come from the stage before. Modules that belong before the
+layers and are not held here give zeros, which nobody looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from exo_mesh.errors import ModelError
+from exo_mesh_torch.caches import StageCache
+from exo_mesh_torch.trace import Trace, call_arguments, get_hidden, put_hidden
+
+
+class _StageEnd(Exception):
+    """Not an error: leaves the forward pass with the hidden state when the stage's part is done."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class GhostStage:
+    """A model with its layers' forwards replaced. Not re-entrant: one forward at a time."""
+
+    def __init__(self, model: Any, layers: nn.ModuleList, trace: Trace, start: int, stop: int) -> None:
+        """Changes `model` in place. Raises ModelError if start or stop is not a legal cut."""
+        for cut in (start, stop):
+            if 0 < cut < trace.num_layers and cut not in trace.legal_cuts:
+                raise ModelError(f"the model cannot be cut before layer {cut}: {trace.reason or 'shared values'}")
+        self._model = model
+        self._start, self._stop, self._num_layers = start, stop, trace.num_layers
+        self._streams = trace.streams
+        self._ghosts = [i for i in range(trace.num_layers) if not start <= i < stop]
+        self._received: torch.Tensor | None = None
+        self._num_logits = 0
+        self._takes_logits_to_keep = "logits_to_keep" in call_arguments(model, None, logits_to_keep=0)  # type: ignore[arg-type]
+        for index in self._ghosts:
+            layers[index].forward = self._ghost(index, trace.layers[index].returns)
+        if start:
+            layers[start].forward = self._first(layers[start].forward)
+            _silence(model, trace.first)
+        if stop == trace.num_layers:
+            layers[stop - 1].register_forward_hook(self._after_last)
+            head = model.get_output_embeddings()
+            if head is not None:
+                head.register_forward_pre_hook(self._before_head)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | None,
+        cache: StageCache,
+        hidden: torch.Tensor | None,
+        num_logits: int,
+    ) -> torch.Tensor:
+        """token_ids, positions `[rows, n]` int64; mask `[rows, past + n]` or None; hidden `[rows, n, …]`.
+
+        Answers the hidden state `[rows, n, …]`, or on the last stage logits `[rows, num_logits, vocab]`; with
+        num_logits 0 what the last layer returned. Appends n positions to `cache`.
+        """
+        self._received = hidden.movedim(2, 0) if hidden is not None and self._streams else hidden
+        self._num_logits = num_logits
+        keep: Mapping[str, int] = {"logits_to_keep": num_logits} if self._takes_logits_to_keep else {}
+        arguments = call_arguments(self._model, cache, position_ids=positions, attention_mask=mask, **keep)
+        if mask is None:
+            arguments.pop("attention_mask", None)
+        try:
+            result: torch.Tensor = self._model(input_ids=token_ids, **arguments).logits[:, -num_logits:]
+        except _StageEnd as end:
+            result = end.hidden.movedim(0, 2) if self._streams else end.hidden
+        finally:
+            self._received = None
+        cache.skip(self._ghosts, token_ids.shape[1])
+        return result
+
+    def close(self) -> None:
+        self._model = None
+
+    def _ghost(self, index: int, returns: int) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            hidden = get_hidden(args, kwargs)
+            if index >= self._stop:
+                raise _StageEnd(hidden)
+            return (hidden, *[None] * (returns - 1)) if returns else hidden
+
+        return forward
+
+    def _first(self, original: Any) -> Any:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            assert self._received is not None, "a stage behind the first is given a hidden state"
+            args, kwargs = put_hidden(args, kwargs, self._received)
+            return original(*args, **kwargs)
+
+        return forward
+
+    def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> None:
+        if not self._num_logits:
+            raise _StageEnd(output[0] if isinstance(output, tuple) else output)
+
+    def _before_head(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to multiply
+        them with a strided hidden state."""
+        hidden, *others = args
+        return (hidden[:, -self._num_logits :].contiguous(), *others)
+
+
+def _silence(model: nn.Module, names: frozenset[str]) -> None:
+    """Modules whose parameters are only used before the first layer give zeros, or what they are given."""
+    for path in {name.rpartition(".")[0] for name in names}:
+        module = model.get_submodule(path)
+        module.forward = _zeros(module)
+
+
+def _zeros(module: nn.Module) -> Any:
+    """A forward of an embedding that gives zeros; of any other module one that gives what it is given."""
+    weight: Any = getattr(module, "weight", None)
+
+    def embedding(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        ids = next((tensor for tensor in tensors if not tensor.is_floating_point()), tensors[0])
+        return torch.zeros((*ids.shape, weight.shape[-1]), dtype=weight.dtype, device=ids.device)
+
+    def other(given: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+        return given
+
+    return embedding if isinstance(module, nn.Embedding) else other

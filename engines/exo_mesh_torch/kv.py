@@ -1,0 +1,324 @@
+"""KV of a few sequences in one layer: transformers' cache layers, with room to grow and rows that can be taken apart.
+
+transformers asks a cache layer for its length and for the size of the mask, and gives it keys and values to append. Its
+own layers copy all of them with every token. These keep them in buffers with room at the end.
+
+Rows of different lengths are padded on the left, as in transformers' own batches: the last position of every row is at
+the same place, so appending needs no index per row. `length` counts padded positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    DummyLayer,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
+
+SLACK = 64
+"""Positions before its window that a windowed layer keeps, so that rejected drafts can be taken back."""
+
+ROOM = 64
+"""Least number of positions that a buffer grows by."""
+
+
+class KvLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys `[rows, heads, positions, width]` and values of one attention layer; of the last `window` positions if set.
+
+    A layer of another stage never gets any: it counts positions only, so that masks made from it are right.
+    """
+
+    is_croppable = False
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
+        self.is_sliding = window is not None
+        self.is_initialized = False
+        self.length = 0
+        self.kept = 0
+        self._fill = 0
+        self._buffers: list[torch.Tensor] = []
+
+    @property
+    def keys(self) -> torch.Tensor | None:
+        return self._last(0, self.kept) if self._buffers else None
+
+    @property
+    def values(self) -> torch.Tensor | None:
+        return self._last(1, self.kept) if self._buffers else None
+
+    @property
+    def reach(self) -> int:
+        """How many past positions the next token sees."""
+        return self.length if self.window is None else min(self.length, self.window - 1)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append n positions; answers the keys and values that these may attend to."""
+        num_tokens, visible = key_states.shape[-2], self.reach + key_states.shape[-2]
+        self._make_room(num_tokens, (key_states, value_states))
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer.narrow(2, self._fill, num_tokens).copy_(states)
+        self._fill += num_tokens
+        self.kept += num_tokens
+        self.length += num_tokens
+        return self._last(0, visible), self._last(1, visible)
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.reach + query_length, self.length - self.reach
+
+    def get_max_length(self) -> int:
+        return -1 if self.window is None else self.window
+
+    def skip(self, num_tokens: int) -> None:
+        """The positions of a forward that this layer took no part in."""
+        self.length += num_tokens
+
+    def can_cut(self, surplus: int) -> bool:
+        """Is enough left for the next token to see after dropping the last `surplus` positions?"""
+        if not self._buffers:
+            return surplus <= self.length
+        after = self.length - surplus
+        needed = after if self.window is None else min(after, self.window - 1)
+        return self.kept - surplus >= needed
+
+    def cut(self, surplus: int) -> None:
+        self.length -= surplus
+        if self._buffers:
+            self.kept -= surplus
+            self._fill -= surplus
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The buffers, as they take memory."""
+        yield from self._buffers
+
+    def row(self, index: int, length: int) -> KvLayer:
+        """A copy of one row, which holds `length` positions, without its padding."""
+        copy = self.fresh()
+        copy.length = length
+        if self._buffers:
+            kept = min(self.kept, length)
+            copy._set([self._last(i, kept)[index : index + 1] for i in range(2)])
+        return copy
+
+    def join(self, others: Sequence[KvLayer]) -> KvLayer:
+        """One layer with this one's row and those of the others. All hold one row."""
+        parts = [self, *others]
+        joined = self.fresh()
+        joined.length = max(part.length for part in parts)
+        if self._buffers:
+            kept = min([joined.length, *(part.kept for part in parts if part.kept < part.length)])
+            joined._set(
+                [_right_aligned([part._last(i, min(kept, part.kept)) for part in parts], kept) for i in range(2)]
+            )
+        return joined
+
+    def fresh(self) -> KvLayer:
+        """An empty layer of the same kind."""
+        return type(self)(self.window)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a save of its one row must hold."""
+        return {} if not self._buffers else {"keys": self._last(0, self.kept)[0], "values": self._last(1, self.kept)[0]}
+
+    def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
+        """Take what `state` gave, `[heads, positions, width]` each."""
+        self.length = length
+        if state:
+            self._set([state["keys"][None], state["values"][None]])
+
+    def _set(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.kept = self._fill = tensors[0].shape[2]
+        self._buffers = [_with_room(tensor, self.kept, self.kept + ROOM) for tensor in tensors]
+        self.is_initialized = True
+
+    def _last(self, which: int, count: int) -> torch.Tensor:
+        return self._buffers[which].narrow(2, self._fill - count, count)
+
+    def _make_room(self, num_tokens: int, like: tuple[torch.Tensor, torch.Tensor]) -> None:
+        if not self._buffers:
+            self.is_initialized = True
+            self._buffers = [_empty_like(states, num_tokens + ROOM) for states in like]
+        elif self._fill + num_tokens > self._buffers[0].shape[2]:
+            keep = self.kept if self.window is None else min(self.kept, self.window - 1 + SLACK)
+            capacity = keep + num_tokens + max(ROOM, keep // 4)
+            self._buffers = [_with_room(self._last(i, keep), keep, capacity) for i in range(2)]
+            self._fill = self.kept = keep
+
+
+class RecurrentLayer(LinearAttentionLayer):  # type: ignore[misc]
+    """The states of one recurrent layer, of the same size at any length. Cannot be cut back."""
+
+    def skip(self, num_tokens: int) -> None:
+        self.has_previous_state: dict[int, bool] = dict.fromkeys(range(self.number_of_states), True)
+
+    def can_cut(self, surplus: int) -> bool:
+        return not any(True for _ in self.recurrent_tensors())
+
+    def cut(self, surplus: int) -> None:
+        """Nothing to drop: only a layer without states says that it can be cut."""
+
+    def recurrent_tensors(self) -> Iterator[torch.Tensor]:
+        for states in (self.conv_states, self.recurrent_states):
+            yield from (tensor for tensor in states.values() if tensor is not None)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from self.recurrent_tensors()
+
+    def row(self, index: int, length: int) -> RecurrentLayer:
+        copy = self.fresh()
+        copy._take({name: tensor[index : index + 1].clone() for name, tensor in self._named().items()}, self)
+        return copy
+
+    def join(self, others: Sequence[RecurrentLayer]) -> RecurrentLayer:
+        joined = self.fresh()
+        named = [part._named() for part in (self, *others)]
+        joined._take({name: torch.cat([part[name] for part in named]) for name in named[0]}, self)
+        return joined
+
+    def fresh(self) -> RecurrentLayer:
+        return type(self)(number_of_states=self.number_of_states)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: tensor[0] for name, tensor in self._named().items()}
+
+    def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
+        # the kernel's length says where transformers goes on from; a whole state always has it
+        sizes = {int(name[4:]): tensor.shape[-1] for name, tensor in state.items() if name.startswith("conv")}
+        self.conv_kernel_size: dict[int, int | None] = {**dict.fromkeys(range(self.number_of_states)), **sizes}
+        self._fill_in({name: tensor[None].clone() for name, tensor in state.items()})
+        self.has_previous_state = dict.fromkeys(range(self.number_of_states), length > 0)
+
+    def _named(self) -> dict[str, torch.Tensor]:
+        kinds = {"conv": self.conv_states, "state": self.recurrent_states}
+        return {f"{kind}{i}": t for kind, states in kinds.items() for i, t in states.items() if t is not None}
+
+    def _take(self, tensors: dict[str, torch.Tensor], like: RecurrentLayer) -> None:
+        self._fill_in(tensors)
+        self.conv_kernel_size = dict(like.conv_kernel_size)
+        self.has_previous_state = dict(like.has_previous_state)
+
+    def _fill_in(self, tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self.device, self.dtype = tensor.device, tensor.dtype
+            if name.startswith("conv"):
+                self.conv_states[int(name[4:])] = tensor
+                self.is_conv_states_initialized[int(name[4:])] = True
+            else:
+                self.recurrent_states[int(name[5:])] = tensor
+                self.is_recurrent_states_initialized[int(name[5:])] = True
+
+
+class HybridLayer(RecurrentLayer, KvLayer, LinearAttentionAndFullAttentionLayer):  # type: ignore[misc]
+    """A layer with both. Each part does its own; transformers tells them apart by how it calls."""
+
+    is_compileable = False
+
+    def __init__(self, window: int | None = None, number_of_states: int = 1) -> None:
+        KvLayer.__init__(self, window)
+        LinearAttentionLayer.__init__(self, number_of_states=number_of_states)
+
+    def skip(self, num_tokens: int) -> None:
+        RecurrentLayer.skip(self, num_tokens)
+        KvLayer.skip(self, num_tokens)
+
+    def can_cut(self, surplus: int) -> bool:
+        return RecurrentLayer.can_cut(self, surplus) and KvLayer.can_cut(self, surplus)
+
+    def cut(self, surplus: int) -> None:
+        KvLayer.cut(self, surplus)
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._buffers
+        yield from self.recurrent_tensors()
+
+    def row(self, index: int, length: int) -> HybridLayer:
+        copy: Any = KvLayer.row(self, index, length)
+        copy._take({name: tensor[index : index + 1].clone() for name, tensor in self._named().items()}, self)
+        hybrid: HybridLayer = copy
+        return hybrid
+
+    def join(self, others: Sequence[Any]) -> HybridLayer:
+        joined: Any = KvLayer.join(self, others)
+        named = [part._named() for part in (self, *others)]
+        joined._take({name: torch.cat([part[name] for part in named]) for name in named[0]}, self)
+        hybrid: HybridLayer = joined
+        return hybrid
+
+    def fresh(self) -> HybridLayer:
+        return HybridLayer(self.window, self.number_of_states)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**KvLayer.state(self), **RecurrentLayer.state(self)}
+
+    def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
+        attention = {name: tensor for name, tensor in state.items() if name in ("keys", "values")}
+        KvLayer.set_state(self, length, attention)
+        RecurrentLayer.set_state(self, length, {name: t for name, t in state.items() if name not in attention})
+
+
+class NoLayer(DummyLayer):  # type: ignore[misc]
+    """A layer that keeps nothing."""
+
+    def skip(self, num_tokens: int) -> None:
+        """Nothing to count."""
+
+    def can_cut(self, surplus: int) -> bool:
+        return True
+
+    def cut(self, surplus: int) -> None:
+        """Nothing to drop."""
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from ()
+
+    def row(self, index: int, length: int) -> NoLayer:
+        return NoLayer()
+
+    def join(self, others: Sequence[NoLayer]) -> NoLayer:
+        return NoLayer()
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {}
+
+    def set_state(self, length: int, state: dict[str, torch.Tensor]) -> None:
+        """Nothing to take."""
+
+
+def is_recurrent(layer: Any) -> bool:
+    """Does it keep a state of constant size?"""
+    return isinstance(layer, LinearAttentionCacheLayerMixin)
+
+
+def _empty_like(states: torch.Tensor, capacity: int) -> torch.Tensor:
+    rows, heads, _, width = states.shape
+    return torch.empty((rows, heads, capacity, width), dtype=states.dtype, device=states.device)
+
+
+def _with_room(states: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
+    """A buffer that begins with `states`."""
+    buffer = _empty_like(states, capacity)
+    buffer.narrow(2, 0, length).copy_(states)
+    return buffer
+
+
+def _right_aligned(parts: Sequence[torch.Tensor], length: int) -> torch.Tensor:
+    """Rows of different lengths as one tensor, with zeros before the shorter ones.
+
+    Zeros and not just anything: masked positions still are multiplied, and 0 * NaN is NaN.
+    """
+    first = parts[0]
+    joined = first.new_zeros((len(parts), first.shape[1], length, first.shape[3]))
+    for index, part in enumerate(parts):
+        joined[index, :, length - part.shape[2] :] = part[0]
+    return joined

@@ -1,0 +1,185 @@
+"""Fill a skeleton with the parameters of one stage, layer by layer, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from exo_mesh.engine.contract import LoadProgress
+from exo_mesh.errors import ModelError
+from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
+from exo_mesh_torch.names import NameMap, Recipe, refuse_surplus
+from exo_mesh_torch.skeleton import Checkpoint
+from exo_mesh_torch.sources import materialise
+from exo_mesh_torch.trace import Trace
+
+
+class StageLoader:
+    """Loads a stage's share of a checkpoint into a skeleton in place."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Any, trace: Trace, device: torch.device) -> None:
+        """Checks all names and shapes. Raises ModelError naming file and tensor for one that does not fit."""
+        self._checkpoint, self._model, self._trace, self._device = checkpoint, model, trace, device
+        self._names = NameMap(checkpoint, model)
+        self._aliases = _aliases(model)
+        self._loaded: set[str] = set()
+        tied = any(len(names) > 1 for names in self._aliases.values())
+        refuse_surplus(self._names, trace.num_layers, tied, list(model._keys_to_ignore_on_load_unexpected or ()))
+
+    def wanted(self, start: int, stop: int) -> list[set[str]]:
+        """Names of parameters and saved buffers by step: what is beside the layers, then each layer of the stage."""
+        trace, state = self._trace, self._model.state_dict()
+        beside = set(trace.everywhere)
+        beside |= trace.first if start == 0 else set()
+        beside |= trace.last if stop == trace.num_layers else set()
+        layers = f"{trace.prefix}."
+        buffers = {name for name, _ in self._model.named_buffers() if name in state and not name.startswith(layers)}
+        steps = [{name for name in state if name.startswith(f"{layers}{i}.")} for i in range(start, stop)]
+        return [beside | buffers, *steps]
+
+    def load(self, start: int, stop: int, progress: LoadProgress) -> None:
+        """Reads the weights; progress is in bytes of the layers as they will be held. Raises ModelError."""
+        beside, *layers = self.wanted(start, stop)
+        state = self._model.state_dict()
+        sizes = [sum(state[name].nbytes for name in layer) for layer in layers]
+        total, done = sum(sizes), 0
+        progress(0, total)
+        for names, size in zip(layers, sizes, strict=True):
+            self._load(names)
+            done += size
+            progress(done, total)
+        self._load(beside)
+        self._rebuild_buffers(self._stage_modules(start, stop))
+
+    def _load(self, names: set[str]) -> None:
+        """All of `names`, under whichever of its names a shared parameter is saved."""
+        for name in sorted(names):
+            if name not in self._loaded:
+                self._load_recipe(self._recipe_for(name))
+        missing = sorted(names - self._loaded)
+        if missing:
+            raise ModelError(f"{self._where()} has no tensor for {missing[0]}")
+
+    def _recipe_for(self, name: str) -> Recipe:
+        for alias in self._aliases.get(name, (name,)):
+            if alias in self._names.recipes:
+                return self._names.recipes[alias]
+        # one of several that a converter makes at once: its recipe is under the first
+        return next((r for r in self._names.recipes.values() if _makes(r, name)), Recipe(name))
+
+    def _load_recipe(self, recipe: Recipe) -> None:
+        if not recipe.sources:
+            raise ModelError(f"{self._where()} has no tensor for {recipe.target}")
+        if recipe.converter is None:
+            source = recipe.sources[-1][0]
+            self._check_shape(recipe.target, source.shape, source.name)
+            self._set(recipe.target, materialise(source, self._dtype(recipe.target), self._device))
+        else:
+            for target, tensor in self._convert(recipe).items():
+                self._check_shape(target, tuple(tensor.shape), recipe.sources[0][0].name)
+                self._set(target, tensor)
+
+    def _convert(self, recipe: Recipe) -> dict[str, torch.Tensor]:
+        """Let transformers' own rule make parameters of several tensors."""
+        rule, dtype = deepcopy(recipe.converter), self._dtype(recipe.target)
+        assert rule is not None, "called for recipes with a converter"
+        for source, pattern in recipe.sources:
+            read = partial(materialise, source, dtype, self._device)
+            rule.add_tensor(recipe.target, source.name, pattern or "", read)
+        try:
+            made = rule.convert(recipe.target, model=self._model, config=self._model.config)
+        except ModelError:
+            raise
+        except Exception as exc:  # stacking or splitting tensors that do not fit
+            raise ModelError(f"{self._where()}: {recipe.sources[0][0].name} cannot be converted: {exc}") from exc
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+    def _dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = _get(self._model, name).dtype
+        return dtype
+
+    def _check_shape(self, target: str, shape: tuple[int, ...], source: str) -> None:
+        expected = tuple(_get(self._model, target).shape)
+        if shape != expected:
+            info = self._checkpoint.table.get(source)
+            file = info.file if info is not None else self._where()
+            raise ModelError(
+                f"{file}: {source} has shape {list(shape)}, the model that config.json describes {list(expected)}"
+            )
+
+    def _set(self, target: str, tensor: torch.Tensor) -> None:
+        """Put a tensor in place, under every name of a shared parameter."""
+        old = _get(self._model, target)
+        tensor = tensor.to(old.dtype)
+        value = nn.Parameter(tensor, requires_grad=False) if isinstance(old, nn.Parameter) else tensor
+        value._is_hf_initialized = True
+        for alias in self._aliases.get(target, (target,)):
+            _put(self._model, alias, value)
+            self._loaded.add(alias)
+
+    def _stage_modules(self, start: int, stop: int) -> Iterable[nn.Module]:
+        """All modules but those of other stages' layers."""
+        layers = f"{self._trace.prefix}."
+        mine = tuple(f"{layers}{i}" for i in range(start, stop))
+        for name, module in self._model.named_modules():
+            if not name.startswith(layers) or name in mine or name.startswith(tuple(f"{n}." for n in mine)):
+                yield module
+
+    def _rebuild_buffers(self, modules: Iterable[nn.Module]) -> None:
+        """Buffers that are in no file (inverse frequencies, say) are computed anew, as after any load by transformers.
+
+        It initialises whatever is not marked as loaded; on the meta device that changes nothing.
+        """
+        for module in modules:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[name] = torch.zeros_like(buffer, device=self._device)
+        for module in self._model.modules():
+            module._is_hf_initialized = False
+        self._model.initialize_weights()
+
+    def _where(self) -> str:
+        index = self._checkpoint.model_dir / INDEX_FILE
+        return str(index if index.is_file() else self._checkpoint.model_dir / SINGLE_FILE)
+
+
+def num_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters and buffers that are not on the meta device, shared ones once."""
+    held = {id(t): t for t in (*model.parameters(), *model.buffers()) if not t.is_meta}
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+
+
+def _makes(recipe: Recipe, name: str) -> bool:
+    """Does a recipe make `name` besides its first target?"""
+    rule = recipe.converter
+    if rule is None or len(rule.target_patterns) < 2:
+        return False
+    first, *others = rule.target_patterns
+    return any(recipe.target.replace(first, other) == name for other in others)
+
+
+def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """All names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {name: tuple(group) for group in names.values() if len(group) > 1 for name in group}
+
+
+def _get(model: nn.Module, name: str) -> Any:
+    path, _, leaf = name.rpartition(".")
+    return getattr(model.get_submodule(path), leaf)
+
+
+def _put(model: nn.Module, name: str, value: Any) -> None:
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    if leaf in module._buffers:
+        module._buffers[leaf] = value
+    else:
+        setattr(module, leaf, value)

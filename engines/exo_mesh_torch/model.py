@@ -1,0 +1,145 @@
+"""A model opened for cutting, and the part of it that a stage runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exo_mesh.engine.contract import KvKind
+from exo_mesh.errors import ModelError
+from exo_mesh.weights.safetensors import TensorTable
+from exo_mesh_torch.batches import Batch
+from exo_mesh_torch.caches import CachePlan, StageCache
+from exo_mesh_torch.ghost import GhostStage
+from exo_mesh_torch.skeleton import Checkpoint, build_skeleton, num_layers, open_checkpoint, read_config
+from exo_mesh_torch.trace import Trace, find_layers, trace_model
+
+_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+_LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Rotary embeddings whose frequencies follow from the longest row of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A checkpoint with its model on the meta device, and how that uses its layers."""
+
+    checkpoint: Checkpoint
+    config: Any
+    model: Any
+    trace: Trace
+    caches: CachePlan
+
+    @property
+    def batchable(self) -> bool:
+        """May rows of different lengths share a forward, padded on the left?"""
+        recurrent_only = all("recurrent" in kinds or not kinds for kinds in self.caches.kinds)
+        takes_positions = "position_ids" in signature(self.model.forward).parameters
+        return self.caches.batchable and not _ropes(self.config) and (takes_positions or recurrent_only)
+
+    def check_range(self, start: int, stop: int) -> None:
+        """Raises ModelError if start or stop is no legal cut."""
+        for cut in (start, stop):
+            if 0 < cut < self.trace.num_layers and cut not in self.trace.legal_cuts:
+                reason = self.trace.reason or "later layers use keys and values of earlier ones"
+                raise ModelError(f"{self.checkpoint.model_dir} cannot be cut before layer {cut}: {reason}")
+
+
+def open_model(model_dir: Path, context_limit: int, choose: Callable[[str], torch.dtype]) -> OpenModel:
+    """Read config and headers, build the model without weights and trace it. choose: from the checkpoint's dtype.
+
+    Raises ModelError naming file and key or tensor.
+    """
+    checkpoint = open_checkpoint(model_dir)
+    config = read_config(checkpoint)
+    model = build_skeleton(checkpoint, config, choose(stored_dtype(checkpoint)))
+    caches = CachePlan(config, context_limit)
+    return OpenModel(checkpoint, config, model, trace_model(model, num_layers(config), caches), caches)
+
+
+def stored_dtype(checkpoint: Checkpoint) -> str:
+    """The dtype of most floating-point elements; of quantised weights, of their scales."""
+    counts = _count_floats(checkpoint.table)
+    if not counts:
+        return "bfloat16"
+    return counts.most_common(1)[0][0]
+
+
+def _count_floats(table: TensorTable) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for info in table.values():
+        if info.dtype in _FLOATS:
+            counts[_FLOATS[info.dtype]] += info.num_bytes // (4 if info.dtype == "F32" else 2)
+    return counts
+
+
+def _ropes(config: Any) -> bool:
+    """Does some layer have frequencies that follow from the longest row?"""
+    rope = getattr(config, "rope_parameters", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    return any(part.get("rope_type") in _LENGTH_DEPENDENT_ROPE for part in parts)
+
+
+class StageModel:
+    """The layers `[start, stop)` of an opened model whose weights are loaded."""
+
+    def __init__(self, opened: OpenModel, device: torch.device, start: int, stop: int) -> None:
+        _, layers = find_layers(opened.model, opened.trace.num_layers)
+        self._opened = opened
+        self._stage = GhostStage(opened.model, layers, opened.trace, start, stop)
+        self.device = device
+        self.layers = range(start, stop)
+        self.hidden_shape = opened.trace.hidden_shape
+        self.dtype: torch.dtype = opened.model.dtype
+        self.vocab_size = int(opened.config.vocab_size)
+        self._has_attention = any(kind != "recurrent" for kinds in opened.caches.kinds for kind in kinds)
+
+    @property
+    def is_first(self) -> bool:
+        return self.layers.start == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.layers.stop == self._opened.trace.num_layers
+
+    @property
+    def can_roll_back(self) -> bool:
+        return self._opened.caches.can_roll_back(self.layers)
+
+    @property
+    def kv_kinds(self) -> tuple[KvKind, ...]:
+        return tuple(dict.fromkeys(kind for i in self.layers for kind in self._opened.caches.kinds[i]))
+
+    def new_cache(self) -> StageCache:
+        return self._opened.caches.new()
+
+    def run(
+        self, ids: Sequence[Sequence[int]], batch: Batch, hidden: torch.Tensor | None, num_logits: int
+    ) -> torch.Tensor:
+        """Append one row of ids per row of the batch, all of the same length; see GhostStage.forward."""
+        tokens = torch.tensor(ids, dtype=torch.long, device=self.device)
+        num_tokens = tokens.shape[1]
+        lengths = torch.tensor(batch.lengths, dtype=torch.long, device=self.device)[:, None]
+        positions = lengths + torch.arange(num_tokens, device=self.device)
+        result = self._stage.forward(
+            tokens, positions, self._mask(batch, num_tokens), batch.cache, hidden, num_logits if self.is_last else 0
+        )
+        batch.lengths = [length + num_tokens for length in batch.lengths]
+        return result
+
+    def close(self) -> None:
+        self._stage.close()
+
+    def _mask(self, batch: Batch, num_tokens: int) -> torch.Tensor | None:
+        """`[rows, past + n]`, 0 at the padding before shorter rows; None if there is none."""
+        if min(batch.lengths) == batch.length or not self._has_attention:
+            return None
+        width = batch.length + num_tokens
+        pads = torch.tensor([batch.length - length for length in batch.lengths], device=self.device)[:, None]
+        return (torch.arange(width, device=self.device) >= pads).long()

@@ -1,0 +1,144 @@
+"""What the node may ask about the torch engine; answered from files and package metadata, without importing torch."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
+
+_REMEDY = 'pip install "exo-mesh[torch]"'
+
+_PREFERENCE: dict[Compute, int] = {"cuda": 60, "rocm": 60, "xpu": 60, "metal": 20, "cpu": 30}
+"""Between the MLX engine's on Apple silicon (100) and on a Linux CPU (10), where torch is the fast one."""
+
+_NODES: dict[Compute, tuple[str, ...]] = {
+    "cuda": ("nvidia0", "dxg", "nvhost-gpu"),
+    "rocm": ("kfd",),
+    "xpu": ("dri",),
+}
+"""Device files below /dev without which a GPU cannot be used: of a card, of WSL, of a Jetson."""
+
+_OWN_CACHE = frozenset({"minimax", "reformer", "rwkv", "xlm", "xlnet", "xlstm"})
+_NO_DECODER = frozenset(
+    {
+        "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "camembert",
+        "data2vec-text", "electra", "ernie", "marian", "mbart", "megatron-bert", "mllama", "moshi", "musicgen",
+        "musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "rembert", "roberta", "roberta-prelayernorm",
+        "roc_bert", "roformer", "trocr", "whisper", "xlm-roberta", "xlm-roberta-xl", "xmod",
+    }
+)  # fmt: skip
+"""In transformers' list of causal language models, but halves of other models, or with caches unlike all others."""
+
+
+class TorchProvider:
+    name = "torch"
+    kind: Literal["stage", "whole-model"] = "stage"
+
+    def availability(self) -> Availability:
+        missing = [package for package in ("torch", "transformers") if util.find_spec(package) is None]
+        if missing:
+            return Availability(False, f"{' and '.join(missing)} not installed", _REMEDY)
+        if int((_version("transformers") or "0").split(".")[0]) < 5:
+            return Availability(False, f"transformers {_version('transformers')} is older than 5", _REMEDY)
+        compute, reason = find_compute(_version("torch"), _library_names(), _device_names())
+        return Availability(True, reason, compute=compute, preference=_PREFERENCE[compute])
+
+    def supports(self, architecture: str) -> bool:
+        """transformers has a causal language model for this `model_type`."""
+        return architecture in _causal_models() and architecture not in _OWN_CACHE | _NO_DECODER
+
+    def version(self) -> str:
+        torch, transformers = _version("torch"), _version("transformers")
+        return f"torch {torch}, transformers {transformers}" if torch and transformers else ""
+
+    def create(self) -> StageEngine:
+        from exo_mesh_torch.engine import TorchStage
+
+        return TorchStage()
+
+    def survey(self, model_dir: Path) -> ModelSurvey:
+        """See Surveyor; from a run on the meta device that reads headers only."""
+        from exo_mesh_torch.survey import survey
+
+        return survey(model_dir)
+
+    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
+        """See CutTracer."""
+        from exo_mesh.errors import ModelError
+
+        found = self.survey(model_dir)
+        if not found.legal_cuts:
+            raise ModelError(f"{model_dir} runs in one piece only: {found.reason}")
+        return found.legal_cuts
+
+
+def find_compute(version: str, libraries: Iterable[str], devices: Iterable[str]) -> tuple[Compute, str]:
+    """What torch would compute on, and why: a GPU if the wheel was built for it and its device file is there."""
+    built, present = _wheel(version, frozenset(libraries)), frozenset(devices)
+    if built == "cpu":
+        return "cpu", f"torch {version} is built for CPUs"
+    if built == "metal":
+        return "metal", "Apple silicon"
+    found = next((name for name in _NODES[built] if name in present), None)
+    if found is None:
+        expected = " or ".join(f"/dev/{name}" for name in _NODES[built])
+        return "cpu", f"torch {version} is built for {built}, but there is no {expected}"
+    return built, f"torch {version}, /dev/{found}"
+
+
+def _wheel(version: str, libraries: frozenset[str]) -> Compute:
+    """By the version's local part, which wheels from PyPI lack; then by the libraries in the wheel."""
+    tag = version.partition("+")[2]
+    tests: list[tuple[Compute, Callable[[str], bool], str]] = [
+        ("cuda", lambda tag: tag.startswith("cu"), "torch_cuda"),
+        ("rocm", lambda tag: tag.startswith("rocm"), "torch_hip"),
+        ("xpu", lambda tag: tag.startswith("xpu"), "torch_xpu"),
+    ]
+    for compute, tagged, library in tests:
+        if tagged(tag) or (not tag and any(library in name for name in libraries)):
+            return compute
+    return "metal" if sys.platform == "darwin" and platform.machine() == "arm64" else "cpu"
+
+
+def _library_names() -> list[str]:
+    root = _package_dir("torch")
+    return [file.name for file in (root / "lib").iterdir()] if root and (root / "lib").is_dir() else []
+
+
+def _device_names() -> list[str]:
+    try:
+        return [file.name for file in Path("/dev").iterdir()]
+    except OSError:
+        return []
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _package_dir(package: str) -> Path | None:
+    spec = util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+@cache
+def _causal_models() -> frozenset[str]:
+    """transformers' list of causal language models, read from its source because importing it takes seconds."""
+    root = _package_dir("transformers")
+    file = root / "models" / "auto" / "modeling_auto.py" if root else None
+    if file is None or not file.is_file():
+        return frozenset()
+    table = re.search(
+        r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\(\n(.*?)^\)", file.read_text(encoding="utf-8"), re.M | re.S
+    )
+    return frozenset(re.findall(r'\(\s*"([\w\-]+)",\s*"\w+"', table[1])) if table else frozenset()

@@ -1,0 +1,128 @@
+"""Weights in MLX's quantised formats, as plain tensors again: the very bits of `mx.dequantize`.
+
+Each row of uint32 words is one little-endian stream of codes. affine: `scale * code + bias` per group, in the scales'
+dtype. mxfp4, nvfp4: codes are 4-bit floats (E2M1); mxfp8: 8-bit floats (E4M3). Their scales are bytes: a power of two
+(mx…), or E4M3 (nv…).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exo_mesh.errors import ModelError
+
+AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+_FLOAT_MODES = {"mxfp4": (4, 32), "mxfp8": (8, 32), "nvfp4": (4, 16)}
+"""(bits, group size); these are fixed."""
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_SETTINGS = ("group_size", "bits", "mode")
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How one tensor is quantised."""
+
+    mode: str
+    bits: int
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What config.json says: the packing of all modules but those with an entry of their own, under MLX's names."""
+
+    default: Packing
+    modules: Mapping[str, Packing]
+
+    def of(self, module: str) -> Packing:
+        return self.modules.get(module, self.default)
+
+
+def read_quantisation(file: Path, config: Mapping[str, Any]) -> Quantisation | None:
+    """None for a checkpoint of plain weights. Raises ModelError naming the file and the key that is not understood."""
+    key = "quantization" if config.get("quantization") else "quantization_config"
+    settings = config.get(key) or (config.get("text_config") or {}).get(key)
+    if not settings:
+        return None
+    if not isinstance(settings, dict):
+        raise ModelError(f"{file}: {key} is not an object")
+    if "bits" not in settings or "quant_method" in settings:
+        method = settings.get("quant_method")
+        raise ModelError(
+            f"{file}: {key}.quant_method {method!r} is not supported; MLX's formats are, and plain weights"
+        )
+    default = _packing(file, key, settings)
+    own = {name: value for name, value in settings.items() if isinstance(value, dict)}
+    return Quantisation(default, {name: _packing(file, f"{key}.{name}", value) for name, value in own.items()})
+
+
+def _packing(file: Path, key: str, settings: Mapping[str, Any]) -> Packing:
+    mode = settings.get("mode", "affine")
+    bits, group_size = settings.get("bits"), settings.get("group_size")
+    if mode in _FLOAT_MODES:
+        fixed = _FLOAT_MODES[mode]
+        if (bits or fixed[0], group_size or fixed[1]) != fixed:
+            raise ModelError(f"{file}: {key} says {bits} bits in groups of {group_size}; {mode} has {fixed}")
+        return Packing(mode, *fixed)
+    if mode != "affine":
+        known = ", ".join(["affine", *_FLOAT_MODES])
+        raise ModelError(f"{file}: {key}.mode {mode!r} is not supported; known: {known}")
+    if bits not in AFFINE_BITS or not isinstance(group_size, int) or group_size < 8:
+        raise ModelError(f"{file}: {key} has {bits!r} bits in groups of {group_size!r}; known bits: {AFFINE_BITS}")
+    return Packing(mode, bits, group_size)
+
+
+def dequantise(
+    words: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor | None, packing: Packing
+) -> torch.Tensor:
+    """words uint8 `[rows, 4 * words]`, scales and biases `[rows, groups]` -> `[rows, groups * group_size]`.
+
+    In the scales' dtype if affine, else bfloat16, as MLX has it.
+    """
+    codes = unpack(words, packing.bits).reshape(*scales.shape, packing.group_size)
+    if packing.mode == "affine":
+        assert biases is not None, "affine weights have biases"
+        values = codes.to(scales.dtype) * scales.unsqueeze(-1) + biases.unsqueeze(-1)
+    else:
+        table = torch.tensor(_E2M1) if packing.bits == 4 else None
+        numbers = table[codes.long()] if table is not None else codes.view(torch.float8_e4m3fn).float()
+        values = (numbers * _float_scales(scales, packing.mode).unsqueeze(-1)).to(torch.bfloat16)
+    return values.reshape(*scales.shape[:-1], -1)
+
+
+def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """uint8 `[…, bytes]` -> uint8 codes `[…, bytes * 8 / bits]`."""
+    if bits == 8:
+        return words
+    if bits in (2, 4):
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        return ((words.unsqueeze(-1) >> shifts) & (2**bits - 1)).flatten(-2)
+    # eight codes fill `bits` bytes
+    parts = words.unflatten(-1, (-1, bits)).to(torch.int64)
+    whole = (parts << torch.arange(0, 8 * bits, 8)).sum(-1, keepdim=True)
+    return ((whole >> torch.arange(0, 8 * bits, bits)) & (2**bits - 1)).to(torch.uint8).flatten(-2)
+
+
+def _float_scales(scales: torch.Tensor, mode: str) -> torch.Tensor:
+    if mode == "nvfp4":
+        return scales.view(torch.float8_e4m3fn).float()
+    return torch.ldexp(torch.ones(scales.shape), scales.to(torch.int32) - 127)
+
+
+def check_shapes(
+    name: str, file: Path, words: tuple[int, ...], scales: tuple[int, ...], packing: Packing
+) -> tuple[int, ...]:
+    """The shape of the plain weight. Raises ModelError naming file and tensor if packing and shapes disagree."""
+    width = scales[-1] * packing.group_size if scales else 0
+    if len(words) != len(scales) or words[:-1] != scales[:-1] or words[-1] * 32 != width * packing.bits:
+        raise ModelError(
+            f"{file}: {name} {list(words)} with scales {list(scales)} is not {packing.bits} bits in groups of "
+            f"{packing.group_size}"
+        )
+    return (*words[:-1], width)

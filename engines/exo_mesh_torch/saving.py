@@ -1,0 +1,80 @@
+"""The KV of one sequence as bytes, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from exo_mesh.engine.contract import SavedSequence
+from exo_mesh.errors import EngineError
+from exo_mesh_torch import wire
+from exo_mesh_torch.caches import ForeignLayer, StageCache
+from exo_mesh_torch.kv import KvLayer
+
+Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Of each tensor of a saved sequence, dtype and shape; of keys and values `[heads, width]`, without the positions."""
+
+
+def save(cache: StageCache, layers: range, length: int) -> SavedSequence:
+    """Copies of what the layers keep. cache: of one row."""
+    if not length:
+        return SavedSequence(0, {})
+    if any(isinstance(cache.layers[index], ForeignLayer) for index in layers):
+        raise EngineError("the KV of this model is of a kind that cannot be saved")
+    tensors = {
+        f"{index}.{name}": wire.to_tensor(tensor.clone())
+        for index in layers
+        for name, tensor in cache.layers[index].state().items()
+    }
+    return SavedSequence(length, tensors)
+
+
+def shapes(cache: StageCache, layers: range) -> Shapes:
+    """What `save` would give for a cache that has been used."""
+    return {
+        f"{index}.{name}": (tensor.dtype, _fixed_shape(name, tuple(tensor.shape)))
+        for index in layers
+        if not isinstance(cache.layers[index], ForeignLayer)
+        for name, tensor in cache.layers[index].state().items()
+    }
+
+
+def restore(
+    cache: StageCache, layers: range, saved: SavedSequence, expected: Shapes, device: torch.device
+) -> StageCache:
+    """Fill an empty cache. Raises EngineError if the tensors are not those of this stage."""
+    if saved.length < 0 or (not saved.length and saved.tensors):
+        raise EngineError(f"a saved sequence of {saved.length} positions has {len(saved.tensors)} tensors")
+    if not saved.length:
+        return cache
+    if set(saved.tensors) != set(expected):
+        odd = sorted(set(saved.tensors) ^ set(expected))
+        raise EngineError(f"the saved sequence is of another stage: {odd[0]} is in only one of the two")
+    for index in layers:
+        layer = cache.layers[index]
+        prefix = f"{index}."
+        state: dict[str, torch.Tensor] = {}
+        for name, tensor in saved.tensors.items():
+            if name.startswith(prefix):
+                dtype, shape = expected[name]
+                leaf = name.removeprefix(prefix)
+                kept = tensor.shape[1] if isinstance(layer, KvLayer) and len(tensor.shape) == 3 else 0
+                if (tensor.dtype, _fixed_shape(leaf, tensor.shape)) != (wire.dtype_name(dtype), shape):
+                    raise EngineError(f"saved {name} is {tensor.dtype}{list(tensor.shape)}, not of this stage")
+                if leaf in ("keys", "values") and not _kept_enough(layer, saved.length, kept):
+                    raise EngineError(f"saved {name} has {kept} positions of {saved.length}")
+                state[leaf] = wire.from_tensor(tensor, device)
+        layer.set_state(saved.length, state)
+    cache.skip([index for index in range(len(cache.layers)) if index not in layers], saved.length)
+    return cache
+
+
+def _kept_enough(layer: KvLayer, length: int, kept: int) -> bool:
+    needed = length if layer.window is None else min(length, layer.window - 1)
+    return needed <= kept <= length
+
+
+def _fixed_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without the axis of positions."""
+    return (shape[0], *shape[2:]) if name in ("keys", "values") and len(shape) == 3 else shape

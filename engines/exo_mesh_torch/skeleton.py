@@ -1,0 +1,99 @@
+"""A model of transformers without weights, from a checkpoint's config: on the meta device, in the dtype wanted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, initialization
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from exo_mesh.errors import ModelError
+from exo_mesh.weights.card import read_json
+from exo_mesh.weights.safetensors import TensorTable, read_tensor_table
+from exo_mesh_torch.quantised import Quantisation, read_quantisation
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint whose config and headers have been checked. quantisation: in MLX's format, or None."""
+
+    model_dir: Path
+    raw_config: dict[str, Any]
+    table: TensorTable
+    quantisation: Quantisation | None
+
+    @property
+    def config_file(self) -> Path:
+        return self.model_dir / "config.json"
+
+
+def open_checkpoint(model_dir: Path) -> Checkpoint:
+    """Raises ModelError naming file and key or tensor: unreadable, of unknown quantisation, or with code of its own."""
+    config = read_json(model_dir / "config.json")
+    _refuse_foreign_code(model_dir / "config.json", config)
+    return Checkpoint(
+        model_dir, config, read_tensor_table(model_dir), read_quantisation(model_dir / "config.json", config)
+    )
+
+
+def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
+    """Code in a checkpoint is never run: it is transformers' own where that has the architecture, else an error."""
+    architecture = config.get("model_type")
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return
+    if config.get("auto_map"):
+        raise ModelError(f"{file}: auto_map asks to run code from the checkpoint for {architecture!r}; that is refused")
+    raise ModelError(f"{file}: model_type {architecture!r} is not supported by the installed transformers")
+
+
+def read_config(checkpoint: Checkpoint) -> Any:
+    """transformers' config of the language model in the checkpoint. Raises ModelError."""
+    transformers_logging.set_verbosity_error()
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.model_dir, local_files_only=True, trust_remote_code=False)
+        config = config.get_text_config(decoder=True)
+        if getattr(config, "quantization_config", None) is not None:
+            del config.quantization_config  # dequantised on load: transformers shall know nothing of it
+        return config
+    except Exception as exc:  # configs are checked by foreign code
+        raise ModelError(f"{checkpoint.config_file}: {_one_line(exc)}") from exc
+
+
+def build_skeleton(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> nn.Module:
+    """The whole model on the meta device; those parameters in float32 that transformers wants so. Raises ModelError."""
+    try:
+        with initialization.no_init_weights(), torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    except Exception as exc:  # model classes of any kind
+        raise ModelError(f"{checkpoint.config_file}: {_one_line(exc)}") from exc
+    model.tie_weights()
+    model.eval()
+    for module in model.modules():
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            module.warn_if_padding_and_no_attention_mask = _no_warning  # looks at values: a wait for a GPU each time
+    plan = model._get_dtype_plan(dtype)
+    if plan:
+        pattern = re.compile("|".join(name.replace("*", ".*") for name in plan))
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if pattern.search(name) and tensor.is_floating_point():
+                tensor.data = tensor.data.float()
+    return model
+
+
+def num_layers(config: Any) -> int:
+    return int(config.num_hidden_layers)
+
+
+def _no_warning(*_args: Any, **_kwargs: Any) -> None:
+    """Rows of ours have a mask whenever they are padded."""
+
+
+def _one_line(exc: Exception) -> str:
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    return text if len(text) <= 400 else text[:400] + "…"

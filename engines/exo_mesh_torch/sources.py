@@ -1,0 +1,172 @@
+"""Tensors that lie in safetensors files, read a few lines at a time into the place and dtype where they are wanted.
+
+Files are read and not mapped: pages of a mapping count as memory until they are dropped, and a file that shrinks under
+a mapping kills the process.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from exo_mesh.errors import ModelError
+from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo
+from exo_mesh_torch.quantised import Packing, dequantise
+
+CHUNK_BYTES = 16 * 2**20
+"""Read at once. Larger does not make it faster, and twice this is what loading needs beside the weights."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "U32": torch.uint8,
+}
+"""U32 holds quantised weights, whose bytes are what counts."""
+
+
+class Source(Protocol):
+    """A tensor on disk. `lines` are those along its last axis."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of a line once read, to know how many to read at once."""
+
+    def lines(self, first: int, count: int) -> torch.Tensor:
+        """`[count, shape[-1]]` on the CPU. Raises ModelError naming file and tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A tensor as it is in the file."""
+
+    name: str
+    info: TensorInfo
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.info.shape
+
+    @property
+    def line_bytes(self) -> int:
+        return _width(self.info) * DTYPE_BITS[self.info.dtype] // 8
+
+    def lines(self, first: int, count: int) -> torch.Tensor:
+        return _read(self.name, self.info, first, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A tensor in one of MLX's quantised formats."""
+
+    name: str
+    plain_shape: tuple[int, ...]
+    words: TensorInfo
+    scales: TensorInfo
+    biases: TensorInfo | None
+    packing: Packing
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.plain_shape
+
+    @property
+    def line_bytes(self) -> int:
+        return self.plain_shape[-1] * 8  # of the codes on their way to floats
+
+    def lines(self, first: int, count: int) -> torch.Tensor:
+        words = _read(self.name, self.words, first, count)
+        scales = _read(self.name, self.scales, first, count)
+        biases = _read(self.name, self.biases, first, count) if self.biases is not None else None
+        return dequantise(words, scales, biases, self.packing)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the tensors that are stacked along the first axis of another: an expert's."""
+
+    name: str
+    whole: Plain | Packed
+    index: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.whole.shape[1:]
+
+    @property
+    def line_bytes(self) -> int:
+        return self.whole.line_bytes
+
+    def lines(self, first: int, count: int) -> torch.Tensor:
+        return self.whole.lines(self.index * math.prod(self.shape[:-1]) + first, count)
+
+
+def materialise(source: Source, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor:
+    """The whole tensor. dtype: for floating-point tensors; None keeps theirs. Raises ModelError."""
+    total = math.prod(source.shape[:-1]) if source.shape else 1
+    width = source.shape[-1] if source.shape else 1
+    if not math.prod(source.shape):
+        return torch.zeros(source.shape, dtype=dtype or torch.float32, device=device)
+    step = max(1, CHUNK_BYTES // max(1, source.line_bytes))
+    result: torch.Tensor | None = None
+    for first in range(0, total, step):
+        lines = source.lines(first, min(step, total - first))
+        if result is None:
+            wanted = dtype if dtype is not None and lines.is_floating_point() else lines.dtype
+            if step >= total and wanted == lines.dtype and device.type == "cpu":
+                return lines.reshape(source.shape)
+            result = torch.empty((total, width), dtype=wanted, device=device)
+        result[first : first + lines.shape[0]].copy_(lines)
+    assert result is not None, "there is at least one line"
+    return result.reshape(source.shape)
+
+
+def _width(info: TensorInfo) -> int:
+    return info.shape[-1] if info.shape else 1
+
+
+def _read(name: str, info: TensorInfo, first: int, count: int) -> torch.Tensor:
+    """Lines of a tensor in its own dtype; of U32 the bytes."""
+    if info.dtype not in DTYPES:
+        raise ModelError(f"{info.file}: {name} has dtype {info.dtype}, which torch cannot load")
+    line_bytes = _width(info) * DTYPE_BITS[info.dtype] // 8
+    buffer = torch.empty(count * line_bytes, dtype=torch.uint8)
+    try:
+        with info.file.open("rb", buffering=0) as stream:
+            stream.seek(info.start + first * line_bytes)
+            got = _read_all(stream, memoryview(buffer.numpy()))
+    except OSError as exc:
+        raise ModelError(f"{info.file}: {name} cannot be read: {exc.strerror or exc}") from exc
+    if got != buffer.numel():
+        raise ModelError(f"{info.file}: {name} cannot be read: the file ends {buffer.numel() - got} bytes early")
+    return buffer.view(DTYPES[info.dtype]).reshape(count, -1)
+
+
+class _Stream(Protocol):
+    def readinto(self, buffer: memoryview) -> int | None: ...
+
+
+def _read_all(stream: _Stream, view: memoryview) -> int:
+    """Bytes read: all, unless the file ends."""
+    done = 0
+    while done < len(view) and (got := stream.readinto(view[done:])):
+        done += got
+    return done

@@ -1,0 +1,72 @@
+"""What the engine knows of a model before a weight is read: cuts, bytes and kinds of layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exo_mesh.engine.contract import ModelSurvey
+from exo_mesh_torch.devices import choose_device, choose_dtype
+from exo_mesh_torch.kv import KvLayer, is_recurrent
+from exo_mesh_torch.model import OpenModel, open_model
+
+LONGEST_CONTEXT = 2**31
+"""No window is wider: the survey does not know how long sequences will be."""
+
+
+def survey(model_dir: Path, options: dict[str, str] | None = None) -> ModelSurvey:
+    """Raises ModelError for a model that the engine cannot run, naming file and tensor or key."""
+    device = choose_device(options or {})
+    opened = open_model(model_dir, LONGEST_CONTEXT, lambda own: choose_dtype(options or {}, own, device))
+    trace = opened.trace
+    layers = [layer_bytes(opened, i) for i in range(trace.num_layers)]
+    everywhere = _bytes_of(opened, trace.everywhere)
+    kv = [_kv_bytes(opened, i) for i in range(trace.num_layers)]
+    return ModelSurvey(
+        legal_cuts=trace.legal_cuts,
+        reason=trace.reason,
+        layer_bytes=tuple(layers),
+        embed_bytes=_bytes_of(opened, trace.first) + everywhere,
+        head_bytes=_bytes_of(opened, trace.last) + everywhere,
+        kv_bytes_per_token=tuple(per_token for per_token, _ in kv),
+        kv_fixed_bytes=tuple(fixed for _, fixed in kv),
+        layer_kinds=_kinds(opened),
+    )
+
+
+def layer_bytes(opened: OpenModel, index: int) -> int:
+    """Bytes of one layer's parameters and saved buffers as they will be held: dequantised, in the stage's dtype."""
+    state = opened.model.state_dict()
+    prefix = f"{opened.trace.prefix}.{index}."
+    return sum(_num_bytes(tensor) for name, tensor in state.items() if name.startswith(prefix))
+
+
+def _bytes_of(opened: OpenModel, names: frozenset[str]) -> int:
+    return sum(_num_bytes(opened.model.get_parameter(name)) for name in names)
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
+
+
+def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
+    """(per position, per sequence) of one layer. A window counts per sequence: it never holds more."""
+    layer: Any = opened.trace.caches.layers[opened.trace.layers[index].like]
+    fixed = sum(_num_bytes(tensor) for tensor in layer.recurrent_tensors()) if is_recurrent(layer) else 0
+    if not isinstance(layer, KvLayer):
+        tensors = list(layer.tensors()) if not is_recurrent(layer) else []
+        return sum(_num_bytes(tensor) // max(1, tensor.shape[-2]) for tensor in tensors if tensor.ndim >= 2), fixed
+    per_token = sum(_num_bytes(buffer) // buffer.shape[2] for buffer in layer.tensors() if buffer.ndim == 4)
+    if isinstance(layer, KvLayer) and is_recurrent(layer):
+        per_token = sum(_num_bytes(t) // t.shape[1] for t in KvLayer.state(layer).values())
+    if layer.window is None:
+        return per_token, fixed
+    return 0, fixed + per_token * layer.window
+
+
+def _kinds(opened: OpenModel) -> tuple[str, ...]:
+    """Equal for layers of equal classes, shapes and caches."""
+    kinds = opened.caches.kinds
+    return tuple(f"{'+'.join(kinds[use.like]) or 'none'}-{use.like}" for use in opened.trace.layers)

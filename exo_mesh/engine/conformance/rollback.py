@@ -1,0 +1,78 @@
+"""Going back to an earlier position: as far as the engine declares it, and never to a wrong result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.engine.conformance.fixtures import Alike
+from exo_mesh.engine.conformance.stages import Stages
+
+__all__ = [
+    "test_a_sequence_can_begin_anew_at_position_0",
+    "test_each_row_of_a_batch_goes_back_by_its_own_length",
+    "test_going_back_forgets_what_was_there_or_is_refused",
+    "test_going_back_is_refused_by_an_engine_that_cannot",
+]
+
+
+def rollback_of(stages: Stages) -> set[str]:
+    return {engine.capabilities.rollback for engine in stages.engines}
+
+
+def test_a_sequence_can_begin_anew_at_position_0(stages: Stages, alike: Alike) -> None:
+    stages.insert(1)
+    first = stages.logits([Row(1, 0, 6, 6)])
+    alike(stages.logits([Row(1, 0, 6, 6)]), first)
+
+
+@pytest.mark.parametrize("pos0", [13, 10, 7, 1])
+def test_going_back_forgets_what_was_there_or_is_refused(stages: Stages, alike: Alike, pos0: int) -> None:
+    stages.insert(1, 2)
+    stages.logits([Row(1, 0, 10, 1)])
+    stages.logits([Row(1, 10, 4, 4)], stages.model.tokens[40:44])
+    output = stages.forward([Row(1, pos0, 5, 1)])
+    if output.faults:
+        assert "any" not in rollback_of(stages), output.faults
+        return
+    stages.logits([Row(2, 0, 10, 1)])
+    if pos0 > 10:
+        stages.logits([Row(2, 10, pos0 - 10)], stages.model.tokens[40 : 40 + pos0 - 10])
+        want = stages.logits([Row(2, pos0, 5, 1)])
+    else:
+        stages.insert(3)
+        stages.logits([Row(3, 0, pos0)])
+        want = stages.logits([Row(3, pos0, 5, 1)])
+    assert output.logits is not None
+    alike(output.logits, want)
+
+
+def test_going_back_is_refused_by_an_engine_that_cannot(stages: Stages, alike: Alike) -> None:
+    if rollback_of(stages) != {"none"}:
+        pytest.skip("it can go back")
+    stages.insert(1, 2)
+    stages.logits([Row(1, 0, 10), Row(2, 0, 10)])
+    assert {fault.sequence for fault in stages.forward([Row(1, 7, 2, 1)]).faults} == {1}
+    alike(stages.logits([Row(1, 10, 1, 1)]), stages.logits([Row(2, 10, 1, 1)]))
+
+
+def test_each_row_of_a_batch_goes_back_by_its_own_length(stages: Stages, alike: Alike) -> None:
+    """As after the verification of drafts: 4 were tried of each sequence, and 1, 2 and 3 were accepted."""
+    if rollback_of(stages) != {"any"}:
+        pytest.skip("it does not declare rollback to any position")
+    accepted = {1: 1, 2: 2, 3: 3}
+    stages.insert(*accepted, *(sequence + 10 for sequence in accepted))
+    for sequence in accepted:
+        stages.logits([Row(sequence, 0, 5 + sequence)])
+    tried = [Row(sequence, 5 + sequence, 4, 4) for sequence in accepted]
+    stages.logits(tried, stages.model.tokens[100:112])
+    rows = [Row(sequence, 5 + sequence + keep, 1, 1) for sequence, keep in accepted.items()]
+    got = stages.logits(rows)
+    want: list[np.ndarray] = []
+    for index, (sequence, keep) in enumerate(accepted.items()):
+        stages.logits([Row(sequence + 10, 0, 5 + sequence)])
+        drafts = stages.model.tokens[100 + 4 * index : 100 + 4 * index + keep]
+        stages.logits([Row(sequence + 10, 5 + sequence, keep)], drafts)
+        want.append(stages.logits([Row(sequence + 10, 5 + sequence + keep, 1, 1)]))
+    alike(got, np.concatenate(want))

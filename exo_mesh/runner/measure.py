@@ -1,0 +1,152 @@
+"""`python -m exo_mesh.runner.measure ENGINE MODEL_DIR`: how fast an engine is here, as lines of JSON.
+
+Started by a node or by `exo-mesh bench`, in a process of its own: it imports the engine's library and loads weights.
+
+    --what slice     one line: seconds of a few layers for 1 to 16 rows, of a prefill, and the memory's bandwidth
+    --what engine    loads the whole model and says so in a line; then, for every line `PROMPT STEPS` on standard input,
+                     a line with the seconds of a prompt of so many tokens and of so many decode steps
+    --what library   the same with the generate loop of the engine's own library
+    --what peak      one line: the most memory that loading layers A to B took
+
+A line is {"error": …} if it cannot be done. It ends with its standard input, or after --deadline seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module, util
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.bandwidth import bandwidth_of
+from exo_mesh.engine.contract import EngineProvider, LoadRequest
+from exo_mesh.engine.measure import Loop, measure_slice, open_loop, share_bytes
+from exo_mesh.engine.registry import provider as find_provider
+from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.weights.card import read_card
+
+EXIT_LATE = 3
+MAX_PROMPT, MAX_STEPS = 32768, 4096
+
+
+def main(argv: Sequence[str]) -> int:
+    """0, or 1 after an {"error": …} line."""
+    parser = argparse.ArgumentParser(prog="exo_mesh.runner.measure", description=__doc__.split("\n")[0])
+    parser.add_argument("engine")
+    parser.add_argument("model_dir", type=Path)
+    parser.add_argument("--what", choices=("slice", "engine", "library", "peak"), default="slice")
+    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--layers", default="", metavar="A:B")
+    parser.add_argument("--deadline", type=float, default=120.0)
+    args = parser.parse_args(argv)
+    out = _own_output()
+    _end_at(args.deadline)
+    try:
+        options = _options(args.option)
+        provider = find_provider(args.engine)
+        match args.what:
+            case "slice":
+                _say(out, dataclasses.asdict(measure_slice(provider, args.model_dir, options)))
+            case "peak":
+                _say(out, _peak(provider, args.model_dir, options, args.layers))
+            case what:
+                _serve(out, provider, args.model_dir, options, what)
+    except MeshError as exc:
+        _say(out, {"error": str(exc)})
+        return 1
+    except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the caller must hear of it
+        _say(out, {"error": f"{type(exc).__name__}: {exc}"})
+        return 1
+    return 0
+
+
+def library_loop(provider: EngineProvider, model_dir: Path, options: Mapping[str, str]) -> Loop:
+    """The generate loop of the engine's own library, to compare with.
+
+    It is what `open_loop(model_dir, options)` of a module `library_loop` in the provider's package answers. Raises
+    EngineError if there is none.
+    """
+    name = f"{type(provider).__module__.partition('.')[0]}.library_loop"
+    if util.find_spec(name) is None:
+        raise EngineError(f"{provider.name} has no loop of its own library to compare with")
+    return cast(Loop, import_module(name).open_loop(model_dir, options))
+
+
+def _serve(out: TextIO, provider: EngineProvider, model_dir: Path, options: Mapping[str, str], what: str) -> None:
+    """Load, say so, then do what each line of standard input asks for."""
+    ready: dict[str, Any] = {"ready": True}
+    if what == "engine":
+        loop, engine = open_loop(provider, model_dir, options)
+        ready["held_bytes"] = engine.memory_bytes()
+        ready["bandwidth"] = dataclasses.asdict(bandwidth_of(engine))
+    else:
+        loop = library_loop(provider, model_dir, options)
+    vocab_size = read_card(model_dir, model_dir.name).vocab_size
+    _say(out, ready)
+    for line in sys.stdin:
+        found = re.fullmatch(r"(\d{1,6}) (\d{1,6})\s*", line)
+        if found is None or not 0 < int(found[1]) <= MAX_PROMPT or not 0 < int(found[2]) <= MAX_STEPS:
+            raise InputError(f"not `PROMPT STEPS`: {line[:80]!r}")
+        prompt = [(7919 * index + 13) % (vocab_size - 1) for index in range(int(found[1]))]
+        _say(out, loop(prompt, int(found[2]))._asdict())
+
+
+def _peak(provider: EngineProvider, model_dir: Path, options: Mapping[str, str], layers: str) -> dict[str, int]:
+    """peak_bytes: the most that was resident until the stage was loaded. share_bytes: its tensors as they are held."""
+    start, stop = (int(number) for number in layers.split(":"))
+    engine = provider.create()
+    shard = Shard(model_dir.name, start, stop, read_card(model_dir, model_dir.name).num_layers)
+    engine.load(LoadRequest(shard, model_dir, 512, options), lambda done, total: None)
+    figures = {"peak_bytes": _peak_rss_bytes(), "held_bytes": engine.memory_bytes()}
+    return {**figures, "share_bytes": share_bytes(provider, model_dir, shard)}  # last: a survey takes memory as well
+
+
+def _peak_rss_bytes() -> int:
+    """Most memory that this process ever had resident."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # ru_maxrss would count what the parent had before exec
+        found = re.search(r"VmHWM:\s+(\d+)", status.read_text())
+        return 1024 * int(found[1]) if found else 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def _options(pairs: Sequence[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise InputError(f"--option {pair} is not KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _own_output() -> TextIO:
+    """Standard output for our lines alone: whatever a library prints goes to standard error."""
+    own = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return own
+
+
+def _say(out: TextIO, value: Mapping[str, Any]) -> None:
+    out.write(json.dumps(value) + "\n")
+    out.flush()
+
+
+def _end_at(deadline_s: float) -> None:
+    """A library that hangs must not keep this process for ever."""
+    timer = threading.Timer(deadline_s, lambda: os._exit(EXIT_LATE))
+    timer.daemon = True
+    timer.start()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stderr.flush()
+    os._exit(code)  # threads of foreign libraries must not hold up the exit

@@ -1,0 +1,159 @@
+"""Rows of several sequences go through an MLX stage together, and each gets the bits that it gets alone.
+
+Bits are compared because MLX on CPU multiplies with a BLAS whose rows do not depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_lm")
+
+from exo_mesh_mlx import engine as engine_module
+from exo_mesh_mlx.ghost import GhostStage
+from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS, MAX_GROUPED_TOKENS, group_rows, waves
+from exo_mesh_mlx.packets import Group
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.engine.contract import StageInput
+from tools.architectures.checkpoint import write_checkpoint
+from tools.architectures.configs import tiny_config
+from tools.architectures.sequences import Alone, compute_alone
+from tools.architectures.sizes import LAYERS
+from tools.architectures.splits import Stages, forward, with_sequences
+
+CUT = 2
+
+TOGETHER = {
+    "qwen3": "keys and values; only attention goes row by row",
+    "gemma3_text": "windows that wrap",
+    "deepseek_v3": "latents with which model code computes; whole attention modules go row by row",
+    "qwen3_next": "recurrent states beside keys and values",
+    "gemma4": "layers that use the keys and values of others",
+}
+
+
+class Model:
+    """Two stages of a tiny model, its sequences as mlx-lm computes them alone, and how often a stage ran."""
+
+    def __init__(self, directory: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        model_dir = write_checkpoint(directory, tiny_config(architecture))
+        self.alone = compute_alone(model_dir)
+        self.stages = Stages(model_dir, LAYERS)
+        self.engines = self.stages.of((CUT,))
+        self.rows_per_forward: list[int] = []
+        run = GhostStage.forward
+
+        def counted(stage: GhostStage, tokens: Any, *args: Any) -> Any:
+            self.rows_per_forward.append(tokens.shape[0])
+            return run(stage, tokens, *args)
+
+        monkeypatch.setattr(engine_module.GhostStage, "forward", counted)
+
+    def prefill(self) -> None:
+        with_sequences(self.engines, len(self.alone), insert=True)
+        for sequence, alone in enumerate(self.alone, 1):
+            for pos0, n in alone.schedule[:2]:
+                forward(self.engines, [Row(sequence, pos0, n)], alone.token_ids[pos0 : pos0 + n])
+        self.rows_per_forward.clear()
+
+    def decode(self, steps: dict[int, int]) -> np.ndarray:
+        """One frame with a decode row per {sequence: its step}."""
+        rows = [Row(sequence, *self.schedule(sequence, step), 1) for sequence, step in steps.items()]
+        ids = [self.alone[row.sequence - 1].token_ids[row.pos0] for row in rows]
+        return forward(self.engines, rows, ids)
+
+    def schedule(self, sequence: int, step: int) -> tuple[int, int]:
+        return self.alone[sequence - 1].schedule[2 + step]
+
+    def expected(self, steps: dict[int, int]) -> np.ndarray:
+        return np.concatenate([self.alone[sequence - 1].logits[2 + step] for sequence, step in steps.items()])
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    made: list[Model] = []
+
+    def new(architecture: str) -> Model:
+        made.append(Model(tmp_path, architecture, monkeypatch))
+        return made[-1]
+
+    yield new
+    for model in made:
+        model.stages.close()
+
+
+@pytest.mark.parametrize("architecture", TOGETHER)
+def test_sequences_come_and_go_at_every_frame(make: Any, architecture: str) -> None:
+    model = make(architecture)
+    model.prefill()
+    frames = [{1: 0, 2: 0, 3: 0}, {1: 1, 3: 1}, {2: 1}, {3: 2, 2: 2, 1: 2}, {2: 3, 1: 3}]
+    for frame in frames:
+        np.testing.assert_array_equal(model.decode(frame), model.expected(frame), err_msg=str(frame))
+    assert model.rows_per_forward == [len(frame) for frame in frames for _ in model.engines]
+
+
+def test_a_model_that_does_not_allow_it_goes_row_by_row(make: Any) -> None:
+    model = make("gpt2")
+    model.prefill()
+    frame = {1: 0, 2: 0, 3: 0}
+    np.testing.assert_array_equal(model.decode(frame), model.expected(frame))
+    assert model.rows_per_forward == [1] * 6
+
+
+def test_drafts_that_are_rejected_in_a_shared_frame_leave_no_trace(make: Any) -> None:
+    model = make("qwen3")
+    model.prefill()
+    drafts = [Row(sequence, model.schedule(sequence, 0)[0], 4, 4) for sequence in (1, 2, 3)]
+    forward(model.engines, drafts, [7] * 12)
+    assert model.rows_per_forward == [3, 3]
+    for step in range(2):
+        frame = {1: step, 2: step, 3: step}
+        np.testing.assert_array_equal(model.decode(frame), model.expected(frame))
+
+
+def test_a_bad_row_between_good_ones_faults_alone(make: Any) -> None:
+    model = make("qwen3")
+    model.prefill()
+    good = {1: 0, 3: 0}
+    (first, first_id), (last, last_id) = ((decode_row(model.alone[s - 1], s), model.alone[s - 1]) for s in good)
+    rows = (first, Row(9, 5, 1, 1), last)
+    ids = (first_id.token_ids[first.pos0], 1, last_id.token_ids[last.pos0])
+    tensors, faults = {}, []
+    for stage in model.engines:
+        output = stage.forward(StageInput(rows, ids, tensors))
+        tensors, faults = dict(output.tensors), [*faults, *output.faults]
+    assert {fault.sequence for fault in faults} == {9} and output.logits is not None
+    np.testing.assert_array_equal(output.logits[[0, 2]], model.expected(good))
+    assert not output.logits[1].any()
+
+
+def decode_row(alone: Alone, sequence: int) -> Row:
+    return Row(sequence, *alone.schedule[2], 1)
+
+
+def test_rows_are_grouped_by_length_and_begin_alone() -> None:
+    rows = [Row(1, 5, 1), Row(2, 0, 1), Row(3, 9, 1), Row(4, 3, 2), Row(5, 2, MAX_GROUPED_TOKENS + 1), Row(6, 3, 2)]
+    indexes = range(len(rows))
+    grouped = group_rows(rows, indexes, set(), True)
+    assert {(group.rows, group.n) for group in grouped} == {
+        ((0, 2), 1), ((1,), 1), ((3, 5), 2), ((4,), MAX_GROUPED_TOKENS + 1),
+    }  # fmt: skip
+    assert group_rows(rows, indexes, {1, 4}, True)[-1] == Group((5,), 2)
+    assert [group.rows for group in group_rows(rows, indexes, set(), False)] == [(i,) for i in indexes]
+
+
+def test_a_group_has_a_bound() -> None:
+    rows = [Row(sequence, 1, 1) for sequence in range(2 * MAX_GROUPED_ROWS + 1)]
+    sizes = [len(group.rows) for group in group_rows(rows, range(len(rows)), set(), True)]
+    assert sizes == [MAX_GROUPED_ROWS, MAX_GROUPED_ROWS, 1]
+
+
+def test_a_second_row_of_a_sequence_waits_for_the_first() -> None:
+    rows = [Row(1, 0, 4), Row(2, 0, 4), Row(1, 4, 1), Row(2, 4, 1), Row(1, 5, 1)]
+    assert list(waves(rows)) == [[0, 1], [2, 3], [4]]

@@ -1,0 +1,307 @@
+"""A torch stage reads its own share of a checkpoint, and says what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from exo_mesh_torch import provider
+from exo_mesh_torch.provider import find_compute
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest, ModelSurvey, StageEngine, StageInput
+from exo_mesh.errors import EngineError, InputError, ModelError
+from exo_mesh.weights.card import read_card
+from tests.support.checkpoints import TinyModel, tensor_shapes, write_checkpoint, write_json, write_safetensors
+from tools.torch_architectures.check import Stages, split_logits, whole_model_logits, write_random_model
+
+SMALL = TinyModel(layers=4)
+BIG_LAYERS = 8
+SLACK = 1.15
+"""A stage may take 15 % more than the bytes of its tensors."""
+
+
+def load(
+    model_dir: Path,
+    start: int,
+    stop: int,
+    num_layers: int,
+    progress: Any = lambda done, total: None,
+    **options: str,
+) -> StageEngine:
+    stage = provider.create()
+    shard = Shard("tiny", start, stop, num_layers)
+    stage.load(LoadRequest(shard, model_dir, 512, {"threads": "1", **options}), progress)
+    return stage
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 2), (2, 5), (5, 8), (0, 8)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_stage_holds_its_share_and_no_more(tmp_path: Path, start: int, stop: int, tied: bool) -> None:
+    model = TinyModel(layers=8, hidden=128, vocab=2000, tied=tied, dtype="bfloat16", shards=3)
+    card = read_card(write_checkpoint(tmp_path, model), "tiny")
+    stage = load(tmp_path, start, stop, 8, dtype="bfloat16")
+    share = card.shard_bytes(start, stop)
+    assert share <= stage.memory_bytes() <= share + 4096
+    stage.close()
+    assert stage.memory_bytes() == 0
+
+
+def test_progress_counts_the_bytes_of_the_layers(tmp_path: Path) -> None:
+    card = read_card(write_checkpoint(tmp_path, SMALL), "tiny")
+    seen: list[tuple[int, int]] = []
+    load(tmp_path, 1, 4, 4, lambda done, total: seen.append((done, total))).close()
+    total = sum(card.layer_bytes[1:4])
+    assert seen == [(total * i // 3, total) for i in range(4)]
+
+
+def rewrite(model_dir: Path, change: Callable[[dict[str, tuple[int, ...]]], Any]) -> None:
+    shapes = tensor_shapes(SMALL)
+    change(shapes)
+    values = lambda name: np.ones(shapes[name], np.float32)  # noqa: E731
+    write_safetensors(model_dir / "model.safetensors", shapes, "float32", values)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda shapes: shapes.pop("model.layers.1.mlp.up_proj.weight"), r"model\.layers\.1\.mlp\.up_proj\.weight"),
+        (lambda shapes: shapes.update({"model.layers.1.input_layernorm.weight": (3,)}), r"input_layernorm.* \[3\]"),
+        (lambda shapes: shapes.update({"model.surplus.weight": (3,)}), r"model\.surplus\.weight"),
+        (lambda shapes: shapes.pop("model.embed_tokens.weight"), r"model\.embed_tokens\.weight"),
+    ],
+    ids=["missing", "wrong-shape", "surplus", "no-embedding"],
+)
+def test_a_tensor_that_does_not_fit_is_named_with_its_file(tmp_path: Path, change: Any, says: str) -> None:
+    rewrite(write_checkpoint(tmp_path, SMALL), change)
+    with pytest.raises(ModelError, match=says) as caught:
+        load(tmp_path, 0, 2, 4)
+    assert str(tmp_path / "model.safetensors") in str(caught.value)
+
+
+def test_a_truncated_file_is_named_with_the_tensor_it_lacks(tmp_path: Path) -> None:
+    file = write_checkpoint(tmp_path, SMALL) / "model.safetensors"
+    os.truncate(file, file.stat().st_size - 10)
+    with pytest.raises(ModelError, match=r"model\.safetensors: lm_head\.weight ends at"):
+        load(tmp_path, 0, 2, 4)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_a_model_error(tmp_path: Path) -> None:
+    file = write_checkpoint(tmp_path, SMALL) / "model.safetensors"
+
+    def shrink(done: int, total: int) -> None:
+        os.truncate(file, 120_000)
+
+    with pytest.raises(ModelError, match=r"model\.safetensors: model\.layers\..* cannot be read: the file ends"):
+        load(tmp_path, 0, 4, 4, shrink)
+
+
+def edit_config(model_dir: Path, **changes: Any) -> None:
+    config = json.loads((model_dir / "config.json").read_text())
+    config.update(changes)
+    write_json(model_dir / "config.json", {key: value for key, value in config.items() if value is not None})
+
+
+@pytest.mark.parametrize("model_type", ["no_such_thing", "../../evil", "os", "vit"])
+def test_an_unknown_architecture_is_refused(tmp_path: Path, model_type: str) -> None:
+    edit_config(write_checkpoint(tmp_path, SMALL), model_type=model_type)
+    assert not provider.supports(model_type)
+    with pytest.raises(ModelError, match=r"config\.json: model_type .* is not supported"):
+        load(tmp_path, 0, 2, 4)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SMALL)
+    for name in ("configuration_evil", "modeling_evil"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('it ran')")
+    auto_map = {"AutoConfig": "configuration_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"}
+    edit_config(tmp_path, auto_map=auto_map)
+    load(tmp_path, 0, 2, 4).close()  # transformers has llama itself, and that is used
+    edit_config(tmp_path, model_type="evil")
+    with pytest.raises(ModelError, match=r"config\.json: auto_map asks to run code"):
+        load(tmp_path, 0, 2, 4)
+
+
+def test_a_shard_of_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="has 4 layers"):
+        load(write_checkpoint(tmp_path, SMALL), 0, 2, 5)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "int3"}, {"threads": "many"}, {"device": "abacus"}, {"batching": "x"}, {"speed": "high"}]
+)
+def test_an_option_that_makes_no_sense_is_named(tmp_path: Path, options: dict[str, str]) -> None:
+    write_checkpoint(tmp_path, SMALL)
+    with pytest.raises(InputError) as caught:
+        load(tmp_path, 0, 4, 4, **options)
+    assert caught.value.param == next(iter(options))
+
+
+def test_a_text_tower_is_loaded_out_of_a_larger_model(tmp_path: Path) -> None:
+    """Names and nested config as in a checkpoint with an image tower, which is left alone."""
+    write_random_model(tmp_path / "text", "gemma3_text")
+    want = whole_model_logits(tmp_path / "text")
+    text = json.loads((tmp_path / "text" / "config.json").read_text())
+    file = (tmp_path / "text" / "model.safetensors").read_bytes()
+    head_bytes = int.from_bytes(file[:8], "little")
+    header = json.loads(file[8 : 8 + head_bytes])
+    tower = {name.replace("model.", "language_model.model.", 1): entry for name, entry in header.items()}
+    tower = {name.replace("lm_head.", "language_model.lm_head."): entry for name, entry in tower.items()}
+    tower.pop("__metadata__", None)
+    end = max(entry["data_offsets"][1] for entry in tower.values())
+    tower["vision_tower.patch.weight"] = {"dtype": "F32", "shape": [2], "data_offsets": [end, end + 8]}
+    raw = json.dumps(tower).encode()
+    (tmp_path / "model.safetensors").write_bytes(
+        len(raw).to_bytes(8, "little") + raw + file[8 + head_bytes :] + bytes(8)
+    )
+    write_json(tmp_path / "config.json", {"model_type": "gemma3", "text_config": text})
+    stages = Stages(tmp_path, threads="1")
+    np.testing.assert_array_equal(split_logits(stages.ring((4,))), want)
+    stages.close()
+
+
+def test_activations_go_on_in_the_dtype_that_was_agreed(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, SMALL)
+    stage = provider.create()
+    request = LoadRequest(Shard("tiny", 0, 2, 4), tmp_path, 512, {"dtype": "float32"}, activation_dtype="bfloat16")
+    stage.load(request, lambda done, total: None)
+    stage.insert(1, 8)
+    output = stage.forward(StageInput((Row(1, 0, 3),), (40, 41, 42), {}))
+    assert (output.tensors["hidden"].dtype, output.tensors["hidden"].shape) == ("bfloat16", (3, 64))
+    assert [(spec.name, spec.dtype, spec.item_shape) for spec in stage.capabilities.outputs] == [
+        ("hidden", "bfloat16", (64,))
+    ]
+    stage.close()
+
+
+def test_the_survey_knows_bytes_and_kinds_before_a_weight_is_read(tmp_path: Path) -> None:
+    card = read_card(write_checkpoint(tmp_path / "llama", SMALL), "tiny")
+    found = provider.survey(tmp_path / "llama")
+    assert isinstance(found, ModelSurvey)
+    assert found.legal_cuts == (1, 2, 3)
+    assert found.layer_bytes == card.layer_bytes
+    assert (found.embed_bytes, found.head_bytes) == (card.embed_bytes, card.head_bytes)
+    assert found.kv_bytes_per_token == (card.kv_bytes_per_token,) * 4
+    assert found.kv_fixed_bytes == (0,) * 4
+    assert len(set(found.layer_kinds)) == 1
+
+
+def test_the_survey_tells_windows_and_states_from_full_attention(tmp_path: Path) -> None:
+    """A key or value has 2 heads of 8 float32; a window is of 16 positions."""
+    write_random_model(tmp_path / "gemma3_text", "gemma3_text")
+    windowed = provider.survey(tmp_path / "gemma3_text")
+    full = [i for i, size in enumerate(windowed.kv_bytes_per_token) if size]
+    assert full == [5]
+    assert windowed.kv_bytes_per_token[5] == 2 * 2 * 8 * 4
+    assert windowed.kv_fixed_bytes[0] == 16 * 2 * 2 * 8 * 4
+    assert windowed.layer_kinds[5] != windowed.layer_kinds[4] == windowed.layer_kinds[0]
+    write_random_model(tmp_path / "lfm2", "lfm2")
+    states = provider.survey(tmp_path / "lfm2")
+    assert [size > 0 for size in states.kv_bytes_per_token] == [False, False, True, False, False, True, False, False]
+    assert states.kv_fixed_bytes[0] == 32 * 3 * 4
+
+
+def test_asking_the_provider_imports_no_torch() -> None:
+    code = (
+        "import sys; from exo_mesh_torch import provider as p; p.availability(); p.supports('llama'); p.version(); "
+        "sys.exit(any(name.split('.')[0] in ('mlx', 'mlx_lm', 'torch', 'transformers') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_architectures_are_the_causal_ones_of_transformers() -> None:
+    assert all(provider.supports(name) for name in ("llama", "qwen3", "mistral", "deepseek_v3", "gpt2", "gemma3"))
+    assert not any(provider.supports(name) for name in ("bert", "whisper", "vit", "rwkv", "", "../utils", "auto"))
+
+
+@pytest.mark.parametrize(
+    ("version", "libraries", "devices", "compute"),
+    [
+        ("2.13.0+cpu", (), ("nvidia0",), "cpu"),
+        ("2.13.0+cu128", (), ("nvidia0", "null"), "cuda"),
+        ("2.13.0+cu128", (), ("null",), "cpu"),
+        ("2.13.0", ("libtorch_cuda.so",), ("nvidia0",), "cuda"),
+        ("2.13.0", ("libtorch_cpu.so",), ("nvidia0",), "cpu"),
+        ("2.13.0+rocm6.4", (), ("kfd", "dri"), "rocm"),
+        ("2.13.0+rocm6.4", (), ("dri",), "cpu"),
+        ("2.13.0+xpu", (), ("dri",), "xpu"),
+        ("2.13.0+cu130", (), ("dxg",), "cuda"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "darwin", reason="wheels for macOS have Metal")
+def test_a_gpu_counts_only_if_the_wheel_and_the_machine_have_it(
+    version: str, libraries: tuple[str, ...], devices: tuple[str, ...], compute: str
+) -> None:
+    found, reason = find_compute(version, libraries, devices)
+    assert found == compute
+    assert version in reason
+
+
+def test_on_a_linux_cpu_torch_goes_before_mlx() -> None:
+    mlx = pytest.importorskip("exo_mesh_mlx").provider.availability()
+    ours = provider.availability()
+    if sys.platform == "linux" and mlx.available and "cuda" not in mlx.reason:
+        assert ours.preference > mlx.preference
+    if sys.platform == "darwin" and mlx.available:
+        assert ours.preference < mlx.preference
+
+
+MEASURE = """
+import re, resource, sys
+from pathlib import Path
+from exo_mesh_torch import provider
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest
+from tests.support.checkpoints import TinyModel
+stage = provider.create()
+start, stop, layers = map(int, sys.argv[3:])
+shard = Shard("big", start, stop, layers)
+stage.load(LoadRequest(shard, Path(sys.argv[1]), 512, {"threads": "1", "dtype": sys.argv[2]}), lambda done, total: None)
+if sys.platform == "darwin":
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+else:  # ru_maxrss would count what the parent had before exec
+    print(1024 * int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+"""
+
+
+def peak_rss_bytes(model_dir: Path, dtype: str, start: int, stop: int, num_layers: int) -> int:
+    """Most memory of a fresh process that loads a stage."""
+    command = [sys.executable, "-c", MEASURE, str(model_dir), dtype, str(start), str(stop), str(num_layers)]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    return int(subprocess.run(command, check=True, capture_output=True, text=True, env=environ).stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_peak_memory_of_a_stage_of_a_large_checkpoint(tmp_path: Path, dtype: str) -> None:
+    """Against what torch takes for a tiny model: imports, compiled kernels, the warm-up."""
+    sizes: Mapping[str, int] = {"hidden": 2048, "heads": 16, "kv_heads": 8, "intermediate": 11008, "vocab": 32000}
+    model = TinyModel(layers=BIG_LAYERS, dtype="bfloat16", shards=4, **sizes)
+    card = read_card(write_checkpoint(tmp_path / "big", model, repeat=True), "big")
+    bare = peak_rss_bytes(write_checkpoint(tmp_path / "small", SMALL), dtype, 0, 2, 4)
+    scale = 2 if dtype == "float32" else 1
+    print(f"checkpoint {card.total_bytes / 1e6:.0f} MB, a tiny model {bare / 1e6:.0f} MB")
+    for start, stop in ((0, 4), (4, 8), (0, 2), (2, 6), (6, 8)):
+        share = scale * card.shard_bytes(start, stop)
+        peak = peak_rss_bytes(tmp_path / "big", dtype, start, stop, BIG_LAYERS)
+        print(f"layers {start}:{stop} as {dtype}: share {share / 1e6:.0f} MB, peak {peak / 1e6:.0f} MB")
+        assert peak <= share * SLACK + bare
+
+
+def test_threads_are_what_the_option_says(tmp_path: Path) -> None:
+    load(write_checkpoint(tmp_path, SMALL), 0, 1, 4).close()
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,126 @@
+"""A model cut into torch stages gives the very bits of transformers' own model. Families are chosen for what is odd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from exo_mesh_torch import provider
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.engine.contract import LoadRequest
+from exo_mesh.errors import ModelError
+from tools.torch_architectures.check import (
+    TOLERANCE,
+    Stages,
+    check_family,
+    check_rows,
+    forward,
+    split_logits,
+    survey,
+    whole_model_logits,
+    write_random_model,
+)
+from tools.torch_architectures.families import FAMILIES, NUM_LAYERS
+
+QUICK = {
+    "llama": (2, 5),
+    "gemma3_text": (3, 4),  # windows, two kinds of rotary embeddings, norms that count from 1
+    "qwen3_moe": (1, 7),  # experts that are stacked on load
+    "gpt2": (4,),  # positions that are learned, a tied head, other names
+    "lfm2": (1, 2),  # the first two stages have no attention
+    "gemma3n_text": (2, 3),  # parallel hidden states, embeddings that every layer uses
+}
+SLOW = [name for name in FAMILIES if name not in ("glm_moe_dsa", "kimi_linear")]
+"""kimi_linear takes minutes; glm_moe_dsa runs in one piece only."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tiny models gain nothing by threads, and wait for them on a busy machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("family", QUICK)
+def test_a_cut_model_has_the_bits_of_the_whole(tmp_path: Path, family: str) -> None:
+    write_random_model(tmp_path, family)
+    stages = Stages(tmp_path, threads="1")
+    want = whole_model_logits(tmp_path)
+    assert np.ptp(want) > 0.1, "the logits are all alike: this proves little"
+    np.testing.assert_array_equal(split_logits(stages.ring(QUICK[family])), want)
+    stages.close()
+
+
+def test_rows_of_different_lengths_decode_together(tmp_path: Path) -> None:
+    """Windows are shorter than the rows, which differ by up to 14 positions."""
+    write_random_model(tmp_path, "gpt_oss")
+    stages = Stages(tmp_path, threads="1")
+    assert check_rows(tmp_path, stages.ring((3,))) < TOLERANCE
+    stages.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("family", SLOW)
+def test_every_legal_cut_in_two_and_in_three(tmp_path: Path, family: str) -> None:
+    outcome = check_family(tmp_path, family)
+    print(family, outcome)
+    assert outcome.cuts
+    assert outcome.worst <= TOLERANCE
+    assert outcome.rows <= TOLERANCE
+
+
+def test_values_shared_between_layers_limit_the_cuts(tmp_path: Path) -> None:
+    """The last three of eight layers use keys and values of layers 3 and 4."""
+    write_random_model(tmp_path, "gemma4_text")
+    assert survey(tmp_path).legal_cuts == (1, 2, 3)
+    stage = provider.create()
+    with pytest.raises(ModelError, match="cannot be cut before layer 6"):
+        stage.load(LoadRequest(Shard("m", 6, 8, NUM_LAYERS), tmp_path, 512), lambda done, total: None)
+
+
+def test_a_model_whose_layers_hand_on_more_runs_in_one_piece(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "glm_moe_dsa")
+    found = survey(tmp_path)
+    assert found.legal_cuts == () and "more than one value" in found.reason
+    stages = Stages(tmp_path, threads="1")
+    want = whole_model_logits(tmp_path)
+    np.testing.assert_allclose(split_logits(stages.ring(())), want, atol=TOLERANCE)
+    stages.close()
+
+
+def test_a_window_that_no_sequence_can_outgrow_is_none(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "mistral")
+    rollback = {}
+    for limit in (16, 512):
+        stage = provider.create()
+        stage.load(LoadRequest(Shard("m", 0, 8, 8), tmp_path, limit, {"threads": "1"}), lambda done, total: None)
+        rollback[limit] = (stage.capabilities.rollback, stage.capabilities.kv)
+        stage.close()
+    assert rollback == {16: ("any", ("full",)), 512: ("none", ("window",))}
+
+
+def test_drafts_that_are_rejected_row_by_row_leave_no_trace(tmp_path: Path) -> None:
+    """Two rows of different lengths; each loses another number of positions, beyond a window."""
+    write_random_model(tmp_path, "gemma2")
+    ring = Stages(tmp_path, threads="1").ring((3,))
+    ids = np.arange(3, 50, dtype=np.int32)
+    for stage in ring:
+        for sequence in (1, 2, 3, 4):
+            stage.insert(sequence, 64)
+    for sequence, length in ((1, 30), (2, 21), (3, 30), (4, 21)):
+        forward(ring, [Row(sequence, 0, length)], ids[:length])
+    drafts = np.array([90, 91, 92, 80, 81, 82])
+    forward(ring, [Row(1, 30, 3, 3), Row(2, 21, 3, 3)], drafts)
+    got = forward(ring, [Row(1, 31, 1, 1), Row(2, 23, 1, 1)], np.array([40, 41]))
+    forward(ring, [Row(3, 30, 1)], drafts[:1])
+    forward(ring, [Row(4, 21, 2)], drafts[3:5])
+    want = [forward(ring, [Row(3, 31, 1, 1)], np.array([40])), forward(ring, [Row(4, 23, 1, 1)], np.array([41]))]
+    np.testing.assert_allclose(got, np.concatenate(want), atol=TOLERANCE)

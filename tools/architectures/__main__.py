@@ -1,0 +1,40 @@
+"""`python -m tools.architectures [--write docs/architectures.md] [NAME …]`: check architectures, write the table.
+
+All of them take about ten minutes of one core. Exit status 1 if one failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.architectures.check import Outcome
+from tools.architectures.configs import architectures
+from tools.architectures.table import render, summary
+from tools.architectures.workers import check_all
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.architectures", description=__doc__)
+    parser.add_argument("names", nargs="*", help="architectures (model_type); all of mlx-lm if none is given")
+    parser.add_argument("--write", type=Path, help="the file to write the table to; only with all architectures")
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args(argv)
+    if options.write and options.names:
+        parser.error("a table of some architectures only would say that there are no others")
+    outcomes = check_all(options.names or architectures(), options.jobs, _report)
+    print(summary(outcomes))
+    if options.write:
+        options.write.write_text(render(outcomes), encoding="utf-8")
+    return int(any(outcome.state == "failed" for outcome in outcomes))
+
+
+def _report(outcome: Outcome) -> None:
+    different = "; ".join(f"{split}: {worst:.1e}" for split, worst in outcome.different.items())
+    cuts = f"{len(outcome.legal_cuts)}/{max(outcome.layers - 1, 0)} cuts"
+    print(outcome.architecture, outcome.state, cuts, *filter(None, (outcome.reason, different)), sep="  ", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""Check one architecture: write a tiny checkpoint, find its legal cuts, run it split and whole, compare the bits."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from exo_mesh_mlx import provider
+
+from exo_mesh.errors import MeshError
+from tools.architectures.checkpoint import write_checkpoint
+from tools.architectures.configs import num_layers, tiny_config
+from tools.architectures.sequences import Alone, compute_alone
+from tools.architectures.splits import (
+    Split,
+    Stages,
+    one_sequence_difference,
+    restored_difference,
+    splits_of,
+    together_difference,
+)
+
+
+@dataclass
+class Outcome:
+    """What is known of one architecture. state: split, whole (cannot be cut), absent (mlx-lm cannot run it here)
+    or failed; every state but split has a reason."""
+
+    architecture: str
+    state: str = "failed"
+    reason: str = ""
+    layers: int = 0
+    legal_cuts: tuple[int, ...] = ()
+    live: tuple[str, ...] = ()
+    kv: tuple[str, ...] = ()
+    rollback: str = ""
+    batched: bool = False
+    """Rows of several sequences go through the model together."""
+    splits: int = 0
+    different: dict[str, float] = field(default_factory=dict)
+    """Of each split whose logits are not those of mlx-lm, the largest difference."""
+
+
+def check(architecture: str, *, few: bool = False) -> Outcome:
+    """Never raises: what goes wrong is in the outcome. few: not every split."""
+    outcome = Outcome(architecture)
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            config = tiny_config(architecture)
+            outcome.layers = num_layers(config)
+            model_dir = write_checkpoint(Path(directory), config)
+            sequences = compute_alone(model_dir)
+            _require_information(sequences)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 - model files of mlx-lm may do anything, exit included
+            outcome.state, outcome.reason = "absent", _sentence(exc)
+            return outcome
+        try:
+            _check_checkpoint(model_dir, outcome, sequences, few)
+        except (Exception, SystemExit) as exc:  # noqa: BLE001
+            outcome.state, outcome.reason = "failed", _sentence(exc)
+    return outcome
+
+
+def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone], few: bool) -> None:
+    survey = provider.survey(model_dir)
+    outcome.legal_cuts, outcome.reason = survey.legal_cuts, survey.reason.removeprefix(f"{model_dir} ")
+    stages = Stages(model_dir, outcome.layers)
+    try:
+        splits = splits_of(survey.legal_cuts, few=few)
+        for split in splits:
+            _run_split(stages, split, outcome, sequences, restored=split in (splits[0], splits[-1]))
+        _describe(stages, outcome)
+    finally:
+        stages.close()
+    if outcome.different:
+        outcome.state, outcome.reason = "failed", "other logits than the whole model"
+    else:
+        outcome.state = "split" if outcome.legal_cuts else "whole"
+
+
+def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[Alone], *, restored: bool) -> None:
+    name = "|".join(map(str, split)) or "whole"
+    try:
+        engines = stages.of(split)
+        differences = {
+            "": one_sequence_difference(engines, sequences[0]),
+            " together": together_difference(engines, sequences),
+            " restored": restored_difference(engines, sequences[0]) if restored else 0.0,
+        }
+    except (MeshError, RuntimeError) as exc:
+        raise RuntimeError(f"split {name}: {exc}") from exc
+    outcome.splits += 1
+    outcome.different |= {name + what: worst for what, worst in differences.items() if worst}
+
+
+def _describe(stages: Stages, outcome: Outcome) -> None:
+    """Kinds of KV and rollback of the whole model; what crosses the cut that the most crosses."""
+    (whole,) = stages.of(())
+    outcome.kv, outcome.rollback = whole.capabilities.kv, whole.capabilities.rollback
+    outcome.batched = whole.batched
+    for stage in stages.all():
+        specs = stage.capabilities.outputs
+        crossing = tuple(f"{spec.name} {spec.dtype}{list(spec.item_shape)}" for spec in specs)
+        outcome.live = max(outcome.live, crossing, key=len)
+
+
+def _require_information(sequences: list[Alone]) -> None:
+    """A model that gives the same for everything would hide every mistake."""
+    last = np.stack([alone.logits[-1][-1] for alone in sequences])
+    finite = last[:, np.isfinite(last).all(axis=0)]
+    if np.isnan(last).any() or finite.size == 0 or np.ptp(finite) == 0 or np.ptp(finite, axis=0).max() == 0:
+        raise RuntimeError("the tiny model's logits say nothing: not a number, or all the same")
+
+
+def _sentence(exc: BaseException) -> str:
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    return text if isinstance(exc, MeshError) else f"{type(exc).__name__}: {text}"

@@ -1,0 +1,90 @@
+"""A tiny config for an architecture of the installed mlx-lm: from its ModelArgs fields, and a table of exceptions."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import mlx_lm.models
+
+from tools.architectures.families import DROP, FAMILIES, OUTER, TEXT_MODELS
+from tools.architectures.sizes import BY_NAME
+
+_TEXT_CLASSES = ("TextArgs", "TextConfig", "TextModelArgs")
+_BY_TYPE: tuple[tuple[str, Any], ...] = (("list", []), ("dict", {}), ("bool", False), ("int", 2), ("float", 1.0))
+
+
+def architectures() -> list[str]:
+    """The `model_type`s that mlx-lm has a model file for, found without importing them."""
+    found = []
+    for module in pkgutil.iter_modules(mlx_lm.models.__path__):
+        source = Path(mlx_lm.models.__path__[0], f"{module.name}.py").read_text(encoding="utf-8")
+        if re.search(r"^class Model\b", source, re.MULTILINE) and "ModelArgs" in source:
+            found.append(module.name)
+    return sorted(found, key=str.lower)
+
+
+def tiny_config(architecture: str) -> dict[str, Any]:
+    """A config.json for a model of a few layers. Raises what importing the module raises (SystemExit included)."""
+    module = importlib.import_module(f"mlx_lm.models.{architecture}")
+    own = FAMILIES.get(architecture, {})
+    config: dict[str, Any] = {"model_type": architecture, "torch_dtype": "float32"}
+    if "text_config" not in {field.name for field in _fields(module.ModelArgs)}:
+        return _without_dropped(config | _settings(module.ModelArgs) | own)
+    args_class, name = _text_args(architecture, module)
+    inner = FAMILIES.get(name, {}) if name != architecture else {}
+    text = _without_dropped({"model_type": name} | _settings(args_class) | inner | own)
+    outer = {field.name: BY_NAME[field.name] for field in _fields(module.ModelArgs) if field.name in BY_NAME}
+    return config | outer | OUTER.get(architecture, {}) | {"text_config": text}
+
+
+def num_layers(config: dict[str, Any]) -> int:
+    """How many layers a config that tiny_config made has, by whichever name."""
+    text = config.get("text_config", config)
+    names = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_transformer_layers")
+    return int(next(text[name] for name in names if text.get(name)))
+
+
+def _text_args(architecture: str, module: ModuleType) -> tuple[type, str]:
+    """The class of the settings inside text_config, and the name of the architecture that they are of."""
+    for name in _TEXT_CLASSES:
+        if hasattr(module, name):
+            return getattr(module, name), architecture
+    inner = TEXT_MODELS[architecture]
+    text_module = importlib.import_module(f"mlx_lm.models.{inner}")
+    for name in (*_TEXT_CLASSES, "ModelArgs"):
+        if hasattr(text_module, name):
+            return getattr(text_module, name), inner
+    raise LookupError(f"{inner} has no settings")
+
+
+def _fields(args_class: type) -> tuple[Field[Any], ...]:
+    return fields(args_class) if is_dataclass(args_class) else ()
+
+
+def _settings(args_class: type) -> dict[str, Any]:
+    """Every setting with a tiny value of its own, and every required one."""
+    settings: dict[str, Any] = {}
+    for field in _fields(args_class):
+        if field.name in BY_NAME:
+            settings[field.name] = BY_NAME[field.name]
+        elif field.default is MISSING and field.default_factory is MISSING and field.name != "model_type":
+            settings[field.name] = _by_type(field)
+    return settings
+
+
+def _by_type(field: Field[Any]) -> Any:
+    """A value for a required setting whose name says nothing to us."""
+    declared = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    if "Optional" in declared:
+        return None
+    return next((value for name, value in _BY_TYPE if name in declared.lower()), None)
+
+
+def _without_dropped(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if value is not DROP}

@@ -1,0 +1,103 @@
+"""docs/architectures.md from the outcomes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib import metadata
+
+from tools.architectures.check import Outcome
+from tools.architectures.sequences import CHUNKS, DECODE_STEPS
+from tools.architectures.sizes import WINDOW
+
+_HEAD = """# Architectures
+
+Which model architectures of mlx-lm the MLX engine can split over machines, found by trying. Do not edit: this page is
+written by `python -m tools.architectures --write docs/architectures.md` (about ten minutes).
+Versions: {versions}.
+
+{summary}
+
+For each architecture a tiny model (random weights with noise on every parameter, float32, windows and chunks of
+{window} positions) is written to disk as safetensors and loaded by real stages. Every legal cut in two and up to five
+cuts in three are run: {sequences} prompts, the longest of {prompt} tokens, prefilled in two chunks each, then {steps}
+greedy decode steps, alone and sharing frames; unsplit and in three also after every stage's KV was saved half-way and
+restored into another sequence. *Equal* means: every bit of every logit is that of mlx-lm's own unsplit model, computed
+alone.
+
+- **Cuts**: layers before which a stage may begin. Fewer than layers - 1 where layers share KV or pass on what grows
+  with the context.
+- **Crosses a cut**: the tensors of a frame, per token.
+- **KV**: what the layers keep. **Rollback**: whether a sequence can be cut back to any earlier position.
+- **Together**: rows of several sequences go through the model in one forward; otherwise one after the other.
+
+| architecture | layers | cuts | crosses a cut | KV | rollback | together | splits run | result |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+_TEXT = {
+    "split": "equal",
+    "whole": "runs in one piece: {reason}",
+    "absent": "not run here: {reason}",
+    "failed": "**fails**: {reason}",
+}
+
+
+def render(outcomes: Sequence[Outcome]) -> str:
+    """The whole page."""
+    head = _HEAD.format(
+        versions=versions(),
+        summary=summary(outcomes),
+        window=WINDOW,
+        sequences=len(CHUNKS),
+        prompt=max(map(sum, CHUNKS)),
+        steps=DECODE_STEPS,
+    )
+    return head + "".join(_line(outcome) for outcome in outcomes)
+
+
+def versions() -> str:
+    """The libraries that the table is of."""
+    names = ("mlx", "mlx-lm")
+    return ", ".join(f"{name} {metadata.version(name)}" for name in names)
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """One sentence with the counts."""
+    ran = [outcome for outcome in outcomes if outcome.state != "absent"]
+    split = [outcome for outcome in ran if outcome.state == "split"]
+    share = 100 * len(split) / len(ran) if ran else 0.0
+    whole = sum(outcome.state == "whole" for outcome in ran)
+    failed = sum(outcome.state == "failed" for outcome in ran)
+    return (
+        f"Of {len(outcomes)} architectures, mlx-lm itself runs {len(ran)} here. {len(split)} of these ({share:.1f} %) "
+        f"split with equal bits, {whole} run in one piece only, {failed} fail."
+    )
+
+
+def _line(outcome: Outcome) -> str:
+    cuts = _ranges(outcome.legal_cuts)
+    result = _TEXT[outcome.state].format(reason=_short(outcome.reason))
+    live = "<br>".join(f"`{tensor}`" for tensor in outcome.live)
+    cells = [
+        f"`{outcome.architecture}`", outcome.layers or "", cuts, live, ", ".join(outcome.kv), outcome.rollback,
+        ("yes" if outcome.batched else "no") if outcome.kv else "", outcome.splits or "", result,
+    ]  # fmt: skip
+    return "| " + " | ".join(map(str, cells)) + " |\n"
+
+
+def _ranges(cuts: Sequence[int]) -> str:
+    """1, 2, 3, 5 -> 1–3, 5"""
+    runs: list[list[int]] = []
+    for cut in cuts:
+        if runs and runs[-1][-1] == cut - 1:
+            runs[-1].append(cut)
+        else:
+            runs.append([cut])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
+def _short(reason: str) -> str:
+    """Fit for a cell of a table, and without the names of temporary folders."""
+    reason = re.sub(r"(/[\w.\-]+)+/tmp\w+|/tmp/\w+", "the model", reason)
+    return reason.replace("|", "/")[:200]

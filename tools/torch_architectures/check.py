@@ -1,0 +1,165 @@
+"""Compare a torch ring, cut in every way, with transformers' own model on the same random checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from exo_mesh_torch import provider
+from exo_mesh_torch.survey import survey
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.engine.contract import LoadRequest, StageEngine, StageInput
+from tools.torch_architectures.families import COMMON, FAMILIES, NUM_LAYERS, VOCAB
+
+TOLERANCE = 1e-4
+"""Of float32 logits; a ring computes the same operations as the whole model, so 0.0 is what one sees."""
+
+IDS = np.random.default_rng(11).integers(3, VOCAB, 47).astype(np.int32)
+SCHEDULE = [(0, 23), (23, 18), *((41 + i, 1) for i in range(6))]
+"""Prefill in two chunks, then six decode steps, as (pos0, n)."""
+
+SHORTER = (0, 5, 14)
+"""In the test of several rows, how many tokens less of the prompt each of them has."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """worst: of all cuts; rows: of several rows of different lengths that decode together."""
+
+    cuts: tuple[int, ...]
+    splits: int
+    worst: float
+    rows: float
+    kv: tuple[str, ...]
+    rollback: str
+
+
+def write_random_model(directory: Path, family: str) -> Path:
+    """A checkpoint as transformers saves it, float32, with noise on every parameter so that no two layers are alike."""
+    torch.manual_seed(3)
+    settings = {name: value for name, value in {**COMMON, **FAMILIES[family]}.items() if value is not None}
+    config = CONFIG_MAPPING[family](**settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return directory
+
+
+def whole_model_logits(
+    directory: Path, ids: np.ndarray = IDS, schedule: Sequence[tuple[int, int]] = SCHEDULE
+) -> np.ndarray:
+    """float32 logits of every position by transformers alone, with its own cache."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()  # where a weight lies in memory can change the last bit of a product
+    cache: Any = DynamicCache(config=model.config)
+    name = "cache_params" if "cache_params" in model.forward.__code__.co_varnames else "past_key_values"
+    parts = []
+    with torch.inference_mode():
+        for pos0, n in schedule:
+            tokens = torch.from_numpy(ids[None, pos0 : pos0 + n].astype(np.int64))
+            parts.append(model(tokens, use_cache=True, **{name: cache}).logits[0].float().numpy())
+    return np.concatenate(parts)
+
+
+class Stages:
+    """Stages of one checkpoint, each loaded once."""
+
+    def __init__(self, directory: Path, num_layers: int = NUM_LAYERS, **options: str) -> None:
+        self._directory, self._num_layers, self._options = directory, num_layers, options
+        self._loaded: dict[tuple[int, int], StageEngine] = {}
+
+    def ring(self, cuts: Sequence[int]) -> list[StageEngine]:
+        return [self.stage(a, b) for a, b in zip([0, *cuts], [*cuts, self._num_layers], strict=True)]
+
+    def stage(self, start: int, stop: int) -> StageEngine:
+        if (start, stop) not in self._loaded:
+            stage = provider.create()
+            shard = Shard("m", start, stop, self._num_layers)
+            stage.load(LoadRequest(shard, self._directory, 512, self._options), lambda done, total: None)
+            self._loaded[start, stop] = stage
+        return self._loaded[start, stop]
+
+    def close(self) -> None:
+        for stage in self._loaded.values():
+            stage.close()
+
+
+def forward(stages: Sequence[StageEngine], rows: Sequence[Row], token_ids: np.ndarray) -> np.ndarray:
+    """Once round the ring. Raises AssertionError for any fault."""
+    tensors: dict[str, Tensor] = {}
+    logits = None
+    for stage in stages:
+        output = stage.forward(StageInput(tuple(rows), tuple(token_ids.tolist()), tensors))
+        assert not output.faults, output.faults
+        tensors, logits = dict(output.tensors), output.logits
+    assert logits is not None
+    return logits
+
+
+def split_logits(stages: Sequence[StageEngine]) -> np.ndarray:
+    """Logits of every position by a ring, in the same schedule."""
+    for stage in stages:
+        stage.insert(1, 64)
+    parts = [forward(stages, [Row(1, pos0, n, n)], IDS[pos0 : pos0 + n]) for pos0, n in SCHEDULE]
+    for stage in stages:
+        stage.remove(1)
+    return np.concatenate(parts)
+
+
+def rows_logits(stages: Sequence[StageEngine]) -> tuple[np.ndarray, list[int]]:
+    """Logits of three rows with prompts of different lengths, which decode in common frames: `[row, step, vocab]`."""
+    starts = [41 - less for less in SHORTER]
+    for stage in stages:
+        for sequence in range(len(starts)):
+            stage.insert(sequence, 64)
+    for sequence, start in enumerate(starts):
+        forward(stages, [Row(sequence, 0, start)], IDS[:start])
+    steps = []
+    for step in range(6):
+        rows = [Row(sequence, start + step, 1, 1) for sequence, start in enumerate(starts)]
+        steps.append(forward(stages, rows, np.array([IDS[start + step] for start in starts])))
+    for stage in stages:
+        for sequence in range(len(starts)):
+            stage.remove(sequence)
+    return np.stack(steps, 1), starts
+
+
+def check_rows(directory: Path, stages: Sequence[StageEngine]) -> float:
+    """Largest difference of several rows from each of them alone in transformers."""
+    got, starts = rows_logits(stages)
+    worst = 0.0
+    for row, start in zip(got, starts, strict=True):
+        schedule = [(0, start), *((start + i, 1) for i in range(6))]
+        want = whole_model_logits(directory, IDS[: start + 6], schedule)[start:]
+        worst = max(worst, float(np.abs(row - want).max()))
+    return worst
+
+
+def check_family(directory: Path, family: str) -> Outcome:
+    """Every legal cut, in two and in three. Raises what the engine raises."""
+    write_random_model(directory, family)
+    cuts = survey(directory).legal_cuts
+    want = whole_model_logits(directory)
+    assert np.ptp(want) > 0.1, "the logits are all alike: this proves little"
+    stages = Stages(directory)
+    splits = [(), *((cut,) for cut in cuts), *combinations(cuts, 2)]
+    worst = max(float(np.abs(split_logits(stages.ring(split)) - want).max()) for split in splits)
+    middle = cuts[len(cuts) // 2 : len(cuts) // 2 + 1]
+    ring = stages.ring(middle)
+    rows = check_rows(directory, ring)
+    kinds = tuple(dict.fromkeys(kind for stage in ring for kind in stage.capabilities.kv))
+    rollback = "any" if all(stage.capabilities.rollback == "any" for stage in ring) else "none"
+    stages.close()
+    return Outcome(cuts, len(splits), worst, rows, kinds, rollback)
