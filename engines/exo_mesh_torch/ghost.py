@@ -121,11 +121,15 @@ def _silence(model: nn.Module, names: frozenset[str]) -> None:
 
 
 def _zeros(module: nn.Module) -> Any:
+    """A forward of an embedding that gives zeros; of any other module one that gives what it is given."""
     weight: Any = getattr(module, "weight", None)
 
-    def forward(given: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        if given.is_floating_point():
-            return given
-        return torch.zeros((*given.shape, weight.shape[-1]), dtype=weight.dtype, device=given.device)
+    def embedding(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        ids = next((tensor for tensor in tensors if not tensor.is_floating_point()), tensors[0])
+        return torch.zeros((*ids.shape, weight.shape[-1]), dtype=weight.dtype, device=ids.device)
 
-    return forward
+    def other(given: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+        return given
+
+    return embedding if isinstance(module, nn.Embedding) else other
