@@ -116,6 +116,7 @@ class Instances:
         If it is adopted later, its new owner has reached all its stages, and it gets another chance.
         """
         self._distrust.note(instance, self._clock())
+        self._custody.note(instance.plan.instance_id, instance.ballot)  # also when its record is gone by then
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
         return not self._distrust.includes(instance, self._clock())

@@ -16,6 +16,9 @@ REDIAL_S = 5.0
 
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.05, 0.5
 
+ALIVE_EVERY_S = 0.1
+"""While a member is asked, the membership may give it up, and then its answer is not waited for."""
+
 MAX_REDIALS = 10
 """Without a new token in between. A long prefill begins anew each time, so this is not for ever."""
 
@@ -42,8 +45,18 @@ async def look_at(plan: Plan, members: Members) -> tuple[Verdict, str]:
 
 
 async def _answer(plan: Plan, peer_id: str, members: Members) -> tuple[Verdict, str]:
-    if not members.is_alive(peer_id):
+    asked = asyncio.create_task(_ask(plan, peer_id, members))
+    try:
+        while members.is_alive(peer_id):
+            if (await asyncio.wait((asked,), timeout=ALIVE_EVERY_S))[0]:
+                return asked.result()
         return Verdict.LOST, f"peer {peer_id[:8]} is gone"
+    finally:
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+
+
+async def _ask(plan: Plan, peer_id: str, members: Members) -> tuple[Verdict, str]:
     try:
         reason = await members.member(peer_id).look(plan.instance_id, plan.ballot)
     except MeshError as exc:

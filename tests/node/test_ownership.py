@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
@@ -100,7 +101,9 @@ def test_what_a_woken_node_must_free_first() -> None:
 
 def test_a_ring_that_failed_a_request_here_is_not_used_until_somebody_has_adopted_it() -> None:
     unused: Any = None
-    known = Instances(unused, unused, unused, unused, unused)
+    noted: dict[str, Ballot] = {}
+    custody: Any = SimpleNamespace(note=noted.__setitem__)
+    known = Instances(unused, custody, unused, unused, unused)
     ring = an_instance(1, "x", "a", "b")
     adopted = replace(ring, adopted=Ballot(2, "a"))
     known.distrust(ring)
@@ -108,3 +111,4 @@ def test_a_ring_that_failed_a_request_here_is_not_used_until_somebody_has_adopte
     assert known.is_trusted(adopted), "its new owner has reached every stage: no reason to place it anew"
     known.distrust(adopted)
     assert not known.is_trusted(adopted) and known.is_trusted(an_instance(3, "y", "b"))
+    assert noted == {"m-1": Ballot(2, "a")}, "what is placed instead must be above it"
