@@ -83,6 +83,9 @@ class GhostStage:
         return result
 
     def close(self) -> None:
+        """Undo what refers to this object from inside the model, so that nothing is kept in a circle."""
+        for module in self._model.modules():
+            vars(module).pop("forward", None)
         self._model = None
 
     def _ghost(self, index: int, returns: int) -> Any:
