@@ -52,7 +52,7 @@ def test_a_split_model_has_the_bits_of_the_whole(architecture: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("architecture", [name for name in architectures() if name != "phi3small"])
+@pytest.mark.parametrize("architecture", architectures())
 def test_every_architecture_that_runs_at_all_runs_right(architecture: str) -> None:
     outcome = check(architecture)
     assert outcome.state != "failed", (outcome.reason, outcome.different)
