@@ -172,3 +172,15 @@ def test_what_it_cannot_compute_exactly_is_refused(tmp_path: Path, changes: dict
     with pytest.raises(ModelError, match=key) as caught:
         Ring(provider, tmp_path, NUM_LAYERS, ())
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_the_loop_that_bench_compares_with_computes_the_same(tmp_path: Path) -> None:
+    from exo_mesh_numpy.model_config import read_model_config
+    from exo_mesh_numpy.plain import PlainLoop
+
+    build("llama").save_pretrained(tmp_path)
+    expected = logits_of(provider, tmp_path)
+    ring = Ring(provider, tmp_path, NUM_LAYERS, ())
+    loop = PlainLoop(read_model_config(tmp_path), ring.stages[0].weights, len(IDS))  # type: ignore[attr-defined]
+    for pos0, n in ((0, 100), (100, 1), (101, 20)):
+        np.testing.assert_allclose(loop.forward(IDS[pos0 : pos0 + n], pos0), expected[pos0 + n - 1], rtol=0, atol=SLACK)
