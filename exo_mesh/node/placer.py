@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from exo_mesh.config import Settings
 from exo_mesh.domain.device import PeerInfo
@@ -153,54 +154,30 @@ class Placer:
         around: Surroundings,
     ) -> Plan:
         policy = spec.policy or self._settings.placement
-        mixing = spec.mixed_rings or self._settings.mixed_rings
         min_peers = spec.min_peers or self._settings.min_peers
         if (spec.context_limit or 0) > card.context_length:
             raise InputError(
                 f"context_limit is {spec.context_limit}, but {card.name} has {card.context_length} positions",
                 param="context_limit",
             )
+        shared: dict[str, Any] = {
+            "instance_id": instance_id,
+            "ballot": ballot,
+            "around": around,
+            "mixing": spec.mixed_rings or self._settings.mixed_rings,
+        }
+        wide: dict[str, Any] = {**shared, "policy": policy, "min_peers": min_peers}
         context_limit = spec.context_limit or self._settings.context_limit
 
         def pinned(context: int) -> Plan:
-            return solve_pinned(
-                card,
-                candidates,
-                spec.pins,
-                context_limit=context,
-                instance_id=instance_id,
-                ballot=ballot,
-                around=around,
-                mixing=mixing,
-            )
+            return solve_pinned(card, candidates, spec.pins, context_limit=context, **shared)
 
         if context_limit is None:
-            if spec.pins:
-                return most_context(card, pinned)
-            return solve_with_most_context(
-                card,
-                candidates,
-                policy=policy,
-                min_peers=min_peers,
-                instance_id=instance_id,
-                ballot=ballot,
-                around=around,
-                mixing=mixing,
-            )
+            return most_context(card, pinned) if spec.pins else solve_with_most_context(card, candidates, **wide)
         context_limit = min(context_limit, card.context_length)
         if spec.pins:
             return pinned(context_limit)
-        return solve(
-            card,
-            candidates,
-            policy=policy,
-            min_peers=min_peers,
-            context_limit=context_limit,
-            instance_id=instance_id,
-            ballot=ballot,
-            around=around,
-            mixing=mixing,
-        )
+        return solve(card, candidates, context_limit=context_limit, **wide)
 
     async def place(
         self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot, on_progress: OnProgress

@@ -89,7 +89,12 @@ async def test_engines_can_be_preferred_and_mixing_asked_for(api: Served) -> Non
 
 @pytest.mark.parametrize(
     ("path", "param"),
-    [("?model=m&mixed_rings=maybe", "mixed_rings"), ("", "model"), ("?model=m&context_limit=-1", "context_limit"), ("?model=m&widths=2", "widths")],
+    [
+        ("?model=m&mixed_rings=maybe", "mixed_rings"),
+        ("", "model"),
+        ("?model=m&context_limit=-1", "context_limit"),
+        ("?model=m&widths=2", "widths"),
+    ],
 )
 async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: str) -> None:
     status, body = await get(api, "/instance/previews" + path)

@@ -103,6 +103,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         cors_origins=("https://a.example", "http://localhost:3000"),
         engine="dummy",
         engine_options={"a": "1", "b": "x=y"},
+        model_engines={"org/m": "dummy", "n": "mlx"},
+        mixed_rings="never",
         max_memory_bytes=12 * 10**9,
         models_dirs=(tmp_path, tmp_path / "b"),
         min_peers=2,
