@@ -165,8 +165,8 @@ def test_an_engine_is_compared_with_the_loop_of_its_own_library(engine: str, tmp
 
 
 ALLOWED = {"torch": 1.20}
-"""Over the bar of SLACK: torch's first product with a large bfloat16 head takes as much again for a moment, 131 MB beside
-the 773 MB of the last stage here. docs/benchmarks.md has the figures."""
+"""Over the bar of SLACK: torch's first product with a large bfloat16 head takes as much again for a moment, 131 MB
+beside the 773 MB of the last stage here. docs/benchmarks.md has the figures."""
 
 
 @pytest.mark.slow
