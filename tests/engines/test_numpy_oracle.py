@@ -65,6 +65,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3, layers without rope": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0}),
 }
 
+IN_MLX = (
+    "llama",
+    "llama, biases everywhere",
+    "llama, scaled as Llama 3.1",
+    "qwen2",
+    "qwen3, yarn and head_dim of its own",
+)
+"""What mlx-lm is asked for besides transformers: each family, and what each of the two has written for itself."""
+
 
 def build(name: str) -> Any:
     """A transformers model with wide random weights, so that logits are flat and every part matters."""
@@ -110,6 +119,7 @@ def test_logits_are_those_of_transformers(written: tuple[str, Path, np.ndarray],
     np.testing.assert_allclose(logits_of(provider, directory, mode=mode), expected, rtol=0, atol=SLACK)
 
 
+@pytest.mark.parametrize("written", IN_MLX, indirect=True)
 def test_logits_are_those_of_mlx(written: tuple[str, Path, np.ndarray]) -> None:
     mlx = pytest.importorskip("exo_mesh_mlx")
     pytest.importorskip("mlx_lm")

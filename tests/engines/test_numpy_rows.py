@@ -103,7 +103,8 @@ def test_logits_have_the_bits_of_one_row_at_a_time(
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(1800)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=CUTS, schedule=frames())
 def test_logits_have_the_bits_of_one_row_at_a_time_for_many_schedules(
     model: Model, cuts: tuple[int, ...], schedule: list[list[tuple[int, int, int, bool]]]
