@@ -16,6 +16,7 @@ import mlx.nn as nn
 from exo_mesh.errors import ModelError
 from exo_mesh_mlx import tree
 from exo_mesh_mlx.hooks import hook, unhook
+from exo_mesh_mlx.wire import MX_DTYPES
 
 RUN_TOKENS = (5, 3, 1)
 """Tokens of the three runs, over one cache: an axis of sizes 5, 3, 1 counts tokens; 5, 8, 9 grows with the context."""
@@ -111,6 +112,8 @@ class Trace:
             shapes = self.shapes[source]
             if len(shapes) != len(RUN_TOKENS) or len({len(shape) for shape in shapes}) != 1:
                 return f"layer {source.layer} does not always return the same arrays"
+            if self.dtypes[source] not in MX_DTYPES.values():
+                return f"what layer {source.layer} hands on is {self.dtypes[source]}, which does not travel"
             varying = [sizes for sizes in zip(*shapes, strict=True) if len(set(sizes)) > 1]
             if varying and varying != [RUN_TOKENS]:
                 return f"what layer {source.layer} hands on grows with the context"
