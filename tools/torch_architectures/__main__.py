@@ -1,4 +1,4 @@
-"""`python -m tools.torch_architectures [--quick] [FAMILY…]`: check families and put the outcome into the engine's README.
+"""`python -m tools.torch_architectures [--quick] [FAMILY…]`: check families, write the engine's README.
 
 Every legal cut in two and in three, prefill in two chunks and six decode steps, float32, against transformers' own
 model; then three rows of different lengths that decode together. Without names all families are checked, which takes
