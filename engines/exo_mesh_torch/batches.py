@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from exo_mesh.errors import EngineError
 from exo_mesh_torch.caches import CachePlan, StageCache
 
 
@@ -100,6 +101,8 @@ class Batches:
 
     def _cut(self, batch: Batch, surplus: int) -> None:
         if surplus:
+            if not batch.cache.can_cut(surplus):
+                raise EngineError(f"KV of {batch.length} positions cannot be cut back by {surplus}")
             batch.cache.cut(surplus)
             batch.lengths = [length - surplus for length in batch.lengths]
 

@@ -70,7 +70,7 @@ class ForeignLayer:
         return False
 
     def tensors(self: Any) -> Iterator[torch.Tensor]:
-        yield from (value for value in vars(self).values() if isinstance(value, torch.Tensor))
+        yield from (value for value in list(vars(self).values()) if isinstance(value, torch.Tensor))
 
 
 class CachePlan:

@@ -141,7 +141,7 @@ class TorchStage:
     def _declare(self) -> Capabilities:
         """What this stage can do, from its layers."""
         model, _ = self._loaded()
-        name = wire.dtype_name(self._activation_dtype or model.dtype)
+        name = wire.dtype_name(self._activation_dtype or model.hidden_dtype)
         spec = (TensorSpec(HIDDEN, name, (math.prod(model.hidden_shape),)),)
         return Capabilities(
             ragged=True,
@@ -163,7 +163,7 @@ class TorchStage:
         expected = (sum(row.n for row in stage_input.rows), math.prod(model.hidden_shape))
         if tensor.shape != expected:
             raise EngineError(f"tensor {HIDDEN!r} has shape {tensor.shape}, expected {expected}")
-        return wire.from_tensor(tensor, model.device).to(model.dtype).reshape(-1, *model.hidden_shape)
+        return wire.from_tensor(tensor, model.device).to(model.hidden_dtype).reshape(-1, *model.hidden_shape)
 
     def _bad_rows(self, rows: Sequence[Row], token_ids: Sequence[int], starts: Sequence[int]) -> dict[int, Fault]:
         """By sequence, the first thing that makes one of its rows impossible. Changes nothing."""
@@ -236,7 +236,7 @@ class TorchStage:
             logits = wanted[0] if len(wanted) == 1 else torch.cat([part.to(model.device) for part in wanted])
             return StageOutput(logits=logits.cpu().numpy(), faults=faults)
         width = math.prod(model.hidden_shape)
-        dtype = self._activation_dtype or model.dtype
+        dtype = self._activation_dtype or model.hidden_dtype
         parts = [
             result.reshape(-1, width).to(dtype)
             if result is not None
@@ -255,7 +255,7 @@ class TorchStage:
             for pos0, n in ((0, 2), (2, 1)):
                 tensors: Mapping[str, Tensor] = {}
                 if not model.is_first:
-                    zeros = torch.zeros((n, math.prod(model.hidden_shape)), dtype=model.dtype)
+                    zeros = torch.zeros((n, math.prod(model.hidden_shape)), dtype=model.hidden_dtype)
                     tensors = {HIDDEN: wire.to_tensor(zeros)}
                 self.forward(StageInput((Row(WARM_UP_SEQUENCE, pos0, n, 1),), (0,) * n, tensors))
         except EngineError as exc:

@@ -43,6 +43,15 @@ class OpenModel:
         takes_positions = "position_ids" in signature(self.model.forward).parameters
         return self.caches.batchable and not _ropes(self.config) and (takes_positions or recurrent_only)
 
+    def kinds(self, index: int) -> tuple[KvKind, ...]:
+        """What layer `index` keeps. Latent, where one row of the width of kv_lora_rank stands for all heads."""
+        kinds = self.caches.kinds[index]
+        buffers = list(self.trace.caches.layers[self.trace.layers[index].like].tensors())
+        rank = getattr(self.config, "kv_lora_rank", None)
+        if rank and kinds == ("full",) and any(b.ndim == 4 and b.shape[1] == 1 and b.shape[3] >= rank for b in buffers):
+            return ("latent",)
+        return kinds
+
     def check_range(self, start: int, stop: int) -> None:
         """Raises ModelError if start or stop is no legal cut."""
         for cut in (start, stop):
@@ -96,7 +105,7 @@ class StageModel:
         self.device = device
         self.layers = range(start, stop)
         self.hidden_shape = opened.trace.hidden_shape
-        self.dtype: torch.dtype = opened.model.dtype
+        self.hidden_dtype = opened.trace.hidden_dtype
         self.vocab_size = int(opened.config.vocab_size)
         self._has_attention = any(kind != "recurrent" for kinds in opened.caches.kinds for kind in kinds)
 
@@ -114,7 +123,7 @@ class StageModel:
 
     @property
     def kv_kinds(self) -> tuple[KvKind, ...]:
-        return tuple(dict.fromkeys(kind for i in self.layers for kind in self._opened.caches.kinds[i]))
+        return tuple(dict.fromkeys(kind for i in self.layers for kind in self._opened.kinds(i)))
 
     def new_cache(self) -> StageCache:
         return self._opened.caches.new()

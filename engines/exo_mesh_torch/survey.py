@@ -68,5 +68,4 @@ def _kv_bytes(opened: OpenModel, index: int) -> tuple[int, int]:
 
 def _kinds(opened: OpenModel) -> tuple[str, ...]:
     """Equal for layers of equal classes, shapes and caches."""
-    kinds = opened.caches.kinds
-    return tuple(f"{'+'.join(kinds[use.like]) or 'none'}-{use.like}" for use in opened.trace.layers)
+    return tuple(f"{'+'.join(opened.kinds(use.like)) or 'none'}-{use.like}" for use in opened.trace.layers)

@@ -38,7 +38,8 @@ class LayerUse:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """hidden_shape: of one token of the hidden state. reason: why a model without legal_cuts has none.
+    """hidden_shape, hidden_dtype: of one token of the hidden state between layers. streams: does an axis of parallel
+    hidden states come before rows and tokens? reason: why a model without legal_cuts has none.
 
     first, last: parameters used only before the first and only behind the last layer; everywhere: those that every
     stage needs. caches: a cache that the run has filled, whose shapes are those of the real one.
@@ -47,6 +48,7 @@ class Trace:
     prefix: str
     layers: tuple[LayerUse, ...]
     hidden_shape: tuple[int, ...]
+    hidden_dtype: torch.dtype
     streams: bool
     legal_cuts: tuple[int, ...]
     reason: str
@@ -68,6 +70,7 @@ class _Watch:
     order_kept: bool = True
     returns: dict[int, int] = field(default_factory=dict)
     hidden_shape: tuple[int, ...] = ()
+    hidden_dtype: torch.dtype | None = None
     tainted: bool = False
     side_values: bool = False
     extras: list[torch.Tensor] = field(default_factory=list)
@@ -126,6 +129,7 @@ def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> Trace:
         prefix=prefix,
         layers=tuple(LayerUse(direct.returns[i], kinds[i]) for i in range(num_layers)),
         hidden_shape=direct.hidden_shape[2:] if not streams else (direct.hidden_shape[0], *direct.hidden_shape[3:]),
+        hidden_dtype=direct.hidden_dtype or torch.float32,
         streams=streams,
         legal_cuts=cuts,
         reason=reason,
@@ -218,6 +222,7 @@ def _watched(watch: _Watch, index: int, layer: nn.Module, *, from_layers: bool) 
         watch.next_layer += 1
         hidden = get_hidden(args, kwargs)
         watch.hidden_shape = watch.hidden_shape or tuple(hidden.shape)
+        watch.hidden_dtype = hidden.dtype  # the last layer's: it comes out of a layer, unless there is but one
         others = [value for value in _tensors(args, kwargs) if value is not hidden]
         if any(value.requires_grad for value in others):
             if from_layers:
@@ -236,7 +241,9 @@ def _watched(watch: _Watch, index: int, layer: nn.Module, *, from_layers: bool) 
             watch.returns[index] = watch.returns_of[type(layer)] = len(output) if isinstance(output, tuple) else 0
         else:  # layers of one class return alike
             watch.returns.setdefault(index, watch.returns_of.get(type(layer), 0))
-        result = torch.empty_like(hidden).requires_grad_(from_layers)
+        first = output[0] if isinstance(output, tuple) else output
+        dtype = first.dtype if isinstance(first, torch.Tensor) else hidden.dtype
+        result = torch.empty_like(hidden, dtype=dtype).requires_grad_(from_layers)
         if not watch.returns[index]:
             return result
         watch.extras += (extras := [torch.empty_like(hidden) for _ in range(watch.returns[index] - 1)])
