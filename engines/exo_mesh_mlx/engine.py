@@ -107,6 +107,7 @@ class MlxStage:
         except MeshError:
             raise
         except Exception as exc:  # model code and mlx raise anything
+            self.batched = False  # should it be code that several rows at once are too much for, it happens only once
             raise EngineError(f"mlx failed in a forward of {len(stage_input.rows)} rows: {exc}") from exc
 
     def remove(self, sequence: int) -> None:
@@ -185,7 +186,7 @@ class MlxStage:
             caches = CacheRows([self._sequences[rows[index].sequence].cache for index in group.rows])
             if self._ragged is not None:
                 self._ragged.switch(len(group.rows) > 1)
-            ids = mx.array(np.array([tokens[index] for index in group.rows], np.int32))
+            ids = mx.array([tokens[index] for index in group.rows], mx.int32)
             num_logits = max(rows[index].num_logits for index in group.rows)
             computed.append((group, stage.forward(ids, caches.full(), packet, num_logits)))
             caches.advance(group.n)
@@ -203,7 +204,8 @@ class MlxStage:
             return StageOutput(tensors=packets.to_tensors(packed), faults=faults)
         wanted = self._wanted_logits(rows, computed)
         mx.eval(wanted, states)
-        return StageOutput(logits=np.concatenate([np.array(array) for array in wanted]), faults=faults)
+        copies = [np.array(array) for array in wanted]
+        return StageOutput(logits=copies[0] if len(copies) == 1 else np.concatenate(copies), faults=faults)
 
     def _wanted_logits(self, rows: Sequence[Row], computed: Computed) -> list[mx.array]:
         """float32 `[k, vocab]` arrays, in row order; zeros for a row that was not computed."""

@@ -108,10 +108,10 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
         model_classes(dict(checkpoint.config))
     except (Exception, SystemExit) as exc:  # a module of mlx-lm may lack a library of its own, and then exit
         name = checkpoint.config.get("model_type")
-        reason = f": {exc}" if isinstance(exc, SystemExit) else ""
+        reason = ": its model file ends the process, as a library that it needs is not installed"
         raise ModelError(
             f"{checkpoint.config_file}: model_type {name!r} is not supported by mlx-lm {metadata.version('mlx-lm')}"
-            + reason
+            + (reason if isinstance(exc, SystemExit) else "")
         ) from exc
 
 

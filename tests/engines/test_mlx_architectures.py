@@ -20,10 +20,11 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from exo_mesh.errors import ModelError
-from tools.architectures.check import check
+from tools.architectures.check import Outcome, check
 from tools.architectures.checkpoint import write_checkpoint
 from tools.architectures.configs import architectures, tiny_config
 from tools.architectures.sizes import LAYERS, VOCAB
+from tools.architectures.table import render, versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 IDS = np.random.default_rng(11).integers(0, VOCAB, 47).tolist()
@@ -52,7 +53,7 @@ def test_a_split_model_has_the_bits_of_the_whole(architecture: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("architecture", [name for name in architectures() if name != "phi3small"])
+@pytest.mark.parametrize("architecture", architectures())
 def test_every_architecture_that_runs_at_all_runs_right(architecture: str) -> None:
     outcome = check(architecture)
     assert outcome.state != "failed", (outcome.reason, outcome.different)
@@ -78,6 +79,20 @@ def test_the_page_gives_a_reason_for_all_that_does_not_split() -> None:
     assert all(len(result.partition(": ")[2]) > 10 for result in others.values()), others
     ran = [name for name, result in results.items() if not result.startswith("not run here")]
     assert len(split) >= 0.95 * len(ran)
+    counted = re.search(
+        r"Of (\d+) architectures, mlx-lm itself runs (\d+) here. Of these (\d+) ", PAGE.read_text("utf-8")
+    )
+    assert counted and tuple(map(int, counted.groups())) == (len(results), len(ran), len(split))
+
+
+def test_rows_of_an_earlier_page_are_kept_only_if_it_is_of_the_same_versions() -> None:
+    page = PAGE.read_text(encoding="utf-8").replace("Versions: ", "Versions: older ")
+    new = Outcome("llama", "failed", "a reason")
+    assert [line for line in render([new], page).splitlines() if line.startswith("| `")] == [
+        "| `llama` |  |  |  |  |  |  |  | **fails**: a reason |"
+    ]
+    kept = render([new], f"Versions: {versions()}.\n| `gpt2` | 6 | | | | | | | equal |\n")
+    assert "Of 2 architectures, mlx-lm itself runs 2 here. Of these 1 (50.0 %)" in kept and "1 fail." in kept
 
 
 @pytest.fixture

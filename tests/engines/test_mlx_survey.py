@@ -16,7 +16,7 @@ from exo_mesh_mlx.engine import MlxStage
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import LoadRequest, ModelSurvey, StageInput, Surveyor, TensorSpec
+from exo_mesh.engine.contract import LoadRequest, ModelSurvey, SequenceSaver, StageInput, Surveyor, TensorSpec
 from exo_mesh.errors import EngineError, ModelError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel
@@ -130,6 +130,7 @@ def test_a_saved_sequence_goes_on_in_another_process_of_the_same_stage_only(tmp_
     one, same, other = load(tmp_path, 0, 3, LAYERS), load(tmp_path, 0, 3, LAYERS), load(tmp_path, 3, 6, LAYERS)
     one.insert(1, 64)
     one.forward(StageInput((Row(1, 0, 5),), (1, 2, 3, 4, 5), {}))
+    assert isinstance(one, SequenceSaver)
     saved = one.save(1)
     same.restore(7, 64, saved)
     step = [stage.forward(StageInput((Row(seq, 5, 1),), (9,), {})) for stage, seq in ((one, 1), (same, 7))]

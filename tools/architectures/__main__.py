@@ -18,15 +18,16 @@ from tools.architectures.workers import check_all
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.architectures", description=__doc__)
     parser.add_argument("names", nargs="*", help="architectures (model_type); all of mlx-lm if none is given")
-    parser.add_argument("--write", type=Path, help="the file to write the table to; only with all architectures")
+    parser.add_argument("--write", type=Path, help="the page to write; with names, only their rows of it are new")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args(argv)
-    if options.write and options.names:
-        parser.error("a table of some architectures only would say that there are no others")
+    if options.write and options.names and not options.write.is_file():
+        parser.error("a page of some architectures only would say that there are no others")
     outcomes = check_all(options.names or architectures(), options.jobs, _report)
-    print(summary(outcomes))
+    print(summary([outcome.state for outcome in outcomes]))
     if options.write:
-        options.write.write_text(render(outcomes), encoding="utf-8")
+        earlier = options.write.read_text(encoding="utf-8") if options.names else ""
+        options.write.write_text(render(outcomes, earlier), encoding="utf-8")
     return int(any(outcome.state == "failed" for outcome in outcomes))
 
 

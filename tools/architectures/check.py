@@ -115,5 +115,7 @@ def _require_information(sequences: list[Alone]) -> None:
 
 
 def _sentence(exc: BaseException) -> str:
+    if isinstance(exc, SystemExit):
+        return "its model file ends the process, as a library that it needs is not installed"
     text = " ".join(str(exc).split()) or type(exc).__name__
     return text if isinstance(exc, MeshError) else f"{type(exc).__name__}: {text}"

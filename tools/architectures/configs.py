@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from dataclasses import MISSING, Field, fields, is_dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import mlx_lm.models
+from exo_mesh_mlx import provider
 
 from tools.architectures.families import DROP, FAMILIES, OUTER, TEXT_MODELS
 from tools.architectures.sizes import BY_NAME
@@ -20,13 +19,9 @@ _BY_TYPE: tuple[tuple[str, Any], ...] = (("list", []), ("dict", {}), ("bool", Fa
 
 
 def architectures() -> list[str]:
-    """The `model_type`s that mlx-lm has a model file for, found without importing them."""
-    found = []
-    for module in pkgutil.iter_modules(mlx_lm.models.__path__):
-        source = Path(mlx_lm.models.__path__[0], f"{module.name}.py").read_text(encoding="utf-8")
-        if re.search(r"^class Model\b", source, re.MULTILINE) and "ModelArgs" in source:
-            found.append(module.name)
-    return sorted(found, key=str.lower)
+    """The `model_type`s that mlx-lm has a model file for, as the engine's provider tells them from building blocks."""
+    modules = [module.name for module in pkgutil.iter_modules(mlx_lm.models.__path__)]
+    return sorted(filter(provider.supports, modules), key=str.lower)
 
 
 def tiny_config(architecture: str) -> dict[str, Any]:

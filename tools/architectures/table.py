@@ -43,17 +43,19 @@ _TEXT = {
 }
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
-    """The whole page."""
+def render(outcomes: Sequence[Outcome], page: str = "") -> str:
+    """The whole page. page: an earlier one, whose other rows are kept if it is of the same versions."""
+    rows = _rows_of(page) if f"Versions: {versions()}." in page else {}
+    rows |= {outcome.architecture: _line(outcome) for outcome in outcomes}
     head = _HEAD.format(
         versions=versions(),
-        summary=summary(outcomes),
+        summary=summary([_state_of(row) for row in rows.values()]),
         window=WINDOW,
         sequences=len(CHUNKS),
         prompt=max(map(sum, CHUNKS)),
         steps=DECODE_STEPS,
     )
-    return head + "".join(_line(outcome) for outcome in outcomes)
+    return head + "".join(rows[name] for name in sorted(rows, key=str.lower))
 
 
 def versions() -> str:
@@ -62,17 +64,26 @@ def versions() -> str:
     return ", ".join(f"{name} {metadata.version(name)}" for name in names)
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
-    """One sentence with the counts."""
-    ran = [outcome for outcome in outcomes if outcome.state != "absent"]
-    split = [outcome for outcome in ran if outcome.state == "split"]
-    share = 100 * len(split) / len(ran) if ran else 0.0
-    whole = sum(outcome.state == "whole" for outcome in ran)
-    failed = sum(outcome.state == "failed" for outcome in ran)
+def summary(states: Sequence[str]) -> str:
+    """Two sentences with the counts of Outcome.state."""
+    ran = len(states) - states.count("absent")
+    split = states.count("split")
+    share = 100 * split / ran if ran else 0.0
     return (
-        f"Of {len(outcomes)} architectures, mlx-lm itself runs {len(ran)} here. {len(split)} of these ({share:.1f} %) "
-        f"split with equal bits, {whole} run in one piece only, {failed} fail."
+        f"Of {len(states)} architectures, mlx-lm itself runs {ran} here. Of these {split} ({share:.1f} %) split with "
+        f"equal bits,\n{states.count('whole')} run in one piece only, and {states.count('failed')} fail."
     )
+
+
+def _rows_of(page: str) -> dict[str, str]:
+    """{architecture: its line}"""
+    return {line.split("`")[1]: line for line in page.splitlines(keepends=True) if line.startswith("| `")}
+
+
+def _state_of(row: str) -> str:
+    """Outcome.state again, from the last cell."""
+    result = row.rstrip("| \n").rpartition(" | ")[2]
+    return next(state for state, text in _TEXT.items() if result.startswith(text.partition("{")[0]))
 
 
 def _line(outcome: Outcome) -> str:
