@@ -17,6 +17,9 @@ from exo_mesh_numpy.scratch import Scratch
 MAX_SCORES = 2**22
 """Scores held at once (16 MiB); longer contexts take fewer heads, then fewer queries at once."""
 
+MAX_QUERIES = 64
+"""Queries taken at once: no later key is looked at than that of the last one, and their scores stay in the cache."""
+
 LARGE_GROUP = 4
 """From so many query heads to a kv head on, BLAS is faster with all of them as a matrix than with each as a vector."""
 
@@ -32,7 +35,7 @@ def _shares(queries: np.ndarray, num_kv_heads: int, pos0: int) -> Iterator[tuple
     num_queries, num_heads, _ = queries.shape
     per_query = num_heads // num_kv_heads * (pos0 + num_queries)
     heads = min(num_kv_heads, max(1, MAX_SCORES // (per_query * num_queries)))
-    step = max(1, MAX_SCORES // (per_query * heads))
+    step = max(1, min(MAX_QUERIES, MAX_SCORES // (per_query * heads)))
     for first in range(0, num_kv_heads, heads):
         for begin in range(0, num_queries, step):
             yield slice(first, min(first + heads, num_kv_heads)), slice(begin, min(begin + step, num_queries))

@@ -1,7 +1,8 @@
 """`python -m exo_mesh_numpy.bench`: how fast this machine runs a Llama, beside NumPy's own loop over its products.
 
-Two floors, each over the very matrices of the model: products of one row for decode, of a whole chunk for prefill.
-What the engine adds to them (norms, attention, the turning of heads) is what the ratio shows. Weights are random.
+Two yardsticks, over the very matrices of the model. *products*: nothing but NumPy's products of the weights, which is
+what memory or BLAS allow; no engine reaches it. *loop*: a forward pass as one would write it with NumPy, for one
+sequence. Weights are random. What is compared is done in turns, so that other load on the machine hits all alike.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, StageInput
 from exo_mesh_numpy.engine import NumpyStage
 from exo_mesh_numpy.model_config import ModelConfig, read_model_config
+from exo_mesh_numpy.plain import PlainLoop
 from exo_mesh_numpy.weights import EMBEDDING, FINAL_NORM, HEAD, LayerWeights, StageWeights, norms, projections
 
 CHUNK = 256
@@ -39,51 +41,75 @@ CONFIG = {
 
 
 def main(argv: list[str]) -> int:
-    """Prints tokens per second, the floor, and their ratio, for each mode."""
+    """Prints tokens per second and how they compare, for each mode."""
     parser = argparse.ArgumentParser(prog="python -m exo_mesh_numpy.bench", description=__doc__.split("\n")[0])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=20, help="decode steps, and turns of each measurement")
     parser.add_argument("--context", type=int, default=128, help="positions that are there when decoding begins")
+    parser.add_argument("--modes", default="fast,deterministic")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count CPU time: on a busy machine, with OPENBLAS_NUM_THREADS=1"
+    )
     args = parser.parse_args(argv)
+    clock = time.process_time if args.cpu_time else time.perf_counter
     with tempfile.TemporaryDirectory() as directory:
         config = write_model(Path(directory), args.layers)
-        for mode in ("fast", "deterministic"):
+        for mode in args.modes.split(","):
             stage = NumpyStage()
             shard = Shard("bench", 0, args.layers, args.layers)
             request = LoadRequest(shard, Path(directory), 4096, {"mode": mode})
-            began = time.perf_counter()
+            began = clock()
             stage.load(request, lambda done, total: None)
-            load_s = time.perf_counter() - began
-            report(mode, stage, config, args.steps, args.context, load_s)
+            say(f"{mode}: {shard.num_layers} layers loaded in {clock() - began:.2f} s")
+            report(stage, config, args.steps, args.context, clock)
             stage.close()
     return 0
 
 
-def report(mode: str, stage: NumpyStage, config: ModelConfig, steps: int, context: int, load_s: float) -> None:
+def report(stage: NumpyStage, config: ModelConfig, steps: int, context: int, clock: Callable[[], float]) -> None:
     weights = stage.weights
     num_bytes = matrix_bytes(weights)
-    say(f"{mode}: {num_bytes / 4e6:.0f} M weights in {num_bytes / 1e6:.0f} MB, loaded in {load_s:.2f} s")
+    say(f"  {num_bytes / 4e6:.0f} M weights in the products, {num_bytes / 1e6:.0f} MB")
     rng = np.random.default_rng(1)
-    for rows in (1, 4, 16):
-        decode = decoder(stage, rows, context, config.vocab_size, rng)
-        floor = floor_of(weights, rows)
-        ours, theirs = alternate(decode, floor, steps)
-        bandwidth = f", floor reads {num_bytes / theirs / 1e9:.1f} GB/s" if rows == 1 else ""
-        say(f"  decode x {rows}: {rows / ours:.1f} tok/s, floor {rows / theirs:.1f}: {theirs / ours:.3f}{bandwidth}")
-    prefill = prefiller(stage, config.vocab_size, rng)
-    ours, theirs = alternate(prefill, floor_of(weights, CHUNK, head_rows=1), max(3, steps // 5))
-    say(f"  prefill of {CHUNK}: {CHUNK / ours:.0f} tok/s, floor {CHUNK / theirs:.0f}: {theirs / ours:.3f}")
+    for rows in (1, 2, 4, 16):
+        loop = [plain(weights, config, context, 1)] if rows == 1 else []
+        ours = decoder(stage, rows, context, config.vocab_size, rng)
+        taken = alternate([ours, products(weights, rows), *loop], steps, clock)
+        say(f"  decode x {rows}: {compared(rows, taken)}")
+        if rows == 1:
+            say(f"    which reads {num_bytes / taken[0] / 1e9:.1f} of {num_bytes / taken[1] / 1e9:.1f} GB/s")
+    prefill = [prefiller(stage, config.vocab_size, rng), products(weights, CHUNK, 1), plain(weights, config, 0, CHUNK)]
+    say(f"  prefill of {CHUNK}: {compared(CHUNK, alternate(prefill, max(3, steps // 5), clock))}")
 
 
-def alternate(ours: Callable[[], None], theirs: Callable[[], None], turns: int) -> tuple[float, float]:
-    """Median seconds of each, taken in turns, so that what else the machine does hits both alike."""
-    taken: tuple[list[float], list[float]] = ([], [])
+def compared(tokens: int, taken: list[float]) -> str:
+    """taken: seconds of ours, of the products, and perhaps of the plain loop."""
+    text = f"{tokens / taken[0]:.1f} tok/s; products {tokens / taken[1]:.1f}, ratio {taken[1] / taken[0]:.3f}"
+    return text + (f"; loop {tokens / taken[2]:.1f}, ratio {taken[2] / taken[0]:.3f}" if len(taken) > 2 else "")
+
+
+def alternate(actions: list[Callable[[], None]], turns: int, clock: Callable[[], float]) -> list[float]:
+    """Median seconds of each, taken in turns after one turn that does not count."""
+    times: list[list[float]] = [[] for _ in actions]
     for _ in range(turns + 1):
-        for action, times in zip((ours, theirs), taken, strict=True):
-            began = time.perf_counter()
+        for action, own in zip(actions, times, strict=True):
+            began = clock()
             action()
-            times.append(time.perf_counter() - began)
-    return float(np.median(taken[0][1:])), float(np.median(taken[1][1:]))
+            own.append(clock() - began)
+    return [float(np.median(own[1:])) for own in times]
+
+
+def plain(weights: StageWeights, config: ModelConfig, context: int, tokens: int) -> Callable[[], None]:
+    """One step of the plain loop: `tokens` more after `context` positions."""
+    loop = PlainLoop(config, weights, context + tokens)
+    ids = np.arange(context + tokens) % config.vocab_size
+    if context:
+        loop.forward(ids[:context], 0)
+
+    def run() -> None:
+        loop.forward(ids[context:], context)
+
+    return run
 
 
 def decoder(
@@ -123,7 +149,7 @@ def matrix_bytes(weights: StageWeights) -> int:
     return weights.head.nbytes + sum(matrix.nbytes for layer in weights.layers for matrix in matrices(layer))
 
 
-def floor_of(weights: StageWeights, rows: int, head_rows: int | None = None) -> Callable[[], None]:
+def products(weights: StageWeights, rows: int, head_rows: int | None = None) -> Callable[[], None]:
     """NumPy's own products of the model, one call per matrix, and nothing else."""
     assert weights.head is not None
     inputs: dict[tuple[int, int], np.ndarray] = {}

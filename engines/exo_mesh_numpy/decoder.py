@@ -20,6 +20,9 @@ from exo_mesh_numpy.rope import RopeTable, rotate
 from exo_mesh_numpy.scratch import Scratch
 from exo_mesh_numpy.weights import LayerWeights, Linear, StageWeights
 
+CACHED_ROWS = 32
+"""Rows whose gates are computed at once, so that the steps find them in the cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -101,14 +104,10 @@ class Decoder:
     def _feed_forward(self, layer: LayerWeights, hidden: np.ndarray) -> None:
         both = self._linear("gate_up", self._norm(hidden, layer.mlp_norm), layer.gate_up)
         width = both.shape[1] // 2
-        gate, up = both[:, :width], both[:, width:]
         active = self._scratch.take("active", len(hidden), width)
-        # silu(gate) * up, with silu(x) = x / (1 + exp(-x))
-        np.negative(gate, out=active)
-        np.exp(active, out=active)
-        active += 1
-        np.divide(gate, active, out=active)
-        active *= up
+        for begin in range(0, len(hidden), CACHED_ROWS):
+            rows = slice(begin, begin + CACHED_ROWS)
+            _gate(both[rows, :width], both[rows, width:], active[rows])
         hidden += self._linear("down", active, layer.down)
 
     def _linear(self, name: str, rows: np.ndarray, linear: Linear) -> np.ndarray:
@@ -145,4 +144,14 @@ class Decoder:
         size = squares.shape[-1]
         mean: np.ndarray = np.add.reduce(squares, axis=-1, keepdims=True, initial=size * self._config.eps)
         mean /= size
-        return np.sqrt(mean, out=mean)
+        np.sqrt(mean, out=mean)
+        return mean
+
+
+def _gate(gate: np.ndarray, up: np.ndarray, out: np.ndarray) -> None:
+    """out = silu(gate) * up, with silu(x) = x / (1 + exp(-x))."""
+    np.negative(gate, out=out)
+    np.exp(out, out=out)
+    out += 1
+    np.divide(gate, out, out=out)
+    out *= up

@@ -18,8 +18,8 @@ TILE = 16
 """Rows of a tile: a multiple of the SIMD width of every CPU that NumPy's wheels support."""
 
 DEPTH = 512
-"""Inputs of a tile's product. TILE x TILE x DEPTH multiplications stay below the 2**18 from which OpenBLAS (0.3.31)
-uses threads, so the bits do not depend on how many it has."""
+"""Inputs of a tile's product. TILE x TILE x DEPTH multiplications stay below the 2**18 above which OpenBLAS uses
+threads (SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD in its sources): their number does not change the bits."""
 
 SPAN = 256 * TILE
 """Outputs that are computed before they are put in place: bounds the scratch of a product."""

@@ -250,6 +250,10 @@ def test_activations_of_the_wrong_length_are_an_engine_error(stages: list[StageE
         stages[1].forward(StageInput((Row(1, 0, 2, 1),), tuple(TOKENS[:2].tolist()), hidden.tensors))
 
 
+def test_an_engine_that_promises_the_same_bits_is_held_to_it(engine: Engine, stages: list[StageEngine]) -> None:
+    assert engine.slack == 0 or not any(stage.capabilities.row_exact for stage in stages)
+
+
 def test_an_engine_that_is_not_loaded_says_so(provider: EngineProvider) -> None:
     with pytest.raises(EngineError, match="not loaded"):
         provider.create().forward(StageInput((Row(1, 0, 1, 1),), tuple(TOKENS[:1].tolist()), {}))

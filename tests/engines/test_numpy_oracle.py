@@ -65,6 +65,15 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3, layers without rope": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "pad_token_id": 0}),
 }
 
+IN_MLX = (
+    "llama",
+    "llama, biases everywhere",
+    "llama, scaled as Llama 3.1",
+    "qwen2",
+    "qwen3, yarn and head_dim of its own",
+)
+"""What mlx-lm is asked for besides transformers: each family, and what each of the two has written for itself."""
+
 
 def build(name: str) -> Any:
     """A transformers model with wide random weights, so that logits are flat and every part matters."""
@@ -110,6 +119,7 @@ def test_logits_are_those_of_transformers(written: tuple[str, Path, np.ndarray],
     np.testing.assert_allclose(logits_of(provider, directory, mode=mode), expected, rtol=0, atol=SLACK)
 
 
+@pytest.mark.parametrize("written", IN_MLX, indirect=True)
 def test_logits_are_those_of_mlx(written: tuple[str, Path, np.ndarray]) -> None:
     mlx = pytest.importorskip("exo_mesh_mlx")
     pytest.importorskip("mlx_lm")
@@ -172,3 +182,15 @@ def test_what_it_cannot_compute_exactly_is_refused(tmp_path: Path, changes: dict
     with pytest.raises(ModelError, match=key) as caught:
         Ring(provider, tmp_path, NUM_LAYERS, ())
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_the_loop_that_bench_compares_with_computes_the_same(tmp_path: Path) -> None:
+    from exo_mesh_numpy.model_config import read_model_config
+    from exo_mesh_numpy.plain import PlainLoop
+
+    build("llama").save_pretrained(tmp_path)
+    expected = logits_of(provider, tmp_path)
+    ring = Ring(provider, tmp_path, NUM_LAYERS, ())
+    loop = PlainLoop(read_model_config(tmp_path), ring.stages[0].weights, len(IDS))  # type: ignore[attr-defined]
+    for pos0, n in ((0, 100), (100, 1), (101, 20)):
+        np.testing.assert_allclose(loop.forward(IDS[pos0 : pos0 + n], pos0), expected[pos0 + n - 1], rtol=0, atol=SLACK)

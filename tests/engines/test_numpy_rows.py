@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.errors import EngineError
+from exo_mesh.weights.store import SHIPPED
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.ring import Ring
 
@@ -45,10 +47,12 @@ SLOTS = st.integers(0, NUM_SEQUENCES - 1)
 class Model:
     """A checkpoint, its rings by cuts, and its logits by the plainest way to compute them."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, num_layers: int) -> None:
+        scale = num_layers // NUM_LAYERS
         self.ring: Callable[[tuple[int, ...]], Ring] = cache(
-            lambda cuts: Ring(provider, directory, NUM_LAYERS, cuts, mode="deterministic")
+            lambda cuts: Ring(provider, directory, num_layers, [scale * cut for cut in cuts], mode="deterministic")
         )
+        """By cuts between quarters of the layers."""
         whole = self.ring(())
         whole.insert(0)
         ids = [[whole.forward([Row(0, i, 1, 1)], line[i : i + 1])[0] for i in range(LENGTH)] for line in IDS]
@@ -57,9 +61,11 @@ class Model:
         whole.remove(0)
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=[*MODELS, SHIPPED])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(write_checkpoint(tmp_path_factory.mktemp("rows"), MODELS[request.param]))
+    if request.param == SHIPPED:
+        return Model(Path(str(resources.files("exo_mesh.weights") / "shipped" / SHIPPED)), 8)
+    return Model(write_checkpoint(tmp_path_factory.mktemp("rows"), MODELS[request.param]), NUM_LAYERS)
 
 
 @st.composite
@@ -97,7 +103,8 @@ def test_logits_have_the_bits_of_one_row_at_a_time(
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(1800)
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=CUTS, schedule=frames())
 def test_logits_have_the_bits_of_one_row_at_a_time_for_many_schedules(
     model: Model, cuts: tuple[int, ...], schedule: list[list[tuple[int, int, int, bool]]]
