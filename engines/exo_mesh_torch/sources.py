@@ -128,8 +128,6 @@ def materialise(source: Source, dtype: torch.dtype | None, device: torch.device)
     if isinstance(source, Plain) and device.type == "cpu" and dtype in (None, DTYPES.get(source.info.dtype)):
         return source.lines(0, total).reshape(source.shape)
     step = max(1, CHUNK_BYTES // max(1, source.line_bytes))
-    if isinstance(source, Plain) and device.type == "cpu" and dtype in (None, DTYPES.get(source.info.dtype)):
-        step = total  # read to where it stays: freed chunks would lie as holes between the weights
     result: torch.Tensor | None = None
     for first in range(0, total, step):
         lines = source.lines(first, min(step, total - first))
