@@ -1,7 +1,4 @@
-"""NumPy's own matrix products over a model's matrices: what this engine is compared with by `exo-mesh bench engines`.
-
-NumPy has no generate loop, so this is a floor: no norms, no attention, no choice of a token.
-"""
+"""A plain loop with NumPy, greedy: what this engine is compared with by `exo-mesh bench engines`."""
 
 from __future__ import annotations
 
@@ -9,30 +6,30 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.engine.measure import Generation, Loop
-from exo_mesh_numpy.bench import floor_of
 from exo_mesh_numpy.engine import NumpyStage
 from exo_mesh_numpy.model_config import read_model_config
+from exo_mesh_numpy.plain import PlainLoop
 
 
 def open_loop(model_dir: Path, options: Mapping[str, str]) -> Loop:
-    """Load the whole model; a step of the loop multiplies one row with each of its matrices."""
-    num_layers = read_model_config(model_dir).num_layers
+    """Load the whole model; the loop is for one sequence at a time, and for a Llama as textbooks have it."""
+    config = read_model_config(model_dir)
     stage = NumpyStage()
-    shard = Shard(model_dir.name, 0, num_layers, num_layers)
+    shard = Shard(model_dir.name, 0, config.num_layers, config.num_layers)
     stage.load(LoadRequest(shard, model_dir, 4096, options), lambda done, total: None)
-    weights = stage.weights
-    step = floor_of(weights, 1)
 
     def loop(prompt: Sequence[int], num_steps: int) -> Generation:
-        prefill = floor_of(weights, len(prompt), head_rows=1)
+        plain = PlainLoop(config, stage.weights, len(prompt) + num_steps)
         begin = time.perf_counter()
-        prefill()
+        token = plain.forward(np.array(prompt), 0).argmax()
         first = time.perf_counter()
-        for _ in range(num_steps):
-            step()
+        for pos0 in range(len(prompt), len(prompt) + num_steps):
+            token = plain.forward(np.array([token]), pos0).argmax()
         return Generation(first - begin, time.perf_counter() - first, num_steps)
 
     return loop

@@ -111,9 +111,9 @@ class GhostStage:
 
     def _before_head(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to multiply
-        them with a strided hidden state."""
+        them with a strided hidden state. `contiguous` would keep the odd stride of an axis of size 1."""
         hidden, *others = args
-        return (hidden[:, -self._num_logits :].contiguous(), *others)
+        return (hidden[:, -self._num_logits :].clone(memory_format=torch.contiguous_format), *others)
 
 
 def _silence(model: nn.Module, names: frozenset[str]) -> None:

@@ -25,7 +25,7 @@ _NODES: dict[Compute, tuple[str, ...]] = {
 }
 """Device files below /dev without which a GPU cannot be used: of a card, of WSL, of a Jetson."""
 
-_OWN_CACHE = frozenset({"minimax", "reformer", "rwkv", "xlm", "xlnet", "xlstm"})
+_OWN_CACHE = frozenset({"longcat_flash", "minimax", "reformer", "rwkv", "xlm", "xlnet", "xlstm"})
 _NO_DECODER = frozenset(
     {
         "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "camembert",
@@ -34,7 +34,8 @@ _NO_DECODER = frozenset(
         "roc_bert", "roformer", "trocr", "whisper", "xlm-roberta", "xlm-roberta-xl", "xmod",
     }
 )  # fmt: skip
-"""In transformers' list of causal language models, but halves of other models, or with caches unlike all others."""
+"""In transformers' list of causal language models, but halves of other models, or with caches unlike all others
+(in longcat_flash two to a layer)."""
 
 
 class TorchProvider:

@@ -16,8 +16,8 @@ from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo
 from exo_mesh_torch.quantised import Packing, dequantise
 
-CHUNK_BYTES = 16 * 2**20
-"""Read at once. Larger does not make it faster, and twice this is what loading needs beside the weights."""
+CHUNK_BYTES = 4 * 2**20
+"""Read at once of a tensor that changes its dtype or device on the way; what loading needs beside the weights."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -125,14 +125,14 @@ def materialise(source: Source, dtype: torch.dtype | None, device: torch.device)
     width = source.shape[-1] if source.shape else 1
     if not math.prod(source.shape):
         return torch.zeros(source.shape, dtype=dtype or torch.float32, device=device)
+    if isinstance(source, Plain) and device.type == "cpu" and dtype in (None, DTYPES.get(source.info.dtype)):
+        return source.lines(0, total).reshape(source.shape)
     step = max(1, CHUNK_BYTES // max(1, source.line_bytes))
     result: torch.Tensor | None = None
     for first in range(0, total, step):
         lines = source.lines(first, min(step, total - first))
         if result is None:
             wanted = dtype if dtype is not None and lines.is_floating_point() else lines.dtype
-            if step >= total and wanted == lines.dtype and device.type == "cpu":
-                return lines.reshape(source.shape)
             result = torch.empty((total, width), dtype=wanted, device=device)
         result[first : first + lines.shape[0]].copy_(lines)
     assert result is not None, "there is at least one line"

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from exo_mesh.errors import EngineError
+from exo_mesh.node.supervisor import RUNNER_ENVIRONMENT
 
 MAX_LINE = 1 << 20
 
@@ -44,7 +45,12 @@ class Child:
     def __enter__(self) -> Child:
         self._log = tempfile.TemporaryFile()  # a pipe that nobody reads would fill up and stop the child
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, bufsize=0
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            bufsize=0,
+            env={**os.environ, **RUNNER_ENVIRONMENT},  # the allocator is set as a stage's is
         )
         return self
 

@@ -105,8 +105,10 @@ class Mixing:
             if not self._accepted(candidate):
                 return f"{candidate.build} takes no activations of another engine"
         key = _key(card, one.build, other.build)
-        async with self._turn:  # the second to ask finds the first one's answer
-            if key in self._known:
+        if key in self._known:
+            return self._known[key]
+        async with self._turn:
+            if key in self._known:  # the second to ask finds the first one's answer
                 return self._known[key]
             kept = self._cache_dir / f"{key}.json"
             tried = await asyncio.to_thread(_read, kept)

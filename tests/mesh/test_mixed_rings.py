@@ -156,11 +156,10 @@ def reference_logits(model_dir: Path, ids: list[int]) -> np.ndarray:
     return np.array(model(mx.array([ids])).astype(mx.float32))[0]
 
 
-@pytest.mark.parametrize("other", ["numpy", TORCH])
-@pytest.mark.parametrize(
-    "mlx_first", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["mlx first", "mlx last"]
-)
-@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["numpy", "torch"])
+@pytest.mark.parametrize("mlx_first", [True, False], ids=["mlx first", "mlx last"])
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_with_flat_logits_every_token_is_one_of_the_best(
     tmp_path: Path, other: str, mlx_first: bool, family: str
 ) -> None:

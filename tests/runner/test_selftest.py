@@ -55,15 +55,21 @@ def test_a_sample_is_bounded_and_sees_every_column() -> None:
     assert np.array_equal(sample(wide[:2, :8]), wide[:2, :8].reshape(-1))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "4 bits"])
 def test_mlx_and_numpy_agree_in_float32_whatever_the_weights_are_in(tmp_path: Path, dtype: str) -> None:
     pytest.importorskip("mlx.core")
     if "numpy" not in providers():
         pytest.skip("engine numpy is not installed")
-    model_dir = write_checkpoint(tmp_path / "model", TinyModel(arch="qwen2", layers=4, dtype=dtype))
+    native = "bfloat16" if dtype == "4 bits" else dtype
+    model_dir = write_checkpoint(tmp_path / "model", TinyModel(arch="qwen2", layers=4, dtype=native))
+    if dtype == "4 bits":
+        from mlx_lm import convert
+
+        convert(str(model_dir), str(tmp_path / "quantised"), quantize=True, q_group_size=32, q_bits=4)
+        model_dir = tmp_path / "quantised"
     one = made_by("mlx", model_dir, tmp_path / "a", "0:1,1:2,3:4")
     other = made_by("numpy", model_dir, tmp_path / "b", "0:1,1:2,3:4")
-    assert (one.native_dtype, other.native_dtype) == (dtype, "float32")
+    assert (one.native_dtype, other.native_dtype) == (native, "float32")
     assert [sorted(part.outputs) for part in one.ranges] == [["hidden"], ["hidden"], ["logits"]]
     found = verdict(one, other)
     assert not found.reason and 0 < found.difference < 1e-4

@@ -1,8 +1,8 @@
-"""`python -m tools.torch_architectures [FAMILY…]`: check families and put what came out into the engine's README.
+"""`python -m tools.torch_architectures [--quick] [FAMILY…]`: check families, write the engine's README.
 
 Every legal cut in two and in three, prefill in two chunks and six decode steps, float32, against transformers' own
 model; then three rows of different lengths that decode together. Without names all families are checked, which takes
-the better part of an hour. Lines of families that are not named stay as they are.
+the better part of an hour; --quick tries three splits of each. Lines of families that are not named stay as they are.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ def main(names: list[str]) -> int:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    quick = "--quick" in names
+    names = [name for name in names if name != "--quick"]
     failed = 0
     for family in names or list(FAMILIES):
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as directory:
             try:
-                outcome = check_family(Path(directory), family)
+                outcome = check_family(Path(directory), family, quick=quick)
             except (MeshError, AssertionError) as exc:
                 print(f"{family}: {exc}", flush=True)
                 failed += 1
