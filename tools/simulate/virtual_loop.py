@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 import selectors
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +29,41 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
         return []
 
 
+class _Callback(asyncio.Handle):
+    """One that waits with its process while that stands still. What is cancelled meanwhile does not run later."""
+
+    __slots__ = ("process",)
+    process: str
+
+    def _run(self) -> None:
+        if not self._loop.is_held_back(self):  # type: ignore[attr-defined]
+            super()._run()  # type: ignore[misc]
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same, at a time."""
+
+    __slots__ = ("process",)
+    process: str
+    _when: float
+
+    def __lt__(self, other: Any) -> bool:
+        return bool(self._when < other._when)
+
+    def _run(self) -> None:
+        if not self._loop.is_held_back(self):  # type: ignore[attr-defined]
+            super()._run()  # type: ignore[misc]
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Threads are not started: what would run in one runs at once."""
 
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+
     def __init__(self) -> None:
         self._virtual = _Selector()
-        self._stopped: dict[str, list[tuple[Callable[..., Any], tuple[Any, ...], Any]]] = {}
+        self._stopped: dict[str, list[_Callback | _Timer]] = {}
         super().__init__(self._virtual)
         self._clock_resolution = 1e-6
 
@@ -44,14 +75,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._stopped.setdefault(process, [])
 
     def wake_process(self, process: str) -> None:
-        for callback, args, context in self._stopped.pop(process, []):
-            self.call_soon(callback, *args, context=context)
-
-    @staticmethod
-    def _unless_cancelled(handle: list[asyncio.Handle], callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        """Late, because the process stood still: meanwhile, or just before, somebody may have cancelled it."""
-        if not handle[0].cancelled():
-            callback(*args)
+        self._ready.extend(self._stopped.pop(process, []))
 
     def wake_all(self) -> None:
         for process in list(self._stopped):
@@ -60,23 +84,28 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def is_stopped(self, process: str) -> bool:
         return process in self._stopped
 
+    def is_held_back(self, callback: _Callback | _Timer) -> bool:
+        """Keep a callback whose time has come until its process is woken, if that is stopped."""
+        held = self._stopped.get(callback.process)
+        if held is None:
+            return False
+        held.append(callback)
+        return True
+
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         context = contextvars.copy_context() if context is None else context
-        process = context.get(PROCESS, "")
-        if not process:
-            return super().call_soon(callback, *args, context=context)
-        handle: list[asyncio.Handle] = []
-        handle.append(super().call_soon(self._guarded, process, handle, callback, args, context, context=context))
-        return handle[0]
+        handle = _Callback(callback, args, self, context)
+        handle.process = context.get(PROCESS, "")
+        self._ready.append(handle)
+        return handle
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         context = contextvars.copy_context() if context is None else context
-        process = context.get(PROCESS, "")
-        if not process:
-            return super().call_at(when, callback, *args, context=context)
-        handle: list[asyncio.TimerHandle] = []
-        handle.append(super().call_at(when, self._guarded, process, handle, callback, args, context, context=context))
-        return handle[0]
+        timer = _Timer(when, callback, args, self, context)
+        timer.process = context.get(PROCESS, "")
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
         future = self.create_future()
@@ -85,12 +114,6 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as exc:  # noqa: BLE001 - as the executor does
             future.set_exception(exc)
         return future
-
-    def _guarded(self, process: str, handle: Any, callback: Any, args: Any, context: Any) -> None:
-        if process in self._stopped:
-            self._stopped[process].append((self._unless_cancelled, (handle, callback, args), context))
-        else:
-            callback(*args)
 
 
 def run(work: Callable[[VirtualLoop], Any]) -> Any:
