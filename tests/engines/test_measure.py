@@ -164,11 +164,6 @@ def test_an_engine_is_compared_with_the_loop_of_its_own_library(engine: str, tmp
     assert ours.ratio or util.find_spec(f"exo_mesh_{engine}.library_loop") is None
 
 
-ALLOWED = {"torch": 1.20}
-"""Over the bar of SLACK: torch's first product with a large bfloat16 head takes as much again for a moment, 131 MB
-beside the 773 MB of the last stage here. docs/benchmarks.md has the figures."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", REAL)
 @pytest.mark.timeout(600)
@@ -177,4 +172,4 @@ def test_loading_a_stage_of_a_large_checkpoint_takes_its_share_of_memory(engine:
     print(table.text())
     for row in table.rows:
         assert not row.reason
-        assert row.peak_bytes - row.bare_bytes <= ALLOWED.get(engine, SLACK) * row.share_bytes
+        assert row.peak_bytes - row.bare_bytes <= SLACK * row.share_bytes

@@ -17,7 +17,7 @@ from exo_mesh_mlx.engine import MlxStage
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest, ModelSurvey, SequenceSaver, StageInput, Surveyor, TensorSpec
-from exo_mesh.errors import EngineError, ModelError
+from exo_mesh.errors import EngineError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel
 from tests.support.checkpoints import write_checkpoint as write_tiny
@@ -90,8 +90,6 @@ def test_what_cannot_be_cut_says_why_and_still_has_bytes(tmp_path: Path) -> None
     assert found.legal_cuts == () and "looped" in found.reason
     total = sum(array.nbytes for array in mx.load(str(tmp_path / "model.safetensors")).values())
     assert sum(found.layer_bytes) + found.embed_bytes + found.head_bytes == total
-    with pytest.raises(ModelError, match="looped"):
-        provider.legal_cuts(tmp_path)
 
 
 def test_a_stage_declares_what_crosses_its_ends(tmp_path: Path) -> None:
