@@ -30,7 +30,9 @@ class _StageEnd(Exception):
 class GhostStage:
     """A model with its layers' forwards replaced. Not re-entrant: one forward at a time."""
 
-    def __init__(self, model: Any, layers: nn.ModuleList, trace: Trace, start: int, stop: int) -> None:
+    def __init__(
+        self, model: Any, layers: nn.ModuleList, trace: Trace, start: int, stop: int, device: torch.device
+    ) -> None:
         """Changes `model` in place. Raises ModelError if start or stop is not a legal cut."""
         for cut in (start, stop):
             if 0 < cut < trace.num_layers and cut not in trace.legal_cuts:
@@ -46,7 +48,7 @@ class GhostStage:
             layers[index].forward = self._ghost(index, trace.layers[index].returns)
         if start:
             layers[start].forward = self._first(layers[start].forward)
-            _silence(model, trace.first)
+            _silence(model, trace.first, device)
         if stop == trace.num_layers:
             layers[stop - 1].register_forward_hook(self._after_last)
             head = model.get_output_embeddings()
@@ -116,10 +118,17 @@ class GhostStage:
         return (hidden[:, -self._num_logits :].clone(memory_format=torch.contiguous_format), *others)
 
 
-def _silence(model: nn.Module, names: frozenset[str]) -> None:
-    """Modules whose parameters are only used before the first layer give zeros, or what they are given."""
+def _silence(model: nn.Module, names: frozenset[str], device: torch.device) -> None:
+    """Modules whose parameters are only used before the first layer give zeros, or what they are given.
+
+    In place of their weights stands a single zero of the same shape: some code asks where the embedding lies.
+    """
     for path in {name.rpartition(".")[0] for name in names}:
         module = model.get_submodule(path)
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.is_meta:
+                zero = torch.zeros(1, dtype=weight.dtype, device=device).expand(weight.shape)
+                setattr(module, name, nn.Parameter(zero, requires_grad=False))
         module.forward = _zeros(module)
 
 

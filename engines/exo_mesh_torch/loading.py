@@ -149,9 +149,9 @@ class StageLoader:
 
 
 def num_bytes(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers that are not on the meta device, shared ones once."""
-    held = {id(t): t for t in (*model.parameters(), *model.buffers()) if not t.is_meta}
-    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+    """Bytes of memory under all parameters and buffers that are not on the meta device, shared memory once."""
+    storages = [t.untyped_storage() for t in (*model.parameters(), *model.buffers()) if not t.is_meta]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _makes(recipe: Recipe, name: str) -> bool:

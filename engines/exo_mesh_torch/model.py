@@ -101,7 +101,7 @@ class StageModel:
     def __init__(self, opened: OpenModel, device: torch.device, start: int, stop: int) -> None:
         _, layers = find_layers(opened.model, opened.trace.num_layers)
         self._opened = opened
-        self._stage = GhostStage(opened.model, layers, opened.trace, start, stop)
+        self._stage = GhostStage(opened.model, layers, opened.trace, start, stop, device)
         self.device = device
         self.layers = range(start, stop)
         self.hidden_shape = opened.trace.hidden_shape

@@ -17,6 +17,7 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
+from tools.torch_architectures.__main__ import README
 from tools.torch_architectures.check import (
     TOLERANCE,
     Stages,
@@ -38,8 +39,8 @@ QUICK = {
     "lfm2": (1, 2),  # the first two stages have no attention
     "gemma3n_text": (2, 3),  # parallel hidden states, embeddings that every layer uses
 }
-SLOW = [name for name in FAMILIES if name not in ("glm_moe_dsa", "kimi_linear")]
-"""kimi_linear takes minutes; glm_moe_dsa runs in one piece only."""
+SLOW = [name for name in FAMILIES if f"| {name} |" in README.read_text(encoding="utf-8")]
+"""Those of which the engine's README says that they are exact."""
 
 
 @pytest.fixture(autouse=True)
