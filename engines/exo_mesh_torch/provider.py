@@ -25,7 +25,7 @@ _NODES: dict[Compute, tuple[str, ...]] = {
 }
 """Device files below /dev without which a GPU cannot be used: of a card, of WSL, of a Jetson."""
 
-_OWN_CACHE = frozenset({"bamba", "longcat_flash", "minimax", "reformer", "rwkv", "xlm", "xlnet", "xlstm"})
+_OWN_CACHE = frozenset({"longcat_flash", "minimax", "recurrent_gemma", "reformer", "rwkv", "xlm", "xlnet", "xlstm"})
 _NO_DECODER = frozenset(
     {
         "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "camembert",
@@ -35,7 +35,7 @@ _NO_DECODER = frozenset(
     }
 )  # fmt: skip
 """In transformers' list of causal language models, but halves of other models, or with caches unlike all others
-(in longcat_flash two to a layer); bamba gives other logits than its whole model, for a reason not yet found."""
+(in longcat_flash two to a layer)."""
 
 
 class TorchProvider:

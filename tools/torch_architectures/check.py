@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,15 @@ def whole_model_logits(
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()  # where a weight lies in memory can change the last bit of a product
     cache: Any = DynamicCache(config=model.config)
-    name = "cache_params" if "cache_params" in model.forward.__code__.co_varnames else "past_key_values"
+    taken = signature(model.forward).parameters
+    name = "cache_params" if "cache_params" in taken else "past_key_values"
     parts = []
     with torch.inference_mode():
         for pos0, n in schedule:
             tokens = torch.from_numpy(ids[None, pos0 : pos0 + n].astype(np.int64))
-            parts.append(model(tokens, use_cache=True, **{name: cache}).logits[0].float().numpy())
+            # as generate does: without positions, some models (bamba) count each chunk from 0
+            more = {"position_ids": torch.arange(pos0, pos0 + n)[None]} if "position_ids" in taken else {}
+            parts.append(model(tokens, use_cache=True, **{name: cache}, **more).logits[0].float().numpy())
     return np.concatenate(parts)
 
 
