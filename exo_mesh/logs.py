@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import sys
+import traceback
 from contextvars import ContextVar
-from typing import TextIO
+from typing import Any, TextIO
 
 from exo_mesh.log_folding import Folder
 
@@ -94,8 +95,22 @@ def quiet_libraries() -> None:
     """Stop gRPC from writing to the screen, or into the log what any stranger sends. Call before grpc is imported."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still tells of a taken port, which we replace
     logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
+    traceback.print_exc = _print_exc  # gRPC prints some of them besides
     os.environ.setdefault("GLOG_minloglevel", "2")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+_really_print_exc = traceback.print_exc
+
+
+def _print_exc(*args: Any, **kwargs: Any) -> None:
+    """traceback.print_exc, but for what `_worth_telling` leaves out."""
+    if not _is_expected(sys.exception()):
+        _really_print_exc(*args, **kwargs)
+
+
+def _is_expected(error: BaseException | None) -> bool:
+    return isinstance(error, asyncio.CancelledError) or type(error).__name__ in _EXPECTED
 
 
 def _worth_telling(record: logging.LogRecord) -> bool:
@@ -105,8 +120,7 @@ def _worth_telling(record: logging.LogRecord) -> bool:
     has begun, as when a server stops just then: whoever opened it sees the end of the stream. A message that could not
     be sent any more, as its reader has gone.
     """
-    cause = record.exc_info[1] if record.exc_info else None
-    return not isinstance(cause, asyncio.CancelledError) and type(cause).__name__ not in _EXPECTED
+    return not (record.exc_info and _is_expected(record.exc_info[1]))
 
 
 def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:

@@ -6,6 +6,9 @@ import asyncio
 import io
 import json
 import logging
+import traceback
+
+import pytest
 
 from exo_mesh.log_folding import MAX_SOURCES, MAX_VARIANTS, Folder
 from exo_mesh.logs import current_request, setup_logging
@@ -29,7 +32,9 @@ def test_json_lines_carry_the_extra_fields_and_the_traceback() -> None:
     assert "ValueError: x" in second["traceback"]
 
 
-def test_grpc_is_silent_about_streams_that_end_and_garbage_but_not_about_errors() -> None:
+def test_grpc_is_silent_about_streams_that_end_and_garbage_but_not_about_errors(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     stream = io.StringIO()
     setup_logging("console", "info", stream)
 
@@ -41,6 +46,9 @@ def test_grpc_is_silent_about_streams_that_end_and_garbage_but_not_about_errors(
             raise error
         except BaseException as exc:
             logging.getLogger("grpc._cython.cygrpc").exception("after %s", type(exc).__name__)
+            traceback.print_exc()  # as gRPC does besides
+    printed = capsys.readouterr().err
+    assert "ValueError: ours" in printed and "CancelledError" not in printed and "no protobuf" not in printed
     said = [line[9:] for line in stream.getvalue().splitlines() if " after " in line]
     assert said == ["error: after ValueError"]
 

@@ -93,9 +93,9 @@ def one_ring(hosts: list[Host], names: str) -> dict[str, Any] | None:
 @pytest.mark.parametrize(
     ("owner", "members", "stands"),
     [
-        pytest.param("h1", "h1 h2", "far", id="a ring of the near side"),
+        pytest.param("h1", "h1 h2", "far", id="a ring of the near side", marks=pytest.mark.slow),
         pytest.param("h4", "h1 h2", "near", id="a ring of the near side, placed by the far side"),
-        pytest.param("h2", "h1 h3", "near", id="a ring over the cable"),
+        pytest.param("h2", "h1 h3", "near", id="a ring over the cable", marks=pytest.mark.slow),
         pytest.param("h3", "h1 h2 h3 h4", "", id="a ring over all four"),
     ],
 )

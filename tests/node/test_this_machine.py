@@ -10,6 +10,8 @@ import pytest
 from exo_mesh.domain.device import Device, EngineInfo, PeerInfo
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
+from exo_mesh.node.accelerators import Accelerator
+from exo_mesh.node.memory import MemoryReading
 from exo_mesh.node.this_machine import device, engines_for, shown_compute
 
 
@@ -93,7 +95,7 @@ def peer(*devices: Device) -> PeerInfo:
 
 
 def test_tags_name_engines_with_what_they_compute_on_and_the_dtypes_they_take() -> None:
-    found = device(registry(), "auto")
+    found = device(registry(), "auto", lambda compute: Accelerator("cpu", "x", MemoryReading(1, 1)))
     assert found.engine == "quick" and found.engines == ("broad", "made-up", "quick")
     assert peer(found).tags == (
         "quick", "broad", "made-up", "broad-cpu", "made-up-cpu", "quick-cpu", "act:v1",

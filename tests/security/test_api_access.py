@@ -24,7 +24,7 @@ from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 
 NOW = datetime.datetime(2030, 5, 1, tzinfo=datetime.UTC)
-ADMIN_ROUTES = {("POST", "/instance"), ("DELETE", "/instance/{id}")}
+ADMIN_ROUTES = {("POST", "/instance"), ("DELETE", "/instance/{id}"), ("POST", "/drain"), ("DELETE", "/drain")}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
