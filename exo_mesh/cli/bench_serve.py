@@ -13,6 +13,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli.client import ApiClient
@@ -47,6 +48,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the bench and print its figures."""
+    args.models_dir = ""
+    if not args.url and (directory := Path(args.model).expanduser()).is_dir():
+        # only a name means the same model to every peer
+        args.models_dir, args.model = str(directory.resolve().parent), directory.resolve().name
     result: dict[str, Any] = {"peers": args.peers, "model": args.model, "cores": os.cpu_count()}
     result["runs"] = _measure_url(args) if args.url else _measure_mesh(args, args.peers)
     if args.against_one and not args.url:
@@ -64,6 +69,8 @@ def _measure_url(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _measure_mesh(args: argparse.Namespace, peers: int) -> list[dict[str, Any]]:
     flags = ["--engine", args.engine]
+    if args.models_dir:
+        flags += ["--models-dir", args.models_dir]
     for option in args.engine_option:
         flags += ["--engine-option", option]
     with local_mesh(peers, flags, "bench", api_port=0) as mesh:

@@ -27,6 +27,9 @@ SIGN_OF_LIFE_S = 5.0
 
 MAX_RETRY_AFTER_S = 30.0
 
+LEARN_EVERY_S = 0.005
+"""Decode laps are looked at no more often than this: of a ring as fast as that, a look at each would be a tenth."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,6 +58,8 @@ class Driver:
         self.laps = LapTimes()
         self.tokens = 0
         self.evictions = 0
+        self._num_traced = 0
+        self._learnt_at = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -84,6 +89,7 @@ class Driver:
             self._fail(generation, OverloadError(self._scheduler.why_refused))
         else:
             self._live[self._last_sequence] = generation
+            self._num_traced += bool(request.trace_id)
             self._by_request[request.request_id] = self._last_sequence
             self.pump()
 
@@ -112,7 +118,7 @@ class Driver:
             self._scheduler.came_round(work)
         if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
             self._look_after_waiting(now)
-        if lap_s is not None:
+        if lap_s is not None and self._num_traced:
             self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
             self._scheduler.pressure = max(report.pressure for report in frame.reports)
@@ -120,7 +126,8 @@ class Driver:
             self._end(fault.sequence, error_from_code(fault.code, fault.message))
         if logits is not None:
             self._draw(frame, logits)
-        if work is not None and lap_s is not None:
+        if work is not None and lap_s is not None and (work.is_prefill or now - self._learnt_at > LEARN_EVERY_S):
+            self._learnt_at = now
             self._learn(work, lap_s, frame, time.perf_counter() - now)
         for row in frame.rows:
             if not row.num_logits and row.sequence in self._live:
@@ -227,6 +234,7 @@ class Driver:
         if generation is None:
             return
         del self._by_request[generation.request.request_id]
+        self._num_traced -= bool(generation.request.trace_id)
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
         if error is not None:

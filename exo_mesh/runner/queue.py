@@ -119,4 +119,6 @@ class FairQueue(Generic[T]):
         self._active[client] = self._active.get(client, 0) + 1
 
     def _best_line(self) -> tuple[int, str] | None:
+        if not self._fresh:  # asked with every lap
+            return None
         return min(self._fresh, key=lambda line: (-line[0], self._used.get(line[1], 0.0)), default=None)

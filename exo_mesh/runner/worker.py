@@ -166,13 +166,14 @@ class Worker:
         else:
             async with self._turn:
                 try:
-                    await self._do(Arrived(frame, time.perf_counter()))
+                    self._frame(frame, time.perf_counter())
+                    await self._pass_on()
                 except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
                     self.inbox.put_nowait(Failed(exc))
 
     async def _do(self, item: Item) -> None:
         if isinstance(item, Arrived):
-            self._frame(item)
+            self._frame(item.frame, item.since)
         elif isinstance(item, Failed):
             raise item.error
         elif self.driver is not None:
@@ -182,6 +183,10 @@ class Worker:
                 self.driver.cancel(item.request_id, item.mailbox)
             elif isinstance(item, Unpark):
                 self.driver.unpark(item.request_id, item.mailbox)
+        await self._pass_on()
+
+    async def _pass_on(self) -> None:
+        """Send what the last item has made, and only then tell callers of it."""
         self.progress += 1
         while self._outbox:
             assert self._send is not None, "frames come only while the worker runs"
@@ -194,14 +199,14 @@ class Worker:
         self.inbox.put_nowait(Arrived(frame, time.perf_counter()))
         await asyncio.sleep(0)  # nothing else would let other tasks run
 
-    def _frame(self, item: Arrived) -> None:
+    def _frame(self, frame: Frame, since: float) -> None:
         assert self._stage is not None, "load first"
         start = self._computing_since = time.perf_counter()
-        result = self._stage.process(item.frame)
+        result = self._stage.process(frame)
         compute_s = time.perf_counter() - start
         self.busy_s += compute_s
         self._computing_since = 0.0
-        report = StageReport(compute_s, start - item.since, self.pressure)
+        report = StageReport(compute_s, start - since, self.pressure)
         frame = result.frame.changed(reports=(*result.frame.reports, report))
         if self.driver is not None:
             self.driver.returned(frame, result.logits)
