@@ -70,15 +70,6 @@ class TorchProvider:
 
         return survey(model_dir)
 
-    def legal_cuts(self, model_dir: Path) -> tuple[int, ...]:
-        """See CutTracer."""
-        from exo_mesh.errors import ModelError
-
-        found = self.survey(model_dir)
-        if not found.legal_cuts:
-            raise ModelError(f"{model_dir} runs in one piece only: {found.reason}")
-        return found.legal_cuts
-
 
 def find_compute(version: str, libraries: Iterable[str], devices: Iterable[str]) -> tuple[Compute, str]:
     """What torch would compute on, and why: a GPU if the wheel was built for it and its device file is there."""

@@ -119,7 +119,9 @@ class Node:
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
         self._server = self._new_server()
         self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
-        self.observation = Observation(self.journal, self._monitor, self._host.beats, self._readings)
+        self.observation = Observation(
+            self.journal, self._monitor, self._host.beats, self._readings, settings.max_queued
+        )
 
     def _new_membership(self, timing: Timing) -> Membership:
         own = PeerInfo(

@@ -10,8 +10,6 @@ from exo_mesh.node.journal import Journal
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.stage_status import StageBeat
 
-MAX_WAITING = 32
-
 
 class Observation:
     """Looks only; nothing here changes anything. beats: of the stages that run here."""
@@ -22,7 +20,7 @@ class Observation:
         monitor: MemoryMonitor,
         beats: Callable[[], Iterable[StageBeat]],
         telemetry: Callable[[], Iterable[tuple[str, str, Telemetry]]],
-        max_waiting: int = MAX_WAITING,
+        max_waiting: int,
     ) -> None:
         self._journal = journal
         self._monitor = monitor

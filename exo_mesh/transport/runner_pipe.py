@@ -33,11 +33,6 @@ async def open_pipe(end: socket.socket) -> tuple[asyncio.StreamReader, asyncio.S
     return await asyncio.open_unix_connection(sock=end)
 
 
-async def open_pipe_fd(fd: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The runner's side: wrap the inherited descriptor given by `--control-fd`."""
-    return await open_pipe(socket.socket(fileno=fd))
-
-
 async def read_message(reader: asyncio.StreamReader, cls: type[_M]) -> _M | None:
     """The next message, or None when the other side is gone (also in the middle of a message).
 

@@ -80,6 +80,7 @@ def endless(number: int) -> dict[str, Any]:
 
 
 def full(queue: dict[str, Any]) -> bool:
+    assert queue["max"] == QUEUE
     return bool(queue["in_progress"] == RUNNING and queue["waiting"] == QUEUE)
 
 
