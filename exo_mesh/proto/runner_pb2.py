@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from exo_mesh.proto import plan_pb2 as exo__mesh_dot_proto_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65xo_mesh/proto/runner.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"M\n\x0eTlsCredentials\x12\x11\n\tauthority\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x13\n\x0bprivate_key\x18\x03 \x01(\x0c\"\xa0\x02\n\nStartStage\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.exo_mesh.Plan\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x11\n\tmodel_dir\x18\x03 \x01(\t\x12\x32\n\x07options\x18\x04 \x03(\x0b\x32!.exo_mesh.StartStage.OptionsEntry\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x12\n\nport_first\x18\x06 \x01(\r\x12\x11\n\tport_last\x18\x07 \x01(\r\x12\x12\n\nmax_queued\x18\x08 \x01(\r\x12%\n\x03tls\x18\t \x01(\x0b\x32\x18.exo_mesh.TlsCredentials\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x08LinkNext\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x13\n\x0bkeep_stream\x18\x02 \x01(\x08\"\x0b\n\tStopStage\"\x19\n\x08Pressure\x12\r\n\x05level\x18\x01 \x01(\r\"\xd6\x01\n\x08ToRunner\x12%\n\x05start\x18\x01 \x01(\x0b\x32\x14.exo_mesh.StartStageH\x00\x12\"\n\x04link\x18\x02 \x01(\x0b\x32\x12.exo_mesh.LinkNextH\x00\x12#\n\x04stop\x18\x03 \x01(\x0b\x32\x13.exo_mesh.StopStageH\x00\x12\'\n\x03tls\x18\x04 \x01(\x0b\x32\x18.exo_mesh.TlsCredentialsH\x00\x12&\n\x08pressure\x18\x05 \x01(\x0b\x32\x12.exo_mesh.PressureH\x00\x42\t\n\x07message\"&\n\tListening\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\"&\n\x07Loading\x12\x0c\n\x04\x64one\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\"z\n\x05Ready\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06load_s\x18\x02 \x01(\x01\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.exo_mesh.TensorSpec\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.exo_mesh.TensorSpec\"\xea\x02\n\tHeartbeat\x12\x10\n\x08progress\x18\x01 \x01(\x04\x12\x11\n\tframes_in\x18\x02 \x01(\x04\x12\x12\n\nframes_out\x18\x03 \x01(\x04\x12\x11\n\tbytes_out\x18\x04 \x01(\x04\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06tokens\x18\t \x01(\x04\x12\x0e\n\x06linked\x18\n \x01(\x08\x12\x0e\n\x06\x62usy_s\x18\x0b \x01(\x01\x12\x11\n\tlap_p50_s\x18\x0c \x01(\x01\x12\x11\n\tlap_p99_s\x18\r \x01(\x01\x12\x0c\n\x04laps\x18\x0e \x01(\x04\x12\x0e\n\x06parked\x18\x0f \x01(\r\x12\x11\n\tkv_tokens\x18\x10 \x01(\x04\x12\x16\n\x0ekv_pool_tokens\x18\x11 \x01(\x04\x12\x11\n\tevictions\x18\x12 \x01(\x04\x12\x15\n\roldest_wait_s\x18\x13 \x01(\x01\"\'\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xd7\x01\n\nFromRunner\x12(\n\tlistening\x18\x01 \x01(\x0b\x32\x13.exo_mesh.ListeningH\x00\x12$\n\x07loading\x18\x02 \x01(\x0b\x32\x11.exo_mesh.LoadingH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.exo_mesh.ReadyH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.exo_mesh.HeartbeatH\x00\x12\"\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x10.exo_mesh.FailedH\x00\x42\t\n\x07messageb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65xo_mesh/proto/runner.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"M\n\x0eTlsCredentials\x12\x11\n\tauthority\x18\x01 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x02 \x01(\x0c\x12\x13\n\x0bprivate_key\x18\x03 \x01(\x0c\"\xc4\x02\n\nStartStage\x12\x1c\n\x04plan\x18\x01 \x01(\x0b\x32\x0e.exo_mesh.Plan\x12\r\n\x05stage\x18\x02 \x01(\r\x12\x11\n\tmodel_dir\x18\x03 \x01(\t\x12\x32\n\x07options\x18\x04 \x03(\x0b\x32!.exo_mesh.StartStage.OptionsEntry\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x12\n\nport_first\x18\x06 \x01(\r\x12\x11\n\tport_last\x18\x07 \x01(\r\x12\x12\n\nmax_queued\x18\x08 \x01(\r\x12%\n\x03tls\x18\t \x01(\x0b\x32\x18.exo_mesh.TlsCredentials\x12\"\n\x04rank\x18\n \x01(\x0b\x32\x14.exo_mesh.RankWiring\x1a.\n\x0cOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"1\n\x08LinkNext\x12\x10\n\x08\x65ndpoint\x18\x01 \x01(\t\x12\x13\n\x0bkeep_stream\x18\x02 \x01(\x08\"\x0b\n\tStopStage\"\x19\n\x08Pressure\x12\r\n\x05level\x18\x01 \x01(\r\"\xd6\x01\n\x08ToRunner\x12%\n\x05start\x18\x01 \x01(\x0b\x32\x14.exo_mesh.StartStageH\x00\x12\"\n\x04link\x18\x02 \x01(\x0b\x32\x12.exo_mesh.LinkNextH\x00\x12#\n\x04stop\x18\x03 \x01(\x0b\x32\x13.exo_mesh.StopStageH\x00\x12\'\n\x03tls\x18\x04 \x01(\x0b\x32\x18.exo_mesh.TlsCredentialsH\x00\x12&\n\x08pressure\x18\x05 \x01(\x0b\x32\x12.exo_mesh.PressureH\x00\x42\t\n\x07message\"&\n\tListening\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\"&\n\x07Loading\x12\x0c\n\x04\x64one\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\"z\n\x05Ready\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0e\n\x06load_s\x18\x02 \x01(\x01\x12$\n\x06inputs\x18\x03 \x03(\x0b\x32\x14.exo_mesh.TensorSpec\x12%\n\x07outputs\x18\x04 \x03(\x0b\x32\x14.exo_mesh.TensorSpec\"\xea\x02\n\tHeartbeat\x12\x10\n\x08progress\x18\x01 \x01(\x04\x12\x11\n\tframes_in\x18\x02 \x01(\x04\x12\x12\n\nframes_out\x18\x03 \x01(\x04\x12\x11\n\tbytes_out\x18\x04 \x01(\x04\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x14\n\x0cmemory_bytes\x18\x06 \x01(\x04\x12\x0e\n\x06queued\x18\x07 \x01(\r\x12\x0f\n\x07running\x18\x08 \x01(\r\x12\x0e\n\x06tokens\x18\t \x01(\x04\x12\x0e\n\x06linked\x18\n \x01(\x08\x12\x0e\n\x06\x62usy_s\x18\x0b \x01(\x01\x12\x11\n\tlap_p50_s\x18\x0c \x01(\x01\x12\x11\n\tlap_p99_s\x18\r \x01(\x01\x12\x0c\n\x04laps\x18\x0e \x01(\x04\x12\x0e\n\x06parked\x18\x0f \x01(\r\x12\x11\n\tkv_tokens\x18\x10 \x01(\x04\x12\x16\n\x0ekv_pool_tokens\x18\x11 \x01(\x04\x12\x11\n\tevictions\x18\x12 \x01(\x04\x12\x15\n\roldest_wait_s\x18\x13 \x01(\x01\"\'\n\x06\x46\x61iled\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xd7\x01\n\nFromRunner\x12(\n\tlistening\x18\x01 \x01(\x0b\x32\x13.exo_mesh.ListeningH\x00\x12$\n\x07loading\x18\x02 \x01(\x0b\x32\x11.exo_mesh.LoadingH\x00\x12 \n\x05ready\x18\x03 \x01(\x0b\x32\x0f.exo_mesh.ReadyH\x00\x12(\n\theartbeat\x18\x04 \x01(\x0b\x32\x13.exo_mesh.HeartbeatH\x00\x12\"\n\x06\x66\x61iled\x18\x05 \x01(\x0b\x32\x10.exo_mesh.FailedH\x00\x42\t\n\x07messageb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,27 +37,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TLSCREDENTIALS']._serialized_start=68
   _globals['_TLSCREDENTIALS']._serialized_end=145
   _globals['_STARTSTAGE']._serialized_start=148
-  _globals['_STARTSTAGE']._serialized_end=436
-  _globals['_STARTSTAGE_OPTIONSENTRY']._serialized_start=390
-  _globals['_STARTSTAGE_OPTIONSENTRY']._serialized_end=436
-  _globals['_LINKNEXT']._serialized_start=438
-  _globals['_LINKNEXT']._serialized_end=487
-  _globals['_STOPSTAGE']._serialized_start=489
-  _globals['_STOPSTAGE']._serialized_end=500
-  _globals['_PRESSURE']._serialized_start=502
-  _globals['_PRESSURE']._serialized_end=527
-  _globals['_TORUNNER']._serialized_start=530
-  _globals['_TORUNNER']._serialized_end=744
-  _globals['_LISTENING']._serialized_start=746
-  _globals['_LISTENING']._serialized_end=784
-  _globals['_LOADING']._serialized_start=786
-  _globals['_LOADING']._serialized_end=824
-  _globals['_READY']._serialized_start=826
-  _globals['_READY']._serialized_end=948
-  _globals['_HEARTBEAT']._serialized_start=951
-  _globals['_HEARTBEAT']._serialized_end=1313
-  _globals['_FAILED']._serialized_start=1315
-  _globals['_FAILED']._serialized_end=1354
-  _globals['_FROMRUNNER']._serialized_start=1357
-  _globals['_FROMRUNNER']._serialized_end=1572
+  _globals['_STARTSTAGE']._serialized_end=472
+  _globals['_STARTSTAGE_OPTIONSENTRY']._serialized_start=426
+  _globals['_STARTSTAGE_OPTIONSENTRY']._serialized_end=472
+  _globals['_LINKNEXT']._serialized_start=474
+  _globals['_LINKNEXT']._serialized_end=523
+  _globals['_STOPSTAGE']._serialized_start=525
+  _globals['_STOPSTAGE']._serialized_end=536
+  _globals['_PRESSURE']._serialized_start=538
+  _globals['_PRESSURE']._serialized_end=563
+  _globals['_TORUNNER']._serialized_start=566
+  _globals['_TORUNNER']._serialized_end=780
+  _globals['_LISTENING']._serialized_start=782
+  _globals['_LISTENING']._serialized_end=820
+  _globals['_LOADING']._serialized_start=822
+  _globals['_LOADING']._serialized_end=860
+  _globals['_READY']._serialized_start=862
+  _globals['_READY']._serialized_end=984
+  _globals['_HEARTBEAT']._serialized_start=987
+  _globals['_HEARTBEAT']._serialized_end=1349
+  _globals['_FAILED']._serialized_start=1351
+  _globals['_FAILED']._serialized_end=1390
+  _globals['_FROMRUNNER']._serialized_start=1393
+  _globals['_FROMRUNNER']._serialized_end=1608
 # @@protoc_insertion_point(module_scope)
