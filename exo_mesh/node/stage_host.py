@@ -29,6 +29,9 @@ from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
 
+STOOD_STILL_S = 2.0
+"""A round of the clock that is later than this means that this process was stopped, or the machine asleep."""
+
 SILENT_S = 2.0
 """A runner reports twice a second. One that has missed four reports is not killed for it (see Limits.silence_s), but
 who asks whether it runs, because a connection to it broke, is told no."""
@@ -338,6 +341,8 @@ class StageHost:
             nonlocal lease
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]
+            if beat.progress != before.progress:  # a stage that works is in use, whoever can reach this node
+                self._reservations.renew(instance_id, lease.ballot, self._clock())
             if lease.ready:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
                 self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
@@ -371,7 +376,10 @@ class StageHost:
 
     async def _keep_expiring(self) -> None:
         while True:
+            due = self._clock() + EXPIRE_EVERY_S
             await asyncio.sleep(EXPIRE_EVERY_S)
+            if self._clock() > due + STOOD_STILL_S:
+                continue  # nobody could follow a stage meanwhile, or renew its lease
             async with self._turn:
                 await self._expire()
 
