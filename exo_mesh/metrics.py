@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from exo_mesh.proto.runner_pb2 import Heartbeat
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+RECOVERY_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 _STAGE = ("instance", "stage")
@@ -44,6 +45,16 @@ class Metrics:
         self.itl = histogram("itl_seconds", "Between two tokens of a request.", ITL_BUCKETS_S)
         self.placements = counter("placements_total", "Placements this node tried, by how they ended.", ("outcome",))
         self.resumes = counter("requests_resumed_total", "Times a request went on after its ring was lost.")
+        self.recoveries = counter(
+            "recoveries_total",
+            "Rings that this node tried to go on with after a loss, by how that ended.",
+            ("outcome",),
+        )
+        self.recovery_detection = histogram(
+            "recovery_detection_seconds", "From the first sign of a loss to the verdict.", RECOVERY_BUCKETS_S
+        )
+        self.recovery = histogram("recovery_seconds", "From the verdict to a ring that is ready.", RECOVERY_BUCKETS_S)
+        self.recovery_loaded = counter("recovery_loaded_bytes_total", "Weights that recoveries made peers read.")
         self.redials = counter("driver_redials_total", "Times a broken stream from a driver was opened again.")
         self.stage_starts = counter("stage_starts_total", "Runners started here.", ("instance",))
         self.stage_restarts = counter("stage_restarts_total", "Runners started here after the first.", ("instance",))
@@ -68,6 +79,13 @@ class Metrics:
         self.peer_rtt.clear()
         for peer, rtt_s in seconds.items():
             self.peer_rtt.labels(peer).set(rtt_s)
+
+    def recovered(self, trouble_s: float, took_s: float, loaded_bytes: int) -> None:
+        """A ring goes on after a loss."""
+        self.recoveries.labels("ready").inc()
+        self.recovery_detection.observe(trouble_s)
+        self.recovery.observe(took_s)
+        self.recovery_loaded.inc(loaded_bytes)
 
     def runner_started(self, instance: str) -> None:
         """A runner of an instance starts on this machine."""

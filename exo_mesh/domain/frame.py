@@ -46,11 +46,17 @@ class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sequence: int
 
 
+class Retain(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The ring goes on by a higher ballot: only these sequences are still meant, and every other one has ended."""
+
+    sequences: tuple[int, ...]
+
+
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The ring ends after this frame."""
 
 
-Op = Insert | Remove | Shutdown
+Op = Insert | Remove | Retain | Shutdown
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +81,8 @@ class Frame(msgspec.Struct, frozen=True):
     """`step` is unique and rising within (instance, ballot); stages drop repeats by it.
 
     token_ids has one id per token of all rows, in row order: stage 0 embeds them, later stages may need them too.
-    reports[i] is that of stage i, as far as the frame has come.
+    reports[i] is that of stage i, as far as the frame has come. upto: only stages before this one compute the rows, for
+    the others hold their KV already, from a lower ballot; 0 means all.
     """
 
     ballot: Ballot
@@ -87,6 +94,7 @@ class Frame(msgspec.Struct, frozen=True):
     tensors: dict[str, Tensor] = {}
     faults: tuple[Fault, ...] = ()
     reports: tuple[StageReport, ...] = ()
+    upto: int = 0
 
     def __post_init__(self) -> None:
         if sum([row.n for row in self.rows]) != len(self.token_ids):

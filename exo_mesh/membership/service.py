@@ -100,6 +100,10 @@ class Membership:
         records.take_telemetry(self._read_telemetry())
         return dict(records.telemetry)
 
+    def client_at(self, address: str) -> ControlClient:
+        """A caller with this node's credentials; whoever asked for it closes it."""
+        return self._roster.dial(address)
+
     @property
     def peers(self) -> list[Peer]:
         """The other living peers, by id."""

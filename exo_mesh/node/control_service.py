@@ -15,6 +15,7 @@ from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import reachable
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.stage_host import StageHost
+from exo_mesh.node.standing import standing_to_proto
 from exo_mesh.node.surveys import Surveys, survey_to_json
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto
@@ -92,7 +93,8 @@ class ControlService:
         return reply
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
-        async for status in self._host.commit(request.instance_id, ballot_from_proto(request.ballot)):
+        keep_kv_from = request.keep_kv_from if request.HasField("keep_kv_from") else None
+        async for status in self._host.commit(request.instance_id, ballot_from_proto(request.ballot), keep_kv_from):
             yield status
 
     async def link(self, request: pb.LinkRequest) -> pb.LinkReply:
@@ -101,8 +103,11 @@ class ControlService:
         return pb.LinkReply()
 
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        reason = await self._host.look(request.instance_id, ballot_from_proto(request.ballot))
-        return pb.LookAtStageReply(runs=not reason, reason=reason)
+        reason, standing = await asyncio.gather(
+            self._host.look(request.instance_id, ballot_from_proto(request.ballot)),
+            self._host.standing(request.instance_id),
+        )
+        return standing_to_proto(standing, reason)
 
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:
         await self._host.release(request.instance_id, ballot_from_proto(request.ballot))

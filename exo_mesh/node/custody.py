@@ -1,4 +1,4 @@
-"""The instances that this node owns: watched, adopted, given up, and ended; each has one owner and one plan.
+"""The instances that this node owns: watched, adopted, recovered, given up, and ended; each has one owner and one plan.
 
 What is to be done is decided in `ownership`, which is pure; here it is done. What each case is for is in
 docs/placement.md under "Reserve, commit, and who is right".
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection, Coroutine
 from dataclasses import replace
+from typing import Any
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
@@ -17,16 +19,26 @@ from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.members import Members
-from exo_mesh.node.ownership import Claim, Orphans, adopter, beaten, claim
+from exo_mesh.node.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
+from exo_mesh.node.placer import BallotBeatenError
+from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.ring_keeper import RingKeeper
 from exo_mesh.node.stage_host import StageHost
 from exo_mesh.node.supervisor import Limits
+from exo_mesh.node.vital_signs import lives
 from exo_mesh.tasks import TaskOwner
 
 RELEASE_S = 2.0
 """At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
 when its owner has been gone for a while."""
+
+HOP_SUSPECT_S = 60.0
+"""A hop that is lost though both its ends live is made anew once. If it is lost again within this, the peer behind it
+is left out: a firewall stays."""
+
+MAX_LAPSED = 256
+"""Rings without an owner that are remembered for whoever places their model next; as many as one owner may have."""
 
 ORDER_EVERY_S = 1.0
 """Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
@@ -37,8 +49,19 @@ _log = logging.getLogger(__name__)
 class Custody:
     """`keepers` has the rings this node owns, by instance id."""
 
-    def __init__(self, membership: Membership, members: Members, host: StageHost, runner_limits: Limits) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        members: Members,
+        host: StageHost,
+        recoverer: Recoverer,
+        runner_limits: Limits,
+    ) -> None:
         self.keepers: dict[str, RingKeeper] = {}
+        self._recoverer = recoverer
+        self._recoveries: dict[str, asyncio.Task[None]] = {}
+        self._hops_made_anew: dict[str, float] = {}
+        self._lapsed: dict[str, InstanceInfo] = {}
         self._membership = membership
         self._members = members
         self._host = host
@@ -65,8 +88,14 @@ class Custody:
         """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
         for record in records:
             instance = record.value
-            if isinstance(instance, InstanceInfo) and self._membership.own.id in instance.plan.peer_ids:
+            if not isinstance(instance, InstanceInfo):
+                continue
+            if self._membership.own.id in instance.plan.peer_ids:
                 self._ownerless[record.key.id] = instance
+            if instance.state is InstanceState.READY:
+                self._lapsed[record.key.id] = instance
+                while len(self._lapsed) > MAX_LAPSED:
+                    del self._lapsed[next(iter(self._lapsed))]
         self._membership.changed.beat()
 
     def keep(self, keeper: RingKeeper) -> None:
@@ -82,20 +111,108 @@ class Custody:
         """The ring is this node's by a higher ballot now."""
         instance_id = keeper.plan.instance_id
         self.note(instance_id, keeper.ballot)
-        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
-        if self.keepers.get(instance_id) is keeper and record and isinstance(record.value, InstanceInfo):
-            self._membership.put_instance(instance_id, replace(record.value, adopted=keeper.adopted))
+        record = self._own_record(instance_id)
+        if self.keepers.get(instance_id) is keeper and record is not None:
+            self._membership.put_instance(instance_id, replace(record, adopted=keeper.adopted))
 
     async def _watch(self, keeper: RingKeeper) -> None:
-        """When a stage is lost the instance ends; the next request places it again."""
+        """When a stage is lost the ring goes on without it, if it can; else it ends, and the next request places the
+        model again."""
         instance_id = keeper.plan.instance_id
         error = await keeper.lost
         if self.keepers.get(instance_id) is not keeper:
             return
         del self.keepers[instance_id]
+        self._start_recovery(instance_id, self._go_on(keeper, error))
+
+    def _start_recovery(self, instance_id: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.start(work, f"recover {instance_id}")
+        self._recoveries[instance_id] = task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if self._recoveries.get(instance_id) is task:
+                del self._recoveries[instance_id]
+
+        task.add_done_callback(ended)
+
+    async def _go_on(self, keeper: RingKeeper, error: MeshError) -> None:
+        instance_id = keeper.plan.instance_id
+        await keeper.close()
+        newer = self._members.newer_plan(keeper.plan)
+        if newer is None and await self._recover(keeper.plan, keeper.trouble_s, self._suspects(keeper)):
+            return
         failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
         self._membership.put_instance(instance_id, failed)
         await self.end(keeper)
+
+    def _suspects(self, keeper: RingKeeper) -> tuple[str, ...]:
+        """Peers to leave out: the one behind a hop that is lost again soon after it was made anew."""
+        if keeper.hop_lost is None:
+            return ()
+        instance_id, now = keeper.plan.instance_id, asyncio.get_running_loop().time()
+        again = now - self._hops_made_anew.get(instance_id, -HOP_SUSPECT_S) < HOP_SUSPECT_S
+        self._hops_made_anew = {name: at for name, at in self._hops_made_anew.items() if now - at < HOP_SUSPECT_S}
+        self._hops_made_anew[instance_id] = now
+        behind = keeper.plan.peer_ids[(keeper.hop_lost + 1) % len(keeper.plan.stages)]
+        return (behind,) if again and behind != self._membership.own.id else ()
+
+    async def _recover(self, plan: Plan, trouble_s: float, suspects: Collection[str] = ()) -> bool:
+        """Go on with what is left of a ring; False if that cannot be."""
+        instance_id = plan.instance_id
+        try:
+            keeper, instance = await self._recoverer.recover(
+                plan, self.above(instance_id), lambda done, total: None, trouble_s=trouble_s, suspects=suspects
+            )
+        except BallotBeatenError as exc:
+            self.note(instance_id, exc.ballot)
+            _log.info("%s is left to another peer: %s", instance_id, exc)
+            return False
+        except MeshError as exc:
+            _log.warning("%s cannot go on: %s", instance_id, exc)
+            return False
+        self.take(keeper, instance)
+        return True
+
+    def take(self, keeper: RingKeeper, instance: InstanceInfo) -> None:
+        """A ring that is ready is this node's."""
+        instance_id = instance.plan.instance_id
+        self._lapsed.pop(instance_id, None)
+        self._ownerless.pop(instance_id, None)
+        self.note(instance_id, instance.ballot)
+        self.keep(keeper)
+        self._membership.put_instance(instance_id, instance)
+
+    async def stop_recovery(self, instance_id: str) -> bool:
+        """Somebody wants the instance to end; True if it was being recovered."""
+        task = self._recoveries.pop(instance_id, None)
+        if task is None:
+            return False
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._membership.put_instance(instance_id, None)
+        return True
+
+    def lapsed(self, instance_id: str) -> InstanceInfo | None:
+        """A ring whose owner is gone, or that nobody has mended: its stages may be there still."""
+        return self._lapsed.get(instance_id)
+
+    def is_recovering(self, instance_id: str) -> bool:
+        """Does this node go on with what is left of a ring just now?"""
+        return instance_id in self._recoveries
+
+    def is_awaited(self, instance_id: str) -> bool:
+        """Is somebody about to go on with this ring, or to say that it cannot be?"""
+        if self.is_recovering(instance_id):
+            return True
+        records = [one for _, one in self._records_of(instance_id)]
+        if records:
+            return max(records, key=lambda one: one.ballot).state is InstanceState.READY
+        lapsed = self._lapsed.get(instance_id)
+        return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.peer_ids)
+
+    def _own_record(self, instance_id: str) -> InstanceInfo | None:
+        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
+        return record.value if record is not None and isinstance(record.value, InstanceInfo) else None
 
     async def end(self, keeper: RingKeeper) -> None:
         """Release a ring that is in `keepers` no more, and take back this node's word of it.
@@ -111,9 +228,9 @@ class Custody:
         instance_id = keeper.plan.instance_id
         self.note(instance_id, keeper.ballot)
         await keeper.release()
-        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
+        record = self._own_record(instance_id)
         # by now this node may have begun to place it again
-        if record and isinstance(record.value, InstanceInfo) and record.value.ballot <= keeper.ballot:
+        if record is not None and record.ballot <= keeper.ballot:
             self._membership.put_instance(instance_id, None)
 
     # the order of instances: one owner and one plan each, wherever they came from
@@ -151,7 +268,10 @@ class Custody:
         if not runs_here or plan.instance_id in self.keepers or any(one.ballot >= instance.ballot for one in known):
             self._ownerless.pop(plan.instance_id, None)
             return
-        if adopter(instance, self._membership.is_alive) != self._membership.own.id:
+        heir = adopter(instance, self._membership.is_alive)
+        if heir is None:
+            await self._recover_if_due(instance)
+        if heir != self._membership.own.id:
             return
         adopted = max(self.above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
         answers = await asyncio.gather(*(self._ask_to_adopt(plan, index, adopted) for index in range(len(plan.stages))))
@@ -165,10 +285,32 @@ class Custody:
         if any(owner == self._membership.own.id for owner, _ in self._records_of(plan.instance_id)):
             return  # meanwhile this node has begun to place it, by a higher ballot
         _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
-        keeper = RingKeeper(plan, self._members, lambda done, total: None, self._runner_limits, adopted)
+        keeper = RingKeeper(
+            plan, self._members, lambda done, total: None, self._runner_limits, adopted, endpoints=instance.endpoints
+        )
+        self._lapsed.pop(plan.instance_id, None)
         self.keep(keeper)
         keeper.watch()
         self._membership.put_instance(plan.instance_id, replace(instance, adopted=adopted))
+
+    async def _recover_if_due(self, instance: InstanceInfo) -> None:
+        """A ring has lost its owner and other members: go on with what is left of it if that falls to this node, and if
+        those members are really gone, and not only their nodes out of reach."""
+        plan, instance_id = instance.plan, instance.plan.instance_id
+        is_heir = surviving_heir(instance, self._membership.is_alive) == self._membership.own.id
+        if not is_heir or instance_id in self._recoveries:
+            return
+        doors = [self._members.door(*each) for each in zip(instance.endpoints, plan.peer_ids, strict=False)]
+        gone = [index for index, peer_id in enumerate(plan.peer_ids) if not self._membership.is_alive(peer_id)]
+        if any(await asyncio.gather(*(lives(plan, doors, index, self._members) for index in gone))):
+            return
+        _log.info("%s has lost its owner and %d of its stages", instance_id, len(gone))
+        self._start_recovery(instance_id, self._take_over(plan))
+
+    async def _take_over(self, plan: Plan) -> None:
+        if not await self._recover(plan, 0.0):
+            self._ownerless.pop(plan.instance_id, None)
+            self._membership.put_instance(plan.instance_id, None)
 
     async def _ask_to_adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
         try:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, TokenEvent
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import CancelledRequestError, ContextLengthError, DeadlineError, MeshError, StageLostError
@@ -149,9 +149,10 @@ class Router:
         """All events of a request from one ring. A stream that breaks is opened again as long as the ring is well:
         what else runs on it goes on, and nothing is loaded anew. Raises StageLostError or TransportError if not."""
         redial = Redial(instance.plan, self._members, self._clock)
+        went_on = partial(self._went_on, entry, itertools.count(1))
         while True:
             try:
-                async with contextlib.aclosing(self._events(entry, instance, next(dials))) as events:
+                async with contextlib.aclosing(self._events(entry, instance, next(dials), went_on)) as events:
                     async for event in events:
                         redial.heard()
                         yield event
@@ -180,10 +181,19 @@ class Router:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
+    def _went_on(self, entry: Entry, times: Iterator[int], ballot: Ballot) -> None:
+        """The ring of a request has lost a stage, and goes on. Raises StageLostError if it does so again and again."""
+        self._metrics.resumes.inc()
+        _log.warning(
+            "request %s goes on by ballot %s after %d tokens", entry.request.request_id, ballot, len(entry.emitted)
+        )
+        if next(times) > self._patience.max_resumes:
+            raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times")
+
     async def _events(
-        self, entry: Entry, instance: InstanceInfo, dial: int
+        self, entry: Entry, instance: InstanceInfo, dial: int, went_on: Callable[[Ballot], None]
     ) -> AsyncGenerator[TokenEvent | Progress, None]:
-        """What comes over one stream. dial: how many there were before it."""
+        """What comes over one stream. dial: how many there were before it. went_on: see DriverChannels.generate."""
         request, plan = entry.resumption, instance.plan
         if dial:  # a driver may not have noticed yet that the stream before has broken, and takes no id twice
             request = replace(request, request_id=f"{request.request_id}~{dial}", resumed=True)
@@ -201,6 +211,7 @@ class Router:
             first_s=self._patience.first_s,
             next_s=self._patience.next_s,
             on_trace=self._begin_leg(entry, plan),
+            on_ballot=went_on,
         )
         time_left = partial(self._time_left, entry)
         async with contextlib.aclosing(_until_cancelled(entry, stream, time_left)) as items:

@@ -20,12 +20,18 @@ from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.distrust import Distrust
 from exo_mesh.node.placer import BallotBeatenError, Placer
+from exo_mesh.node.recoverer import Recoverer
+from exo_mesh.node.ring_keeper import OnProgress, RingKeeper
 from exo_mesh.node.service import InstanceSpec
 from exo_mesh.tasks import TaskOwner
 
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
 """After a lost race: how long the winner's record may take to get here. Records travel at once, probes take 1 s."""
+
+OWNER_S = 8.0
+"""How long the owner of a ring that failed here, or whoever is to take it over, may take to find out: a machine that is
+suddenly off is known to be after 3 s of unanswered pings, and its stage given up after another 3 s."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +77,7 @@ class Instances:
         custody: Custody,
         placer: Placer,
         catalogue: Catalogue,
+        recoverer: Recoverer,
         rng: random.Random,
         clock: Clock = monotonic,
     ) -> None:
@@ -78,6 +85,7 @@ class Instances:
         self._custody = custody
         self._placer = placer
         self._catalogue = catalogue
+        self._recoverer = recoverer
         self._rng = rng
         self._clock = clock
         self._flights: dict[InstanceSpec, asyncio.Task[InstanceInfo]] = {}
@@ -92,12 +100,9 @@ class Instances:
         await self._custody.stop()
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
-        """(owner, instance) of the view whose stages all live, by instance id."""
-        return [
-            (owner, instance)
-            for owner, instance in self._membership.view.instances()
-            if all(self._membership.is_alive(peer_id) for peer_id in instance.plan.peer_ids)
-        ]
+        """(owner, instance) of the view, by instance id. The owner of each lives, and takes back its word when a stage
+        is lost; that the node of a stage does not answer says nothing of its runner."""
+        return self._membership.view.instances()
 
     def of_model(self, model: str, state: InstanceState = InstanceState.READY) -> list[InstanceInfo]:
         return [instance for _, instance in self.all() if instance.plan.model == model and instance.state is state]
@@ -155,6 +160,8 @@ class Instances:
         if keeper is not None:
             await self._custody.end(keeper)
             return True
+        if await self._custody.stop_recovery(instance_id):
+            return True
         key = RecordKey("instance", instance_id, self._membership.own.id)
         record = self._membership.view.get(key)
         if record is None or not isinstance(record.value, InstanceInfo):
@@ -172,6 +179,8 @@ class Instances:
             failure: MeshError = StageLostError(f"{spec.model} could not be placed")
             for attempt in range(MAX_ATTEMPTS):
                 instance_id, held = self._id_for(spec)
+                if held is None and await self._somebody_mends(instance_id):
+                    continue
                 if held is not None and held.state is InstanceState.READY:
                     return held
                 try:
@@ -193,6 +202,19 @@ class Instances:
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5) * (attempt + 1))
             raise failure
 
+    async def _somebody_mends(self, instance_id: str) -> bool:
+        """A ring that failed here is somebody's, who may go on with what is left of it: wait for that. True if there is
+        something new of it."""
+        give_up_at = asyncio.get_running_loop().time() + OWNER_S
+        before = self._custody.above(instance_id)
+        while self._custody.is_awaited(instance_id):
+            if asyncio.get_running_loop().time() > give_up_at and not self._custody.is_recovering(instance_id):
+                return False
+            await self._membership.changed.wait(0.1)
+            if any(one.plan.instance_id == instance_id and one.ballot > before for _, one in self.all()):
+                return True
+        return False
+
     def _id_for(self, spec: InstanceSpec) -> tuple[str, InstanceInfo | None]:
         """The first replica that suits or is free to be placed, and what the view has of it."""
         held = {instance.plan.instance_id: instance for _, instance in self.all()}
@@ -210,19 +232,46 @@ class Instances:
         def on_progress(done: int, total: int) -> None:
             self._progress[spec.model] = (done, total)
 
-        stale = self._custody.keepers.pop(instance_id, None)
-        if stale is not None:
-            await self._custody.end(stale)
         try:
-            keeper, instance = await self._placer.place(
-                card, spec, instance_id, self._custody.above(instance_id), on_progress
-            )
+            found = await self._mend(spec, instance_id, on_progress)
+            if found is None:
+                stale = self._custody.keepers.pop(instance_id, None)
+                if stale is not None:
+                    await self._custody.end(stale)
+                found = await self._placer.place(card, spec, instance_id, self._custody.above(instance_id), on_progress)
         finally:
             self._progress.pop(spec.model, None)
-        self._custody.note(instance_id, instance.plan.ballot)
-        self._custody.keep(keeper)
-        self._membership.put_instance(instance_id, instance)
-        return instance
+        self._custody.take(*found)
+        return found[1]
+
+    async def _mend(
+        self, spec: InstanceSpec, instance_id: str, on_progress: OnProgress
+    ) -> tuple[RingKeeper, InstanceInfo] | None:
+        """Go on with what is left of a ring that nobody has mended; None if there is none that suits, or it cannot be.
+
+        Raises BallotBeatenError if somebody is at it by now."""
+        left = self._custody.lapsed(instance_id) or self._distrusted(instance_id)
+        if left is None or not suits(left, spec):
+            return None
+        above = self._custody.above(instance_id)
+        try:
+            found = await self._recoverer.recover(left.plan, max(above, left.ballot), on_progress)
+        except BallotBeatenError:
+            raise
+        except MeshError as exc:
+            _log.info("nothing is left of %s to go on with: %s", instance_id, exc)
+            return None
+        stale = self._custody.keepers.pop(instance_id, None)
+        if stale is not None:
+            await stale.close()
+        return found
+
+    def _distrusted(self, instance_id: str) -> InstanceInfo | None:
+        """What the view has of an instance that is said to be ready, and is not trusted here."""
+        for _, one in self.all():
+            if one.plan.instance_id == instance_id and one.state is InstanceState.READY and not self.is_trusted(one):
+                return one
+        return None
 
     async def _join(self, instance_id: str, spec: InstanceSpec, ballot: Ballot) -> InstanceInfo:
         """Wait for the instance that another peer is placing. Raises StageLostError when it does not come to be."""

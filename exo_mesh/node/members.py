@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
-from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import ReservationError, TransportError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.stage_host import StageHost
+from exo_mesh.node.standing import Standing, standing_from_proto
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto
@@ -25,7 +26,9 @@ class Member(Protocol):
     async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
         """See StageHost.adopt."""
 
-    def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
+    def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
         """See StageHost.commit."""
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
@@ -33,6 +36,9 @@ class Member(Protocol):
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         """See StageHost.look."""
+
+    async def standing(self, instance_id: str) -> Standing:
+        """See StageHost.standing."""
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """See StageHost.release."""
@@ -63,14 +69,19 @@ class LocalMember:
     async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
         return await self._host.adopt(plan.instance_id, plan.ballot, adopted)
 
-    def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
-        return self._host.commit(instance_id, ballot)
+    def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
+        return self._host.commit(instance_id, ballot, keep_kv_from)
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
         await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer)
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return await self._host.look(instance_id, ballot)
+
+    async def standing(self, instance_id: str) -> Standing:
+        return await self._host.standing(instance_id)
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._host.release(instance_id, ballot)
@@ -97,8 +108,10 @@ class RemoteMember:
         beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
         return Answer(reply.granted, reply.usable_bytes, reply.reason, beaten_by)
 
-    def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
-        request = pb.CommitRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot))
+    def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
+        request = pb.CommitRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot), keep_kv_from=keep_kv_from)
         return self._client.commit(request)
 
     async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
@@ -111,6 +124,11 @@ class RemoteMember:
         request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot))
         reply = await self._client.look_at_stage(request)
         return "" if reply.runs else reply.reason or "its stage does not run"
+
+    async def standing(self, instance_id: str) -> Standing:
+        # the ballot of no plan: what runs here is told whatever its plan is
+        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(NO_BALLOT))
+        return standing_from_proto(await self._client.look_at_stage(request))
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._client.release(pb.ReleaseRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot)))
@@ -133,6 +151,29 @@ class Members:
             one.plan == plan and one.state is InstanceState.READY and one.ballot > ballot and owner != self.own_id
             for owner, one in self._membership.view.records_of_instances()
         )
+
+    def newer_plan(self, plan: Plan) -> Plan | None:
+        """A plan of the same instance with a higher ballot, if the view shows one that runs or is being brought up."""
+        newer = [
+            one.plan
+            for _, one in self._membership.view.records_of_instances()
+            if one.plan.instance_id == plan.instance_id
+            and one.plan.ballot > plan.ballot
+            and one.state is not InstanceState.FAILED
+        ]
+        return max(newer, key=lambda one: one.ballot, default=None)
+
+    def door(self, endpoint: str, peer_id: str) -> str:
+        """Where this node reaches the data port of a runner; see `reachable`."""
+        return reachable(self._membership, endpoint, peer_id)
+
+    async def connects(self, address: str, timeout_s: float) -> bool:
+        """Does a process of this mesh answer at "host:port"?"""
+        client = self._membership.client_at(address)
+        try:
+            return await client.connects(timeout_s)
+        finally:
+            await client.close()
 
     def is_alive(self, peer_id: str) -> bool:
         return self._membership.is_alive(peer_id)

@@ -45,6 +45,7 @@ from exo_mesh.node.own_addresses import keep_addresses
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
+from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
@@ -110,9 +111,12 @@ class Node:
         self._placer = Placer(
             settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner
         )
-        self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
+        recoverer = Recoverer(
+            self.membership, members, self._catalogue, self._placer, mixing, self.metrics, tuning.host.runner
+        )
+        self._custody = Custody(self.membership, members, self._host, recoverer, tuning.host.runner)
         self._instances = Instances(
-            self.membership, self._custody, self._placer, self._catalogue, rng or random.Random(), clock
+            self.membership, self._custody, self._placer, self._catalogue, recoverer, rng or random.Random(), clock
         )
         self._drivers = DriverChannels(self._credentials)
         self._router = self._new_router(members, tuning.patience)

@@ -25,6 +25,13 @@ def adopter(instance: InstanceInfo, is_alive: Callable[[str], bool]) -> str | No
     return min(instance.plan.peer_ids)
 
 
+def surviving_heir(instance: InstanceInfo, is_alive: Callable[[str], bool]) -> str | None:
+    """Who goes on with what is left of a ring whose owner and other members are gone: its lowest-id live member."""
+    if instance.state is not InstanceState.READY:
+        return None
+    return min((peer_id for peer_id in instance.plan.peer_ids if is_alive(peer_id)), default=None)
+
+
 class Claim(Enum):
     """What an owner does about its ring, in the face of what others own."""
 

@@ -113,7 +113,7 @@ class Placer:
                 continue
             if len(plan.engines) == 1:
                 return plan
-            outcome = await self._mixing.of(card, _ring(plan, candidates))
+            outcome = await self._mixing.of(card, ring_of(plan, candidates))
             if not outcome.unmixable:
                 return replace(plan, activation_dtype=outcome.activation_dtype)
             around = replace(around, unmixable={**around.unmixable, **outcome.unmixable})
@@ -297,7 +297,7 @@ class Placer:
         return any(model in peer.info.models for peer in self._membership.peers)
 
 
-def _ring(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:
+def ring_of(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The peers of a plan with the engines that it has for them."""
     by_id = {candidate.peer_id: candidate for candidate in candidates}
     return [by_id[stage.peer_id].running(stage.engine) for stage in plan.stages]

@@ -82,6 +82,11 @@ class Reservations:
     def pending_bytes(self) -> int:
         return sum(lease.pending_bytes for lease in self._leases.values())
 
+    def held_bytes(self, instance_id: str) -> int:
+        """What the lease of an instance holds, of whatever plan."""
+        lease = self._leases.get(instance_id)
+        return lease.stage.reserve_bytes if lease is not None else 0
+
     def lease(self, instance_id: str, ballot: Ballot) -> Lease | None:
         """The lease of exactly this plan, if it is in force here."""
         lease = self._leases.get(instance_id)

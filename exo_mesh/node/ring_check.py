@@ -94,6 +94,8 @@ class Redial:
             self._give_up_at = self._clock() + REDIAL_S
         self._in_vain += 1
         while True:
+            if (newer := self._members.newer_plan(self._plan)) is not None:
+                raise StageLostError(f"{self._plan.instance_id} goes on by ballot {newer.ballot}")
             verdict, reason = await look_at(self._plan, self._members)
             if verdict is Verdict.LOST:
                 raise StageLostError(f"{self._plan.instance_id} is lost: {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
@@ -13,6 +13,7 @@ from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportE
 from exo_mesh.node.boundaries import refuse_mismatch
 from exo_mesh.node.members import Members
 from exo_mesh.node.supervisor import Limits
+from exo_mesh.node.vital_signs import is_refused, lives
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import TaskOwner
 
@@ -20,9 +21,12 @@ MARGIN_S = 30.0
 """On top of a stage's own load deadline, which its peer keeps: the owner steps in only if that peer does not."""
 
 REATTACH_S = 3.0
-"""A broken report stream alone is no lost stage: the owner asks again for this long."""
+"""A broken report stream alone is no lost stage: the owner asks again for this long, then looks at the data plane."""
 
 REATTACH_PAUSE_S = 0.2
+
+LOOK_AGAIN_S = 1.0
+"""A stage whose node is silent, and which works, is looked at again after this."""
 
 TAKE_BACK_TRIES = 4
 """Ballots tried one after the other: the first may be below what a stage has promised, which it then says."""
@@ -38,7 +42,11 @@ class RingKeeper:
     """Owns the report streams of all stages of one plan. `lost` completes with the first failure of any of them.
 
     adopted: the ballot by which this node took the plan over, if it is not its own. It rises when the ring has to be
-    taken back from an adopter that did not get all of it; `on_taken_back` is called then.
+    taken back from an adopter that did not get all of it; `on_taken_back` is called then. endpoints: of the stages, if
+    they run already. keep_kv_from: see ChangePlan.
+
+    What a loss was like: `trouble_s` from its first sign to the verdict, `lost_peer` whose stage it is if that is
+    known, `hop_lost` the stage that cannot reach the next one. `resumed`: requests that went on in the driver.
     """
 
     def __init__(
@@ -48,6 +56,9 @@ class RingKeeper:
         on_progress: OnProgress,
         runner_limits: Limits,
         adopted: Ballot = NO_BALLOT,
+        *,
+        endpoints: Sequence[str] = (),
+        keep_kv_from: int | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.plan = plan
@@ -55,6 +66,12 @@ class RingKeeper:
         self.ballot = max(plan.ballot, adopted)
         self.lost: asyncio.Future[MeshError] = loop.create_future()
         self.on_taken_back: Callable[[], None] = lambda: None
+        self.trouble_s = 0.0
+        self.lost_peer = ""
+        self.hop_lost: int | None = None
+        self.resumed = 0
+        self._doors: list[str] = []
+        self._keep_kv_from = keep_kv_from
         self._taking_back = asyncio.Lock()
         self._members = members
         self._on_progress = on_progress
@@ -63,6 +80,7 @@ class RingKeeper:
         self._ready: list[asyncio.Future[pb.StageReady]] = [loop.create_future() for _ in plan.stages]
         self._loading: list[tuple[int, int]] = [(0, 0)] * len(plan.stages)
         self._tasks = TaskOwner()
+        self._note_doors(endpoints)
 
     async def bring_up(self) -> InstanceInfo:
         """Commit, link, wait. Raises the MeshError of the first stage that fails, or DeadlineError."""
@@ -75,6 +93,8 @@ class RingKeeper:
         await asyncio.gather(*(self._link(index, endpoints) for index in range(len(endpoints))))
         ready = await self._or_lost(asyncio.gather(*self._ready), patience_s, "every stage is loaded")
         refuse_mismatch(self.plan, ready)
+        self.resumed = sum(status.resumed for status in ready)
+        self._note_doors(endpoints)
         pids = tuple(status.pid for status in listening)
         return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
 
@@ -95,14 +115,17 @@ class RingKeeper:
         await self.close()
         await release_all(self.plan, self._members, self.ballot)
 
+    def _note_doors(self, endpoints: Sequence[str]) -> None:
+        self._doors = [self._members.door(*each) for each in zip(endpoints, self.plan.peer_ids, strict=False)]
+
     async def _follow(self, index: int) -> None:
         stage = self.plan.stages[index]
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + REATTACH_S
+        broke_at = look_at = 0.0
 
         def heard() -> None:
-            nonlocal give_up_at
-            give_up_at = loop.time() + REATTACH_S
+            nonlocal broke_at
+            broke_at = 0.0
 
         while True:
             try:
@@ -110,19 +133,31 @@ class RingKeeper:
             except (TransportError, DeadlineError) as exc:
                 if self.lost.done():
                     return
-                if loop.time() > give_up_at:
-                    self._lose(StageLostError(f"stage {index} at peer {stage.peer_id[:8]} is out of reach: {exc}"))
+                if not broke_at:
+                    broke_at, look_at = loop.time(), loop.time() + REATTACH_S
+                if await self._is_lost(index, loop.time() > look_at):
+                    self.trouble_s = loop.time() - broke_at
+                    error = StageLostError(f"stage {index} at peer {stage.peer_id[:8]} is out of reach: {exc}")
+                    self._lose(error, stage.peer_id)
                     return
+                look_at = max(look_at, loop.time() + LOOK_AGAIN_S) if loop.time() > look_at else look_at
             except MeshError as exc:
-                self._lose(exc)
+                self._lose(exc, stage.peer_id)
                 return
             await asyncio.sleep(REATTACH_PAUSE_S)
+
+    async def _is_lost(self, index: int, for_long: bool) -> bool:
+        """Of a stage whose node cannot be asked now: a node that stands still ends no ring whose runners go on."""
+        if self._doors and await is_refused(self._doors[index]):
+            return True
+        return for_long and not await lives(self.plan, self._doors, index, self._members)
 
     async def _reports(self, index: int, heard: Callable[[], None]) -> None:
         """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""
         stage, ballot = self.plan.stages[index], self.ballot
         try:
-            async for status in self._members.member(stage.peer_id).commit(self.plan.instance_id, ballot):
+            member = self._members.member(stage.peer_id)
+            async for status in member.commit(self.plan.instance_id, ballot, self._keep_kv_from):
                 heard()
                 self._take(index, status)
         except StageLostError as exc:
@@ -141,6 +176,7 @@ class RingKeeper:
             looks = (member.look(self.plan.instance_id, self.plan.ballot) for _, member in members)
             if any(await asyncio.gather(*looks)):
                 raise refusal  # before anything is promised to us at the other stages
+            await self._give_way(refused)
             ballot = refused
             for _ in range(TAKE_BACK_TRIES):
                 if self._members.has_other_owner(self.plan, ballot):
@@ -158,7 +194,19 @@ class RingKeeper:
                 ballot = max(answer.beaten_by or ballot for answer in answers)
             raise TransportError(f"others adopt {self.plan.instance_id} just now")
 
+    async def _give_way(self, refused: Ballot) -> None:
+        """Raises TransportError if all stages have promised themselves to one living peer: it has adopted the ring, and
+        its record is on its way here. To ask by the old ballot changes nothing at a stage."""
+        asked = (self._members.member(peer).adopt(self.plan, i, refused) for i, peer in enumerate(self.plan.peer_ids))
+        answers = await asyncio.gather(*asked)
+        adopters = {answer.beaten_by.proposer if answer.beaten_by else "" for answer in answers}
+        if len(adopters) == 1 and "" not in adopters and self._members.own_id not in adopters:
+            (adopter,) = adopters
+            if self._members.is_alive(adopter):
+                raise TransportError(f"{self.plan.instance_id} has been adopted by peer {adopter[:8]}")
+
     def _take(self, index: int, status: pb.StageStatus) -> None:
+        peer_id = self.plan.stages[index].peer_id
         match status.WhichOneof("status"):
             case "listening":
                 _resolve(self._listening[index], status.listening)
@@ -168,11 +216,17 @@ class RingKeeper:
             case "ready":
                 _resolve(self._ready[index], status.ready)
             case "failed":
-                where = f"stage {index} at peer {self.plan.stages[index].peer_id[:8]}"
-                self._lose(error_from_code(status.failed.code, f"{where}: {status.failed.message}"))
+                where = f"stage {index} at peer {peer_id[:8]}"
+                self._lose(error_from_code(status.failed.code, f"{where}: {status.failed.message}"), peer_id)
+            case "hop_lost":
+                self.hop_lost = index
+                where = f"stage {index} at peer {peer_id[:8]}"
+                self._lose(StageLostError(f"{where} has lost the next one: {status.hop_lost.message}"))
 
-    def _lose(self, error: MeshError) -> None:
+    def _lose(self, error: MeshError, peer_id: str = "") -> None:
+        """The first failure is the verdict. peer_id: whose stage failed."""
         if not self.lost.done():
+            self.lost_peer = peer_id
             _log.warning("instance %s (ballot %s): %s", self.plan.instance_id, self.ballot, error)
             self.lost.set_result(error)
 

@@ -19,6 +19,7 @@ from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
+from exo_mesh.node.standing import Standing, goes_on
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
@@ -27,6 +28,9 @@ from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
+
+STOOD_STILL_S = 2.0
+"""A round of the clock that is later than this means that this process was stopped, or the machine asleep."""
 
 SILENT_S = 2.0
 """A runner reports twice a second. One that has missed four reports is not killed for it (see Limits.silence_s), but
@@ -164,7 +168,8 @@ class StageHost:
         return found
 
     async def reserve(self, plan: Plan, index: int) -> Answer:
-        """Hold memory for a stage. A beaten plan's stage is ended first, so that its memory can be given again.
+        """Hold memory for a stage. A beaten plan's stage is ended first, so that its memory can be given again, unless
+        its process can go on by the new plan.
 
         Raises ReservationError if this stage can never run here: wrong peer, model, digest or engine.
         """
@@ -174,7 +179,11 @@ class StageHost:
                 return Answer(False, 0, "this node is stopping")
             answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
             if answer.superseded is not None:
-                await self._end_runner(plan.instance_id)
+                kept = self._to_go_on(plan, index)
+                if kept is None:
+                    await self._end_runner(plan.instance_id)
+                elif (lease := self._reservations.lease(plan.instance_id, plan.ballot)) is not None:
+                    lease.taken_bytes = kept.taken_bytes
         if not answer.granted:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
         return answer
@@ -186,8 +195,11 @@ class StageHost:
         _log.info("adoption of %s by ballot %s: %s", instance_id, adopted, answer.reason or "granted")
         return answer
 
-    async def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[control_pb2.StageStatus]:
-        """Start the stage, or join those who watch it; reports for as long as it lives, the last one is `failed`.
+    async def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+    ) -> AsyncIterator[control_pb2.StageStatus]:
+        """Start the stage, or let its process go on from a lower ballot, or join those who watch it; reports for as
+        long as it runs by this plan, the last one is `failed`. keep_kv_from: see ChangePlan; None: no stage.
 
         Raises StageLostError if the plan is not in force here.
         """
@@ -200,8 +212,7 @@ class StageHost:
                 raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
             runner = self._runners.get(instance_id)
             if runner is None or self._started[instance_id].plan.ballot != lease.plan.ballot:
-                await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
-                runner = await self._start_runner(lease)
+                runner = await self._bring_in(lease, keep_kv_from)
         async for status in runner.board.watch():
             yield status
 
@@ -235,6 +246,16 @@ class StageHost:
             await asyncio.sleep(LISTEN_S)
         return f"{runner.label} has been silent for {runner.silent_s:.0f} s" if runner.silent_s > SILENT_S else ""
 
+    async def standing(self, instance_id: str) -> Standing:
+        """What this node has of an instance, of whatever plan."""
+        runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
+        usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
+        if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
+            return Standing(None, usable_bytes)
+        shard = lease.stage.shard
+        linked = runner.beat is not None and runner.beat.linked
+        return Standing(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back)
+
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
         async with self._turn:
@@ -259,6 +280,33 @@ class StageHost:
         if problem := self._can_run(plan.stages[index].engine, card.architecture):
             raise ReservationError(problem, peer_id=self._own_id)
 
+    def _to_go_on(self, plan: Plan, index: int) -> Lease | None:
+        """What the process of this instance was started for, if it is well and can go on by this plan."""
+        runner, started = self._runners.get(plan.instance_id), self._started.get(plan.instance_id)
+        if runner is None or started is None or not goes_on(started, plan, index):
+            return None
+        well = runner.board.ready and runner.board.failed is None and runner.silent_s <= SILENT_S
+        return started if well else None
+
+    async def _bring_in(self, lease: Lease, keep_kv_from: int | None) -> Runner:
+        """A process for a lease: the one that is there if it can go on, else a new one."""
+        plan, instance_id = lease.plan, lease.plan.instance_id
+        started = self._to_go_on(plan, lease.index)
+        if started is None and keep_kv_from is not None and lease.index >= keep_kv_from:
+            raise StageLostError(f"{lease.stage.shard} was to go on with its KV, and is gone")
+        if started is None:
+            await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
+            return await self._start_runner(lease)
+        runner = self._runners[instance_id]
+        lease.taken_bytes, lease.weights_bytes = started.taken_bytes, started.weights_bytes
+        self._started[instance_id] = lease
+        self._hops.forget(instance_id, runner)
+        self._metrics.stage_gone(instance_id, started.index)
+        keeps = len(plan.stages) if keep_kv_from is None else keep_kv_from
+        await runner.change(plan_to_proto(plan), lease.index, keeps)
+        _log.info("%s goes on by ballot %s", runner.label, lease.ballot)
+        return runner
+
     async def _start_runner(self, lease: Lease) -> Runner:
         plan, settings = lease.plan, self._settings
         first, last = settings.data_ports or (0, 0)
@@ -282,29 +330,36 @@ class StageHost:
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
         self._metrics.runner_started(plan.instance_id)
-        self._tasks.start(self._follow(runner, lease), f"runner of {label}")
+        self._tasks.start(self._follow(runner, plan.instance_id), f"runner of {label}")
         return runner
 
-    async def _follow(self, runner: Runner, lease: Lease) -> None:
-        instance_id, index = lease.plan.instance_id, lease.index
+    async def _follow(self, runner: Runner, instance_id: str) -> None:
         before = runner_pb2.Heartbeat()
+        lease = self._started[instance_id]
 
         def on_beat(beat: runner_pb2.Heartbeat) -> None:
+            nonlocal lease
+            if self._runners.get(instance_id) is runner:
+                lease = self._started[instance_id]
+            if beat.progress != before.progress:  # a stage that works is in use, whoever can reach this node
+                self._reservations.renew(instance_id, lease.ballot, self._clock())
             if lease.ready:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
                 self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
             before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
             lease.ready = runner.board.ready
-            self._metrics.stage_beat(instance_id, index, beat)
+            self._metrics.stage_beat(instance_id, lease.index, beat)
 
         try:
             await runner.run(on_beat)
         finally:
+            if self._runners.get(instance_id) is runner:
+                lease = self._started[instance_id]
             self._gone(instance_id, runner)
             if self._reservations.lease(instance_id, lease.ballot) is lease:
                 self._reservations.release(instance_id, lease.ballot)
-            self._metrics.stage_gone(instance_id, index)
+            self._metrics.stage_gone(instance_id, lease.index)
             failed = runner.board.failed
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
 
@@ -321,7 +376,10 @@ class StageHost:
 
     async def _keep_expiring(self) -> None:
         while True:
+            due = self._clock() + EXPIRE_EVERY_S
             await asyncio.sleep(EXPIRE_EVERY_S)
+            if self._clock() > due + STOOD_STILL_S:
+                continue  # nobody could follow a stage meanwhile, or renew its lease
             async with self._turn:
                 await self._expire()
 

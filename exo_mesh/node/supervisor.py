@@ -18,7 +18,7 @@ from typing import Any
 from exo_mesh.config import SECRET_VARIABLE
 from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError
 from exo_mesh.node.stage_status import StatusBoard
-from exo_mesh.proto import control_pb2, runner_pb2
+from exo_mesh.proto import control_pb2, plan_pb2, runner_pb2
 from exo_mesh.transport import runner_pipe
 from exo_mesh.transport.channel_options import bracketed
 
@@ -34,6 +34,10 @@ RUNNER_ENVIRONMENT = {
 
 MAX_LINE_BYTES = 2000
 """Longer lines of a runner's stderr are cut; a native library may write megabytes without a line end."""
+
+CHANGE_S = 30.0
+"""How long a runner may take to go on by another plan: it does what it is computing first, and a chunk of prefill on a
+slow board takes seconds."""
 
 OnBeat = Callable[[runner_pb2.Heartbeat], None]
 
@@ -75,7 +79,11 @@ class Runner:
         self.board = StatusBoard()
         self.beat: runner_pb2.Heartbeat | None = None
         self.pid = 0
+        self.rolls_back = False
         self._heard_at = 0.0
+        self._ready_by = math.inf
+        self._standing: dict[str, control_pb2.StageStatus] = {}
+        self._ballot = start.plan.ballot
         self._start = start
         self._host = host
         self._limits = limits
@@ -108,6 +116,16 @@ class Runner:
         keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
         """
         await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
+
+    async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
+        """Let the process go on by another plan, with the layers that it has; see ChangePlan. From now on `board` is
+        that plan's, and it is not ready before the process says so. Raises StageLostError if it is gone."""
+        old, self.board = self.board, StatusBoard()
+        old.fail(StageLostError.code, f"{self.label} goes on by ballot {plan.ballot.counter}")
+        self._ballot = plan.ballot
+        self._ready_by = asyncio.get_running_loop().time() + CHANGE_S
+        change = runner_pb2.ChangePlan(plan=plan, stage=stage, keep_kv_from=keep_kv_from)
+        await self._tell(runner_pb2.ToRunner(change=change))
 
     async def show(self, tls: runner_pb2.TlsCredentials) -> None:
         """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
@@ -180,7 +198,7 @@ class Runner:
     async def _listen(self, reader: asyncio.StreamReader, on_beat: OnBeat) -> None:
         """Follow the reports until the process is gone. Raises DeadlineError when one does not come in time."""
         loop = asyncio.get_running_loop()
-        load_deadline = loop.time() + self._limits.load_s(self._stage_bytes)
+        self._ready_by = loop.time() + self._limits.load_s(self._stage_bytes)
         patience_s = self._limits.first_message_s
         while True:
             try:
@@ -191,13 +209,17 @@ class Runner:
             if report is None:
                 return
             self._take(report, on_beat)
-            if not self.board.ready and loop.time() > load_deadline:
-                raise DeadlineError(f"{self.label} was not loaded after {self._limits.load_s(self._stage_bytes):.0f} s")
+            if not self.board.ready and loop.time() > self._ready_by:
+                raise DeadlineError(f"{self.label} was not ready after {self._allowed_s:.0f} s")
             patience_s = self._limits.silence_s
 
     @property
     def _stage_bytes(self) -> int:
         return self._start.plan.stages[self._start.stage].reserve_bytes
+
+    @property
+    def _allowed_s(self) -> float:
+        return CHANGE_S if self._ballot != self._start.plan.ballot else self._limits.load_s(self._stage_bytes)
 
     def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
         self._heard_at = asyncio.get_running_loop().time()
@@ -213,12 +235,29 @@ class Runner:
                 status.ready.memory_bytes, status.ready.load_s = ready.memory_bytes, ready.load_s
                 status.ready.inputs.extend(ready.inputs)
                 status.ready.outputs.extend(ready.outputs)
+                self.rolls_back = ready.rolls_back
+            case "changed":
+                self._go_on(report.changed)
+            case "hop_lost":
+                status.hop_lost.message = report.hop_lost.message
             case "heartbeat":
                 self.beat = report.heartbeat
                 on_beat(report.heartbeat)
             case "failed":
                 status.failed.code, status.failed.message = report.failed.code, report.failed.message
+        if status.HasField("listening") or status.HasField("ready"):
+            self._standing[str(status.WhichOneof("status"))] = status
         self.board.publish(status)
+
+    def _go_on(self, changed: runner_pb2.Changed) -> None:
+        """The process works for another plan now; of plans in quick succession only the last one counts."""
+        if changed.ballot != self._ballot:
+            return
+        self.board.publish(self._standing["listening"])
+        ready = control_pb2.StageStatus()
+        ready.CopyFrom(self._standing["ready"])
+        ready.ready.resumed = changed.resumed
+        self.board.publish(ready)
 
     def _post_mortem(self, returncode: int | None) -> str:
         if returncode is not None and returncode < 0:

@@ -425,24 +425,28 @@ class ReserveReply(_message.Message):
     def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot")
+    __slots__ = ("instance_id", "ballot", "keep_kv_from")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_KV_FROM_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+    keep_kv_from: int
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., keep_kv_from: _Optional[int] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("listening", "loading", "ready", "failed")
+    __slots__ = ("listening", "loading", "ready", "failed", "hop_lost")
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    HOP_LOST_FIELD_NUMBER: _ClassVar[int]
     listening: StageListening
     loading: StageLoading
     ready: StageReady
     failed: StageFailed
-    def __init__(self, listening: _Optional[_Union[StageListening, _Mapping]] = ..., loading: _Optional[_Union[StageLoading, _Mapping]] = ..., ready: _Optional[_Union[StageReady, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ...) -> None: ...
+    hop_lost: StageHopLost
+    def __init__(self, listening: _Optional[_Union[StageListening, _Mapping]] = ..., loading: _Optional[_Union[StageLoading, _Mapping]] = ..., ready: _Optional[_Union[StageReady, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., hop_lost: _Optional[_Union[StageHopLost, _Mapping]] = ...) -> None: ...
 
 class StageListening(_message.Message):
     __slots__ = ("endpoint", "pid")
@@ -460,17 +464,25 @@ class StageLoading(_message.Message):
     total: int
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
+class StageHopLost(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
+
 class StageReady(_message.Message):
-    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs")
+    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "resumed")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     load_s: float
     inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
     outputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
-    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
+    resumed: int
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., resumed: _Optional[int] = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("code", "message")
@@ -505,12 +517,20 @@ class LookAtStageRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class LookAtStageReply(_message.Message):
-    __slots__ = ("runs", "reason")
+    __slots__ = ("runs", "reason", "held", "usable_bytes", "linked", "rolls_back")
     RUNS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LINKED_FIELD_NUMBER: _ClassVar[int]
+    ROLLS_BACK_FIELD_NUMBER: _ClassVar[int]
     runs: bool
     reason: str
-    def __init__(self, runs: bool = ..., reason: _Optional[str] = ...) -> None: ...
+    held: LayerRange
+    usable_bytes: int
+    linked: bool
+    rolls_back: bool
+    def __init__(self, runs: bool = ..., reason: _Optional[str] = ..., held: _Optional[_Union[LayerRange, _Mapping]] = ..., usable_bytes: _Optional[int] = ..., linked: bool = ..., rolls_back: bool = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("instance_id", "ballot")

@@ -60,6 +60,16 @@ class StopStage(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ChangePlan(_message.Message):
+    __slots__ = ("plan", "stage", "keep_kv_from")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_KV_FROM_FIELD_NUMBER: _ClassVar[int]
+    plan: _plan_pb2.Plan
+    stage: int
+    keep_kv_from: int
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., keep_kv_from: _Optional[int] = ...) -> None: ...
+
 class Pressure(_message.Message):
     __slots__ = ("level",)
     LEVEL_FIELD_NUMBER: _ClassVar[int]
@@ -67,18 +77,20 @@ class Pressure(_message.Message):
     def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class ToRunner(_message.Message):
-    __slots__ = ("start", "link", "stop", "tls", "pressure")
+    __slots__ = ("start", "link", "stop", "tls", "pressure", "change")
     START_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
     start: StartStage
     link: LinkNext
     stop: StopStage
     tls: TlsCredentials
     pressure: Pressure
-    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ...) -> None: ...
+    change: ChangePlan
+    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ..., change: _Optional[_Union[ChangePlan, _Mapping]] = ...) -> None: ...
 
 class Listening(_message.Message):
     __slots__ = ("port", "pid")
@@ -97,16 +109,32 @@ class Loading(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs")
+    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "rolls_back")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    ROLLS_BACK_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     load_s: float
     inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
     outputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
-    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
+    rolls_back: bool
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., rolls_back: bool = ...) -> None: ...
+
+class Changed(_message.Message):
+    __slots__ = ("ballot", "resumed")
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    ballot: _plan_pb2.Ballot
+    resumed: int
+    def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., resumed: _Optional[int] = ...) -> None: ...
+
+class HopLost(_message.Message):
+    __slots__ = ("message",)
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    message: str
+    def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s")
@@ -159,15 +187,19 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class FromRunner(_message.Message):
-    __slots__ = ("listening", "loading", "ready", "heartbeat", "failed")
+    __slots__ = ("listening", "loading", "ready", "heartbeat", "failed", "changed", "hop_lost")
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    HOP_LOST_FIELD_NUMBER: _ClassVar[int]
     listening: Listening
     loading: Loading
     ready: Ready
     heartbeat: Heartbeat
     failed: Failed
-    def __init__(self, listening: _Optional[_Union[Listening, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ...) -> None: ...
+    changed: Changed
+    hop_lost: HopLost
+    def __init__(self, listening: _Optional[_Union[Listening, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., changed: _Optional[_Union[Changed, _Mapping]] = ..., hop_lost: _Optional[_Union[HopLost, _Mapping]] = ...) -> None: ...

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Shutdown
+from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Retain, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
@@ -78,6 +78,34 @@ class Driver:
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
         beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
+
+    def change(self, ballot: Ballot, limits: Limits, kept_from: int) -> int:
+        """The ring goes on by this ballot with other stages; answers how many running requests do, at the head of the
+        queue. What was on its way is lost, and no token that was drawn.
+
+        kept_from: stages from this one on keep the KV that they have; as many as stages: none does.
+        """
+        held = self._came_round() if kept_from < limits.num_stages else {}
+        self._ballot, self._ballot_proto = ballot, ballot_to_proto(ballot)
+        self._limits, self._pace = limits, Pace(limits.num_stages)
+        self._in_flight.clear()
+        self.laps.forget_sent()
+        self._last_step = 0
+        resumed = self._scheduler.rewind(limits, self._pace, kept_from, held)
+        self._ops = [Retain(tuple(held))]
+        for generation in self._live.values():
+            self._tell(generation, prefill_events, 0)  # by which its entry peer learns of the ballot
+        self.pump()
+        return resumed
+
+    def _came_round(self) -> dict[int, int]:
+        """By running sequence, the positions whose rows have been computed by every stage."""
+        held = {sequence.id: sequence.computed for sequence in self._scheduler.running}
+        for work in self._in_flight.values():
+            for row in work.rows:
+                if row.sequence in held:
+                    held[row.sequence] = min(held[row.sequence], row.pos0)
+        return held
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         """Queue a request, or refuse it through its mailbox."""
@@ -182,6 +210,7 @@ class Driver:
             rows=work.rows,
             token_ids=work.token_ids,
             ops=tuple(self._ops),
+            upto=work.upto,
         )
         self._ops.clear()
         self._in_flight[frame.step] = work
@@ -196,6 +225,8 @@ class Driver:
     def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
         """Drawing is work of the last stage like its layers: no other frame is computed there meanwhile."""
         waited_s = sum(report.waited_s for report in frame.reports)
+        if work.upto:
+            return  # it says little of a chunk that all stages compute
         if work.is_prefill:
             self._pace.prefilled(len(work.token_ids), lap_s, waited_s)
         elif work.rows and frame.reports:

@@ -26,6 +26,10 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         self._plan = plan
         self._worker = worker
 
+    def change(self, plan: Plan) -> None:
+        """From now on requests for this plan are taken, and those for the one before refused; calls go on."""
+        self._plan = plan
+
     async def Generate(
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateEvents]:

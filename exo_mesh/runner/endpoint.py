@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
 
 from exo_mesh import PROTOCOL_VERSION
-from exo_mesh.errors import TransportError
+from exo_mesh.domain.frame import Frame
+from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.driver_service import DriverService
-from exo_mesh.runner.worker import StageSetup, Worker
+from exo_mesh.runner.worker import Change, StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import RingLink
 from exo_mesh.transport.ring_receiver import RingReceiver
+
+HOP_LOST_S = 60.0
+"""How long a stage that has lost the next one waits for a plan without it: its weights are worth keeping, and whoever
+makes the plan may have to find out first that its owner has died."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +41,33 @@ class Binding:
 
 
 class Endpoint:
-    """Made and used on the event loop; `heartbeat` may be called from any thread."""
+    """Made and used on the event loop; `heartbeat` may be called from any thread. on_hop_lost: told when the next stage
+    cannot be reached any more."""
 
-    def __init__(self, setup: StageSetup, worker: Worker, credentials: CredentialSource | None = None) -> None:
-        plan, stages = setup.plan, setup.num_stages
+    def __init__(
+        self,
+        setup: StageSetup,
+        worker: Worker,
+        credentials: CredentialSource | None = None,
+        on_hop_lost: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        plan = setup.plan
         self._setup = setup
         self._worker = worker
         self._credentials = credentials
         self._server: grpc.aio.Server | None = None
-        hello = ring_pb.RingHello(
-            protocol=PROTOCOL_VERSION,
-            instance_id=plan.instance_id,
-            ballot=ballot_to_proto(plan.ballot),
-            from_stage=setup.index,
-        )
-        self._link = RingLink(hello, credentials)
-        before = (setup.index - 1) % stages
-        self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, before, worker.accept)
+        self._on_hop_lost = on_hop_lost
+        self._link = RingLink(_hello(setup), credentials)
+        self._changed = asyncio.Event()
+        self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, setup.before, worker.accept)
+        self._service = DriverService(plan, worker)
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; answers the port. Raises TransportError if no port of the range is free."""
         server = new_server()
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last:
-            service = DriverService(self._setup.plan, self._worker)
-            driver_pb2_grpc.add_DriverServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+            driver_pb2_grpc.add_DriverServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         port = _bind(server, binding, self._credentials)
         await server.start()
         self._server = server
@@ -66,13 +77,55 @@ class Endpoint:
         """The next stage listens at `endpoint`. keep_stream: dial there only when the present stream breaks."""
         self._link.set_endpoint(endpoint, keep_stream=keep_stream)
 
+    def change(self, change: Change) -> None:
+        """Go on by another plan, in which this stage has the same layers. What comes of the old one is refused from now
+        on, and what was to be sent by it is dropped; the new hop waits for `link_to`."""
+        self._setup, plan = change.setup, change.setup.plan
+        link = RingLink(_hello(change.setup), self._credentials)
+        link.frames_out, link.bytes_out = self._link.frames_out, self._link.bytes_out
+        self._link = link
+        self._changed.set()
+        self._receiver.change(plan.ballot, change.setup.before)
+        self._service.change(plan)
+        self._worker.change(change)
+
     async def run(self) -> None:
-        """Work and keep the hop up, until the ring shuts down. Raises StageLostError if the next stage is gone."""
+        """Work and keep the hop up, until the ring shuts down. Raises StageLostError if the next stage is gone and no
+        other plan comes within HOP_LOST_S."""
         async with asyncio.TaskGroup() as group:
-            hop = group.create_task(self._link.run()) if self._setup.num_stages > 1 else None
-            await self._worker.run(self._link.send)
+            hop = group.create_task(self._keep_hop()) if self._setup.num_stages > 1 else None
+            await self._worker.run(self._send)
             if hop is not None:
                 hop.cancel()
+
+    async def _send(self, frame: Frame) -> None:
+        if frame.ballot == self._setup.plan.ballot:
+            await self._link.send(frame)
+
+    async def _keep_hop(self) -> None:
+        """The hop of each plan in turn."""
+        while True:
+            self._changed.clear()
+            changed = asyncio.create_task(self._changed.wait(), name="change of plan")
+            hop = asyncio.create_task(self._link.run(), name="hop")
+            try:
+                await asyncio.wait((hop, changed), return_when=asyncio.FIRST_COMPLETED)
+                if not changed.done():
+                    await self._without_hop(hop, changed)
+            finally:
+                for task in (hop, changed):
+                    task.cancel()
+                await asyncio.wait((hop, changed))
+
+    async def _without_hop(self, hop: asyncio.Task[None], changed: asyncio.Task[bool]) -> None:
+        """The hop is lost: wait for another plan. Raises what the hop ended with if none comes."""
+        error = hop.exception()
+        if isinstance(error, StageLostError):
+            _log.warning("%s; waiting for another plan", error)
+            self._on_hop_lost(str(error))
+            await asyncio.wait((changed,), timeout=HOP_LOST_S)
+        if error is not None and not changed.done():
+            raise error
 
     async def close(self) -> None:
         if self._server is not None:
@@ -99,6 +152,15 @@ class Endpoint:
             beat.laps = driver.laps.count
             driver.describe_load(beat)
         return beat
+
+
+def _hello(setup: StageSetup) -> ring_pb.RingHello:
+    return ring_pb.RingHello(
+        protocol=PROTOCOL_VERSION,
+        instance_id=setup.plan.instance_id,
+        ballot=ballot_to_proto(setup.plan.ballot),
+        from_stage=setup.index,
+    )
 
 
 def _bind(server: grpc.aio.Server, binding: Binding, credentials: CredentialSource | None) -> int:

@@ -21,6 +21,10 @@ class LapTimes:
     def sent(self, step: int, now: float) -> None:
         self._sent[step] = now
 
+    def forget_sent(self) -> None:
+        """What is on its way will not come round; steps are counted anew."""
+        self._sent.clear()
+
     def returned(self, step: int, now: float) -> float | None:
         """A frame is back: how long its lap took, or None if its step is unknown."""
         start = self._sent.pop(step, None)

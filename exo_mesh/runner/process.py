@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from exo_mesh.engine.contract import TensorSpec
@@ -19,7 +20,7 @@ from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
-from exo_mesh.runner.worker import StageSetup, Worker
+from exo_mesh.runner.worker import Change, StageSetup, Worker
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.transport.plan_codec import plan_from_proto
 from exo_mesh.transport.runner_pipe import receive_message
@@ -62,11 +63,21 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
     )
     worker = Worker(setup)
     credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
-    endpoint = Endpoint(setup, worker, credentials)
+    endpoint = Endpoint(setup, worker, credentials, lambda why: pulse.report(_hop_lost(why)))
+
+    def change(wanted: pb.ChangePlan) -> None:
+        plan = plan_from_proto(wanted.plan)
+
+        def done(resumed: int) -> None:
+            pulse.report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+
+        endpoint.change(Change(replace(setup, plan=plan, index=wanted.stage), wanted.keep_kv_from, done))
 
     def obey(command: pb.ToRunner) -> None:
         if command.HasField("link"):
             loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint, command.link.keep_stream)
+        elif command.HasField("change"):
+            loop.call_soon_threadsafe(change, command.change)
         elif command.HasField("tls") and credentials is not None:
             credentials.replace(tls_from_proto(command.tls))
         elif command.HasField("pressure"):
@@ -107,6 +118,7 @@ async def _load_and_listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, bin
         load_s=time.monotonic() - start,
         inputs=specs_to_proto(declared.inputs),
         outputs=specs_to_proto(declared.outputs),
+        rolls_back=declared.rollback == "any",
     )
     pulse.report(pb.FromRunner(ready=ready))
 
@@ -134,6 +146,10 @@ def _raise_single(error: BaseException | None) -> None:
         error = error.exceptions[0]
     if error is not None:
         raise error
+
+
+def _hop_lost(reason: str) -> pb.FromRunner:
+    return pb.FromRunner(hop_lost=pb.HopLost(message=reason))
 
 
 def _failed(pulse: Pulse, code: str, message: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,10 +43,16 @@ class Sequence:
     """Whoever reads its output is too slow: it keeps its KV and gets no further rows."""
     last_turn: int = 0
     """Number of the decode frame that it was last a row of."""
+    held: int = 0
+    """Positions that the later stages of the ring hold from a lower ballot: these are prefilled at the others only."""
 
     @property
     def prefill_left(self) -> int:
         return max(0, len(self.tokens) - 1 - self.computed)
+
+    @property
+    def catch_up_left(self) -> int:
+        return max(0, min(self.held, len(self.tokens) - 1) - self.computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +74,11 @@ class Limits:
 
 class Work(NamedTuple):
     """Rows of one frame and their token ids: decode rows of one batch, or one chunk of prefill, which may be the end
-    of one prompt and the whole of others."""
+    of one prompt and the whole of others. upto: only stages before this one compute it; 0 means all."""
 
     rows: tuple[Row, ...]
     token_ids: tuple[int, ...]
+    upto: int = 0
 
     @property
     def is_prefill(self) -> bool:
@@ -99,6 +106,8 @@ class Scheduler:
     _prefilled_last: bool = False
     _turn: int = 0
     _last_eviction: int = -EVICTION_TURNS
+    _kept_from: int = 0
+    """Stages from this one on hold what `Sequence.held` says."""
     pressure: int = 0
     """The worst of all stages' machines, as the last frame said: see StageReport."""
 
@@ -108,6 +117,10 @@ class Scheduler:
     @property
     def waiting(self) -> Iterable[Sequence]:
         return iter(self._queue)
+
+    @property
+    def running(self) -> Iterable[Sequence]:
+        return self._running.values()
 
     @property
     def num_waiting(self) -> int:
@@ -165,13 +178,32 @@ class Scheduler:
             sequence = next(one for one in reversed(self._running.values()) if one.priority == lowest)
             del self._running[sequence.id]
             self._held -= len(sequence.tokens)
-            sequence.computed = 0
+            sequence.computed = sequence.held = 0
             self._queue.push_back(sequence)
             yield sequence
 
     def _must_shrink(self) -> bool:
         """What was freed last must have time to show in a reading."""
         return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
+
+    def rewind(self, limits: Limits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
+        """The ring goes on by a higher ballot, and no frame is on its way: all that ran goes back to the head of the
+        queue, to be computed again; answers how many. Their tokens stay.
+
+        held: by sequence, the positions that stages from kept_from on hold and do not compute again.
+        """
+        running = list(self._running.values())
+        for sequence in self._queue:
+            sequence.decoding, sequence.held = False, 0
+        for sequence in reversed(running):
+            there = held.get(sequence.id, 0)
+            sequence.decoding = False
+            sequence.computed, sequence.held = (0, there) if kept_from else (there, 0)
+            self._queue.push_back(sequence)
+        self._running.clear()
+        self._held = self._decodes = self._prefills = 0
+        self.limits, self.pace, self._kept_from = limits, pace, kept_from
+        return len(running)
 
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running as long as they fit; yields each, in the order of their turns."""
@@ -226,15 +258,16 @@ class Scheduler:
             left = self.pace.chunk(self.limits.prefill_budget_s, left)
         rows: list[Row] = []
         token_ids: list[int] = []
+        catching_up = any(sequence.catch_up_left for sequence in self._running.values())
         for sequence in self._running.values():
-            n = min(left, sequence.prefill_left)
+            n = min(left, sequence.catch_up_left if catching_up else sequence.prefill_left)
             if n and len(rows) < self.limits.max_rows:
                 rows.append(Row(sequence.id, sequence.computed, n))
                 token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
                 sequence.computed += n
                 left -= n
         self._prefills += 1
-        return Work(tuple(rows), tuple(token_ids))
+        return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0)
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
         # whoever waited longest comes first; one big batch would leave all but one stage idle

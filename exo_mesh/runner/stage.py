@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import Fault, Frame, Insert, Remove, Row, Shutdown
+from exo_mesh.domain.frame import Fault, Frame, Insert, Remove, Retain, Row, Shutdown
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.engine.contract import StageEngine, StageInput, StageOutput
 from exo_mesh.errors import EngineError, MeshError
@@ -38,13 +38,18 @@ class Stage:
     def process(self, frame: Frame) -> StageResult:
         """Apply the ops in order, then compute the rows. Raises nothing for a bad row; ops cannot fail."""
         shutdown = self._apply_ops(frame)
-        if not frame.rows:
-            return StageResult(frame, None, shutdown)
+        if not frame.rows or (frame.upto and self._index >= frame.upto):
+            return StageResult(frame, None, shutdown)  # nothing to compute, or its KV is here from a lower ballot
         try:
             output = self._forward(StageInput(frame.rows, frame.token_ids, frame.tensors))
         except Exception as exc:  # noqa: BLE001 - the boundary to a foreign library: its failure ends these rows only
             return StageResult(self._all_faulted(frame, exc), None, shutdown)
         return self._passed_on(frame, output, shutdown)
+
+    def forget(self, sequences: Iterable[int]) -> None:
+        """Free the KV of these sequences."""
+        for sequence in sequences:
+            self._engine.remove(sequence)
 
     def _forward(self, whole: StageInput) -> StageOutput:
         """At once, or for an engine that is not ragged, one group of neighbouring rows of equal n after the other."""
@@ -68,6 +73,8 @@ class Stage:
                     self._engine.insert(op.sequence, op.max_tokens)
                 case Remove():
                     self._engine.remove(op.sequence)
+                case Retain():
+                    self.forget(set(self._engine.sequences()) - set(op.sequences))
                 case Shutdown():
                     shutdown = True
         return shutdown
@@ -81,7 +88,9 @@ class Stage:
 
     def _passed_on(self, frame: Frame, output: StageOutput, shutdown: bool) -> StageResult:
         if not output.faults:
-            return StageResult(frame.changed(tensors=dict(output.tensors)), output.logits, shutdown)
+            # the last stage that computes the rows hands nothing on: nobody would look at it
+            tensors = {} if frame.upto == self._index + 1 else dict(output.tensors)
+            return StageResult(frame.changed(tensors=tensors), output.logits, shutdown)
         faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
         poisoned = {fault.sequence for fault in faults}
         keep = [row.sequence not in poisoned for row in frame.rows]

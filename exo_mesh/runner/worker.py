@@ -60,6 +60,16 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """The ring goes on by another plan, in which this stage has the same layers. kept_from: stages from this one on
+    keep the KV of running sequences. done: called once it is in force, with how many requests go on at this driver."""
+
+    setup: StageSetup
+    kept_from: int
+    done: Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Arrived:
     """A frame that has to wait for its turn, and since when."""
 
@@ -67,7 +77,7 @@ class Arrived:
     since: float
 
 
-Item = Arrived | Submit | Cancel | Unpark | Ended | Failed
+Item = Arrived | Submit | Cancel | Unpark | Change | Ended | Failed
 
 DIRECT_TOKENS = 32
 """Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
@@ -92,6 +102,11 @@ class StageSetup:
     @property
     def is_last(self) -> bool:
         return self.index == self.num_stages - 1
+
+    @property
+    def before(self) -> int:
+        """Index of the stage before this one in the ring."""
+        return (self.index - 1) % self.num_stages
 
 
 Send = Callable[[Frame], Awaitable[None]]
@@ -121,6 +136,7 @@ class Worker:
         self.engine: StageEngine | None = None
         self.driver: Driver | None = None
         self._stage: Stage | None = None
+        self._ballot = setup.plan.ballot
 
     def load(self, progress: LoadProgress) -> int:
         """Make the engine and load the shard; answers the bytes it takes. Blocks. Raises MeshErrors."""
@@ -171,11 +187,20 @@ class Worker:
                 except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
                     self.inbox.put_nowait(Failed(exc))
 
+    def change(self, change: Change) -> None:
+        """Go on by another plan, after what is being computed now. Frames that wait for their turn are dropped."""
+        self._ballot = change.setup.plan.ballot
+        self.inbox.put_nowait(change)
+
     async def _do(self, item: Item) -> None:
         if isinstance(item, Arrived):
+            if item.frame.ballot != self._ballot:
+                return
             self._frame(item.frame, item.since)
         elif isinstance(item, Failed):
             raise item.error
+        elif isinstance(item, Change):
+            self._change(item)
         elif self.driver is not None:
             if isinstance(item, Submit):
                 self.driver.submit(item.request, item.mailbox)
@@ -214,6 +239,18 @@ class Worker:
             self._outbox.append(frame)
         if result.shutdown:
             self.inbox.put_nowait(Ended())
+
+    def _change(self, change: Change) -> None:
+        assert self.engine is not None, "load first"
+        self._setup = change.setup
+        self._outbox.clear()
+        self._stage = Stage(self.engine, change.setup.index)
+        if change.setup.index < change.kept_from:
+            self._stage.forget(list(self.engine.sequences()))
+        resumed = 0
+        if self.driver is not None:
+            resumed = self.driver.change(change.setup.plan.ballot, self._limits(), change.kept_from)
+        change.done(resumed)
 
     def _limits(self) -> Limits:
         limits = Limits(

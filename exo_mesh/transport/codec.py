@@ -190,6 +190,7 @@ class _Header(msgspec.Struct, array_like=True):
     tensors: list[_TensorSpec]
     faults: tuple[Fault, ...]
     reports: tuple[StageReport, ...]
+    upto: _Size = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -208,6 +209,7 @@ def _header(frame: Frame) -> _Header:
         [_TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in frame.tensors.items()],
         frame.faults,
         frame.reports,
+        frame.upto,
     )
 
 
@@ -229,6 +231,7 @@ def _frame(header: _Header, body: memoryview) -> Frame:
             tensors,
             header.faults,
             header.reports,
+            header.upto,
         )
     except ValueError as exc:
         raise TransportError(f"inconsistent frame: {exc}") from exc

@@ -69,6 +69,15 @@ class ControlClient:
     async def close(self) -> None:
         await self._channel.close()
 
+    async def connects(self, timeout_s: float) -> bool:
+        """Does a process of this mesh answer at the address? Nothing is asked of it."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._channel.channel_ready()
+        except TimeoutError:
+            return False
+        return True
+
     @property
     def is_idle(self) -> bool:
         """No call or stream is under way."""

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.request import FrameTrace, GenerateRequest, TokenEvent
 from exo_mesh.errors import DeadlineError, StageLostError, error_from_code
 from exo_mesh.proto import driver_pb2 as pb
@@ -18,6 +18,7 @@ from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto, trace_from_proto
+from exo_mesh.transport.plan_codec import ballot_from_proto
 
 # Dial again at once after a break: how often and how long is decided by the caller, not by grpc's back-off of up to
 # 120 s. The "minimum" is also how long one attempt may take.
@@ -51,25 +52,29 @@ class DriverChannels:
         first_s: float,
         next_s: float,
         on_trace: Callable[[list[FrameTrace]], None] = lambda frames: None,
+        on_ballot: Callable[[Ballot], None] = lambda ballot: None,
     ) -> AsyncGenerator[TokenEvent | int, None]:
         """Token events; before the first one, counts of prompt tokens computed. Closing it cancels the request.
 
         first_s: longest silence before the first token event; next_s: afterwards. on_trace: called with the laps of a
-        traced request before its end. Raises the driver's own error, DriverStreamError if the stream breaks,
-        StageLostError if it is of another ballot or falls silent after the first token, and DeadlineError if the first
-        one does not come.
+        traced request before its end. on_ballot: called when the ring goes on by a higher ballot, in the same stream.
+        Raises the driver's own error, DriverStreamError if the stream breaks, StageLostError if it is of a lower ballot
+        or falls silent after the first token, and DeadlineError if the first one does not come.
         """
         key = (endpoint, self._credentials.current if self._credentials else None)
         stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
         call = stub.Generate(request_to_proto(plan, request))
-        started = False
+        started, ballot = False, plan.ballot
         try:
             while True:
                 message = await self._next(call, next_s if started else first_s, started)
                 if message is None:
                     raise DriverStreamError(f"the driver of {plan.instance_id} ended the stream before the request")
-                if (message.ballot.counter, message.ballot.proposer) != (plan.ballot.counter, plan.ballot.proposer):
-                    raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
+                if (message.ballot.counter, message.ballot.proposer) != (ballot.counter, ballot.proposer):
+                    before, ballot = ballot, ballot_from_proto(message.ballot)
+                    if ballot < before:
+                        raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
+                    on_ballot(ballot)
                 if message.trace:
                     on_trace([trace_from_proto(frame) for frame in message.trace])
                 for event in message.events:

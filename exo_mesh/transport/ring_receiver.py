@@ -45,6 +45,13 @@ class RingReceiver:
         self._stream = 0
         self.frames_in = 0
 
+    def change(self, ballot: Ballot, from_stage: int) -> None:
+        """From now on only that stage with that ballot is let in; steps begin anew."""
+        self._expected = (*self._expected[:2], from_stage)
+        self._ballot = ballot
+        self._last_step = 0
+        self._stream += 1
+
     def handler(self) -> grpc.GenericRpcHandler:
         """The generic handler to add to a grpc.aio server; messages are raw bytes both ways."""
         method: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._frames)
@@ -81,7 +88,7 @@ class RingReceiver:
         unacked_frames = unacked_bytes = 0
         while stream == self._stream:
             message = await context.read()
-            if not isinstance(message, bytes):
+            if not isinstance(message, bytes) or stream != self._stream:
                 return
             unacked_bytes += len(message)
             frame = assembler.feed(message)

@@ -152,7 +152,9 @@ async def test_a_frozen_runner_is_killed_after_its_silence(tmp_path: Path) -> No
         pid = instance["stages"][0]["pid"]
         os.kill(pid, signal.SIGSTOP)
         await until(lambda: pid not in runners(), 30)
-        await until(lambda: not instances(node))
+        await until(
+            lambda: [one["stages"][0]["pid"] != pid for one in instances(node) if one["state"] == "ready"] == [True]
+        )
         assert len(await tokens(node, a_request())) == 12
 
 
