@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.domain.frame import Frame
-from exo_mesh.errors import StageLostError, TransportError
+from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.driver_service import DriverService
+from exo_mesh.runner.ranks import RankLinks, watch_leader
 from exo_mesh.runner.worker import Change, StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.transport.channel_options import bracketed
@@ -59,6 +61,9 @@ class Endpoint:
         self._on_hop_lost = on_hop_lost
         self._link = RingLink(_hello(setup), credentials)
         self._changed = asyncio.Event()
+        self._ranks: RankLinks | None = None
+        if setup.rank is not None and setup.rank.is_leader:
+            self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
         self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, setup.before, worker.accept)
         self._service = DriverService(plan, worker)
 
@@ -66,7 +71,7 @@ class Endpoint:
         """Start the server; answers the port. Raises TransportError if no port of the range is free."""
         server = new_server()
         server.add_generic_rpc_handlers((self._receiver.handler(),))
-        if self._setup.is_last:
+        if self._setup.is_last and not self._setup.follows:
             driver_pb2_grpc.add_DriverServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
         port = _bind(server, binding, self._credentials)
         await server.start()
@@ -89,14 +94,31 @@ class Endpoint:
         self._service.change(plan)
         self._worker.change(change)
 
+    def ranks_at(self, endpoints: Sequence[str]) -> RankLinks:
+        """The hops to the other ranks of this leader's tensor group. Raises RankLostError unless there is one for each
+        endpoint."""
+        if self._ranks is None or len(self._ranks) != len(endpoints):
+            raise RankLostError(f"told of {len(endpoints)} ranks besides itself: the stage does not lead such a group")
+        return self._ranks
+
     async def run(self) -> None:
-        """Work and keep the hop up, until the ring shuts down. Raises StageLostError if the next stage is gone and no
-        other plan comes within HOP_LOST_S."""
+        """Work and keep the hops up, until the ring shuts down. Raises StageLostError if the next stage is gone and no
+        other plan comes within HOP_LOST_S, and RankLostError if another rank of this tensor group is."""
         async with asyncio.TaskGroup() as group:
-            hop = group.create_task(self._keep_hop()) if self._setup.num_stages > 1 else None
-            await self._worker.run(self._send)
-            if hop is not None:
-                hop.cancel()
+            beside = [group.create_task(part) for part in self._beside()]
+            await self._worker.run(self._send, None if self._ranks is None else self._ranks.hand_out)
+            for task in beside:
+                task.cancel()
+
+    def _beside(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What goes on while the worker works."""
+        if self._setup.follows:
+            yield watch_leader(self._receiver)
+            return
+        if self._setup.num_stages > 1:
+            yield self._keep_hop()
+        if self._ranks is not None:
+            yield self._ranks.run()
 
     async def _send(self, frame: Frame) -> None:
         if frame.ballot == self._setup.plan.ballot:
@@ -131,6 +153,12 @@ class Endpoint:
         if self._server is not None:
             await self._server.stop(grace=0.2)
 
+    @property
+    def _linked(self) -> bool:
+        """Every hop that begins here is up."""
+        alone = self._setup.num_stages == 1 or self._setup.follows
+        return (alone or self._link.linked) and (self._ranks is None or self._ranks.linked)
+
     def heartbeat(self) -> pb.Heartbeat:
         """The counters of this moment. Raises EngineError if the engine hangs."""
         worker, link, driver = self._worker, self._link, self._worker.driver
@@ -142,7 +170,7 @@ class Endpoint:
             frames_in=self._receiver.frames_in,
             frames_out=link.frames_out,
             bytes_out=link.bytes_out,
-            linked=link.linked or self._setup.num_stages == 1,
+            linked=self._linked,
             sequences=len(engine.sequences()) if engine else 0,
             memory_bytes=engine.memory_bytes() if engine else 0,
         )

@@ -1,0 +1,45 @@
+"""What MLX reads in the process of one rank: the variables and files by which `mx.distributed.init` finds the others.
+
+They must be set before `mlx.core` is imported. The formats are those of MLX's own launcher (`mlx.launch`).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.domain.wiring_rules import wiring_obstacle
+from exo_mesh.errors import EngineError
+
+RANK = "MLX_RANK"
+HOSTFILE = "MLX_HOSTFILE"
+IBV_DEVICES = "MLX_IBV_DEVICES"
+COORDINATOR = "MLX_JACCL_COORDINATOR"
+JACCL_RING = "MLX_JACCL_RING"
+
+VARIABLES = (RANK, HOSTFILE, IBV_DEVICES, COORDINATOR, JACCL_RING)
+"""All that decide with whom a process forms a group: none may be left over from whoever started it."""
+
+
+def environment(wiring: RankWiring, folder: Path) -> dict[str, str]:
+    """The variables for one rank; their files are written into `folder`, which is private and outlives the process.
+
+    Raises EngineError if MLX could not form this group, with the rule that is broken.
+    """
+    if obstacle := wiring_obstacle(wiring.backend, wiring.endpoints, wiring.rdma):
+        raise EngineError(f"the tensor group cannot be formed: {obstacle}")
+    variables = {RANK: str(wiring.rank)}
+    if wiring.backend == "ring":
+        # a list per rank: MLX can open several sockets between two ranks, for us one is enough
+        hosts = [[endpoint] for endpoint in wiring.endpoints]
+        return {**variables, HOSTFILE: _written(folder / "hosts.json", hosts)}
+    variables[IBV_DEVICES] = _written(folder / "devices.json", wiring.rdma)
+    variables[COORDINATOR] = wiring.endpoints[0]
+    return {**variables, JACCL_RING: "1"} if wiring.backend == "jaccl-ring" else variables
+
+
+def _written(file: Path, content: Any) -> str:
+    file.write_text(json.dumps(content))
+    return str(file)
