@@ -137,8 +137,12 @@ class Driver:
             self._live[sequence_id].sequence.parked = False
             self.pump()
 
-    def returned(self, frame: Frame, logits: np.ndarray | None) -> None:
-        """A frame came round and the last stage has computed it; logits are float32 `[sum(num_logits), vocab]`."""
+    def returned(self, frame: Frame, logits: np.ndarray | None, *, is_apart: bool = False) -> None:
+        """A frame came round and the last stage has computed it; logits are float32 `[sum(num_logits), vocab]`.
+
+        is_apart: the engine goes on meanwhile, in another thread. The next frame leaves before anything is learnt from
+        this one, for the ring waits for it.
+        """
         now = time.perf_counter()
         lap_s = self.laps.returned(frame.step, now)
         work = self._in_flight.pop(frame.step, None)
@@ -154,13 +158,14 @@ class Driver:
             self._end(fault.sequence, error_from_code(fault.code, fault.message))
         if logits is not None:
             self._draw(frame, logits)
-        if work is not None and lap_s is not None and (work.is_prefill or now - self._learnt_at > LEARN_EVERY_S):
-            self._learnt_at = now
-            self._learn(work, lap_s, frame, time.perf_counter() - now)
+        draw_s = time.perf_counter() - now
         for row in frame.rows:
             if not row.num_logits and row.sequence in self._live:
                 self._tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
         self.pump()
+        if work is not None and lap_s is not None and (work.is_prefill or now - self._learnt_at > LEARN_EVERY_S):
+            self._learnt_at = now
+            self._learn(work, lap_s + draw_s, frame, 0.0 if is_apart else draw_s)
 
     def shut_down(self) -> None:
         """End all requests and tell every stage to stop."""
@@ -223,7 +228,7 @@ class Driver:
                 generation.note_lap(frame, sent_at, lap_s)
 
     def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
-        """Drawing is work of the last stage like its layers: no other frame is computed there meanwhile."""
+        """draw_s: what drawing kept the last stage from computing another frame, like its layers."""
         waited_s = sum(report.waited_s for report in frame.reports)
         if work.upto:
             return  # it says little of a chunk that all stages compute
@@ -232,7 +237,7 @@ class Driver:
         elif work.rows and frame.reports:
             compute_s = [report.compute_s for report in frame.reports]
             compute_s[-1] += draw_s
-            self._pace.decoded(len(work.rows), lap_s + draw_s, compute_s, waited_s)
+            self._pace.decoded(len(work.rows), lap_s, compute_s, waited_s)
 
     def _draw(self, frame: Frame, logits: np.ndarray) -> None:
         stop = 0

@@ -9,15 +9,23 @@ from collections.abc import Sequence
 SMOOTHING = 0.2
 """Weight of a new sample: a change of speed is believed after about ten laps."""
 
-TOLERANCE = 0.02
+TOLERANCE = 0.01
 """Schedules whose predicted rates differ by less than this are equal."""
 
 CHUNKS = (16, 32, 64, 128, 256, 512)
 FIRST_CHUNK = 64
 """Chunk sizes to choose from, and the one to begin with beside running streams while nothing has been measured."""
 
+RECONSIDER_AFTER = 8
+"""Frames between two looks at how many should be on the ring, once some have come round: a look takes 0.1 ms."""
+
 MAX_BATCHES_PER_STAGE = 4
 """Links that are slow beside the stages ask for more frames than stages; more than this and each row waits for long."""
+
+
+def shares(rows: int, batches: int) -> tuple[int, int]:
+    """`rows` over `batches` as equal as can be: the size of the larger ones, and how many of them there are."""
+    return math.ceil(rows / batches), rows % batches or batches
 
 
 class Curve:
@@ -70,6 +78,8 @@ class Pace:
         self._stages = [Curve() for _ in range(num_stages)]
         self._hops_s = 0.0
         self._chunks = Curve()
+        self._chosen: dict[int, int] = {}
+        self._num_decoded = 0
 
     def decoded(self, rows: int, lap_s: float, compute_s: Sequence[float], waited_s: float) -> None:
         """A decode frame came round. compute_s: of each stage, one number per stage or the frame says nothing.
@@ -78,6 +88,9 @@ class Pace:
             return
         for curve, seconds in zip(self._stages, compute_s, strict=True):
             curve.add(rows, seconds)
+        self._num_decoded += 1
+        if self._num_decoded < RECONSIDER_AFTER**2 or self._num_decoded % RECONSIDER_AFTER == 0:
+            self._chosen.clear()
         hops_s = max(0.0, lap_s - sum(compute_s) - waited_s)
         self._hops_s += (SMOOTHING if self._hops_s else 1.0) * (hops_s - self._hops_s)
 
@@ -86,14 +99,21 @@ class Pace:
         self._chunks.add(tokens, max(0.0, lap_s - waited_s))
 
     def rate(self, rows: int, batches: int) -> float:
-        """Tokens per second if `rows` sequences decode in `batches` frames; 0 while nothing is known.
+        """Tokens a second if `rows` sequences decode in `batches` frames, as equal as can be; 0 while nothing is known.
 
         A frame is back after the sum of all stages and links, but not before the slowest stage has done all the others
-        (spec of pipelines: rows / max(latency of a lap, batches x bottleneck)).
+        (spec of pipelines: rows / max(latency of a lap, what all batches take at the bottleneck)).
         """
-        size = math.ceil(rows / batches)
-        stages = [curve.at(size) for curve in self._stages]
-        lap_s = max(sum(stages) + self._hops_s, batches * max(stages))
+        large, num_large = shares(rows, batches)
+        lap_s, bottleneck_s = self._hops_s, 0.0
+        for curve in self._stages:
+            of_large = curve.at(large)
+            of_all = num_large * of_large
+            if num_large < batches:
+                of_all += (batches - num_large) * curve.at(large - 1)
+            lap_s += of_large
+            bottleneck_s = max(bottleneck_s, of_all)
+        lap_s = max(lap_s, bottleneck_s)
         return rows / lap_s if lap_s > 0 else 0.0
 
     def batches(self, rows: int) -> int:
@@ -102,10 +122,13 @@ class Pace:
         usual = max(1, min(rows, self._num_stages))
         if rows <= 1 or not self._stages[0]:
             return usual
-        counts = range(1, min(rows, MAX_BATCHES_PER_STAGE * self._num_stages) + 1)
-        rates = {count: self.rate(rows, count) for count in counts}
-        enough = (1 - TOLERANCE) * max(rates.values())
-        return min((count for count in counts if rates[count] >= enough), key=lambda count: abs(count - usual))
+        if rows not in self._chosen:
+            counts = range(1, min(rows, MAX_BATCHES_PER_STAGE * self._num_stages) + 1)
+            rates = {count: self.rate(rows, count) for count in counts}
+            enough = (1 - TOLERANCE) * max(rates.values())
+            fast = (count for count in counts if rates[count] >= enough)
+            self._chosen[rows] = min(fast, key=lambda count: abs(count - usual))
+        return self._chosen[rows]
 
     def chunk(self, budget_s: float, longest: int) -> int:
         """Tokens of a prefill chunk whose lap should take no longer than budget_s, at most `longest`."""

@@ -18,6 +18,7 @@ from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
+from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
 from exo_mesh.runner.ranks import RankFiles
 from exo_mesh.runner.worker import Change, StageSetup, Worker
@@ -47,15 +48,15 @@ def run_process(control_fd: int) -> int:
         import uvloop  # halves the cost of a hop
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(_serve(pipe, first.start))
+    thread = EngineThread()
+    return thread.run(_serve(pipe, first.start, thread), factory)
 
 
-async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
+async def _serve(pipe: socket.socket, start: pb.StartStage, thread: EngineThread) -> int:
     """Load, listen, work. Every way to fail is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     setup = _setup(start)
-    worker = Worker(setup)
+    worker = Worker(setup, thread)
     credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
     endpoint = Endpoint(setup, worker, credentials, lambda why: pulse.report(_hop_lost(why)))
 
@@ -95,8 +96,7 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
         _log.exception("the stage failed")
         return _failed(pulse, EngineError.code, f"{type(exc).__name__}: {exc}")
     await endpoint.close()
-    if worker.engine is not None:
-        worker.engine.close()
+    await worker.close()
     return EXIT_STOPPED
 
 

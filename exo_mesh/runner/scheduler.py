@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from exo_mesh.domain.frame import Row
-from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.pace import Pace, shares
 from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
 
 PREFILL_CHUNK = 512
@@ -100,9 +99,10 @@ class Scheduler:
     _running: dict[int, Sequence] = field(default_factory=dict)
     _held: int = 0
     """Tokens of all running sequences together: what they hold of the KV pool, or soon will."""
-    _decodes: int = 0
+    _decodes: list[int] = field(default_factory=list)
+    """Rows of each decode frame that is on its way."""
     _prefills: int = 0
-    """Frames of each kind that are on their way."""
+    """Prefill frames that are on their way."""
     _prefilled_last: bool = False
     _turn: int = 0
     _last_eviction: int = -EVICTION_TURNS
@@ -201,7 +201,8 @@ class Scheduler:
             sequence.computed, sequence.held = (0, there) if kept_from else (there, 0)
             self._queue.push_back(sequence)
         self._running.clear()
-        self._held = self._decodes = self._prefills = 0
+        self._held = self._prefills = 0
+        self._decodes.clear()
         self.limits, self.pace, self._kept_from = limits, pace, kept_from
         return len(running)
 
@@ -224,20 +225,20 @@ class Scheduler:
         decoding = [seq for seq in self._running.values() if seq.prefill_left == 0]
         ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
         batches = self.pace.batches(len(decoding))
-        if self._prefill_is_due(decoding) and not (ready and self._decodes < batches and self._prefilled_last):
+        if self._prefill_is_due(decoding) and not (ready and len(self._decodes) < batches and self._prefilled_last):
             self._prefilled_last = True
             return self._prefill_chunk(beside_streams=bool(decoding))
-        if not ready or self._decodes >= batches:
+        if not ready or len(self._decodes) >= batches:
             return None
         self._prefilled_last = False
-        return self._decode_batch(ready, math.ceil(len(decoding) / batches))
+        return self._decode_batch(ready, self._share(len(decoding), batches))
 
     def came_round(self, work: Work) -> None:
         """A frame with this work is back, or will never be."""
         if work.is_prefill:
             self._prefills -= 1
         elif work.rows:
-            self._decodes -= 1
+            self._decodes.remove(len(work.rows))
 
     def token_drawn(self, sequence: Sequence, token_id: int) -> None:
         """A decode row came round and this token was drawn; the sequence can take its next step."""
@@ -269,12 +270,17 @@ class Scheduler:
         self._prefills += 1
         return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0)
 
+    def _share(self, rows: int, batches: int) -> int:
+        """Rows of the next decode frame: no more of the larger frames than it takes, or the rest would be small."""
+        large, num_large = shares(rows, batches)
+        return large if sum(size >= large for size in self._decodes) < num_large else max(1, large - 1)
+
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
         # whoever waited longest comes first; one big batch would leave all but one stage idle
         ready.sort(key=lambda sequence: sequence.last_turn)
         chosen = ready[: max(1, min(share, self.limits.max_rows))]
         self._turn += 1
-        self._decodes += 1
+        self._decodes.append(len(chosen))
         for sequence in chosen:
             sequence.decoding = True
             sequence.last_turn = self._turn

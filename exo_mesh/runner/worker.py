@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from exo_mesh.domain.frame import Frame, StageReport
@@ -17,11 +18,12 @@ from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, Load
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.runner.driver import Driver
+from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
 from exo_mesh.runner.scheduler import PREFILL_CHUNK, Limits
-from exo_mesh.runner.stage import Stage
+from exo_mesh.runner.stage import Stage, StageResult
 
 STUCK_S = 120.0
 """Longest that an engine may take for one frame: 512 tokens of prefill on a slow board take some seconds. A device that
@@ -57,7 +59,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A frame failed in the task that read it: an error of ours, for no engine error gets out of a stage."""
+    """A frame failed outside of `run`: an error of ours, for no engine error gets out of a stage."""
 
     error: Exception
 
@@ -80,12 +82,25 @@ class Arrived:
     since: float
 
 
-Item = Arrived | Submit | Cancel | Unpark | Change | Ended | Failed
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The engine's thread is through with a frame."""
+
+    result: StageResult
+
+
+Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Ended | Failed
 
 DIRECT_TOKENS = 32
 """Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
 then waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so
 that no circle of stages can wait for each other."""
+
+SLOW_S = 0.002
+"""What takes longer than this is slow: handing a frame to another thread and back costs 0.2 ms."""
+
+SLOW_STEPS = 4
+"""So many more slow steps than quick ones are needed to believe it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +139,24 @@ Send = Callable[[Frame], Awaitable[None]]
 class Worker:
     """Owns engine, stage and (at the last stage) driver.
 
-    Computes on the event loop's own thread: a frame then costs one thread switch less than with a compute thread beside
-    it, which is more than all of its Python. While a frame is computed the loop stands still; gRPC's own threads go on
-    sending and receiving, and heartbeats come from another thread (`pulse`).
+    Begins by computing on the event loop's own thread: a frame then costs two thread switches less than with a compute
+    thread beside it, which is more than all of its Python. While a frame is computed the loop stands still; gRPC's own
+    threads go on sending and receiving, and heartbeats come from another thread (`pulse`). Where steps are slow a frame
+    is read before the one before it is computed, and none waits until the last one has been sent. Where more would wait
+    the loop moves to a thread of its own (`engine_thread`): beside a driver whose steps are slow, which draws and
+    answers between them, and where frames take long both to compute and to send.
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
     `progress` rises with each item done, and during a load. `pressure` is set by the node: see StageReport.
     """
 
-    def __init__(self, setup: StageSetup) -> None:
+    def __init__(self, setup: StageSetup, engine_thread: EngineThread | None = None) -> None:
         self._setup = setup
+        self._thread = engine_thread or EngineThread()
+        self._arrived = 0
+        self._slow_steps = 0
+        self._was_large = False
+        self._sending: asyncio.Task[None] | None = None
         self._outbox: deque[Frame] = deque()
         self._turn = asyncio.Lock()
         self._send: Send | None = None
@@ -210,18 +233,27 @@ class Worker:
         assert self.engine is not None, "load first"
         self._hand_out = hand_out
         self._send = send if self._setup.num_stages > 1 else self._to_self
-        while not isinstance(item := await self.inbox.get(), Ended):
-            async with self._turn:
-                await self._do(item)
+        try:
+            while not isinstance(item := await self.inbox.get(), Ended):
+                async with self._turn:
+                    await self._do(item)
+        finally:
+            if self._sending is not None:
+                await self._sending
 
     async def accept(self, frame: Frame) -> None:
         """A frame has come: compute and pass it on now if it is small and its turn has come, else queue it."""
-        if self._turn.locked() or self.inbox.qsize() or len(frame.token_ids) > DIRECT_TOKENS:
-            self.inbox.put_nowait(Arrived(frame, time.perf_counter()))
+        now = time.perf_counter()
+        if frame.ballot != self._setup.plan.ballot:
+            self._queue(frame, now)  # behind the change that waits for its turn
+        elif self._thread.apart and not self._arrived:
+            self._hand_over(frame, now)
+        elif self._is_slow or self._turn.locked() or self.inbox.qsize() or len(frame.token_ids) > DIRECT_TOKENS:
+            self._queue(frame, now)
         else:
             async with self._turn:
                 try:
-                    await self._frame(frame, time.perf_counter())
+                    await self._frame(frame, now)
                     await self._pass_on()
                 except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
                     self.inbox.put_nowait(Failed(exc))
@@ -231,15 +263,27 @@ class Worker:
         self._ballot = change.setup.plan.ballot
         self.inbox.put_nowait(change)
 
+    async def close(self) -> None:
+        """Free what the engine holds, after the frames that it was given."""
+        if self.engine is not None:
+            await self._thread.call(self.engine.close)
+
     async def _do(self, item: Item) -> None:
         if isinstance(item, Arrived):
+            self._arrived -= 1
             if item.frame.ballot != self._ballot:
                 return
+            if self._thread.apart:
+                self._hand_over(item.frame, item.since)
+                return
             await self._frame(item.frame, item.since)
+        elif isinstance(item, Computed):
+            if item.result.frame.ballot == self._ballot:
+                self._computed(item.result)
         elif isinstance(item, Failed):
             raise item.error
         elif isinstance(item, Change):
-            self._change(item)
+            await self._change(item)
         elif self.driver is not None:
             if isinstance(item, Submit):
                 self.driver.submit(item.request, item.mailbox)
@@ -249,49 +293,105 @@ class Worker:
                 self.driver.unpark(item.request_id, item.mailbox)
         await self._pass_on()
 
+    @property
+    def _is_slow(self) -> bool:
+        return self._slow_steps >= SLOW_STEPS
+
     async def _pass_on(self) -> None:
         """Send what the last item has made, and only then tell callers of it."""
         self.progress += 1
-        while self._outbox:
-            assert self._send is not None, "frames come only while the worker runs"
-            await self._send(self._outbox.popleft())
+        if self._is_slow and not self._thread.apart:
+            await self._begin_sending()
+        else:
+            await self._send_all()
         if self.driver is not None:
             self.driver.deliver_news()
 
+    async def _begin_sending(self) -> None:
+        """Let the loop write, and read what has come, but wait for neither."""
+        if self._sending is not None:
+            await self._sending
+        self._sending = asyncio.create_task(self._send_all())
+        await asyncio.sleep(0)
+
+    async def _send_all(self) -> None:
+        start = time.perf_counter()
+        while self._outbox:
+            assert self._send is not None, "frames come only while the worker runs"
+            await self._send(self._outbox.popleft())
+        if self._was_large and time.perf_counter() - start > SLOW_S:
+            self._thread.part()  # sending a prefill chunk over a slow link is to overlap with computing the next one
+
     async def _to_self(self, frame: Frame) -> None:
         """The hop of a ring of one."""
-        self.inbox.put_nowait(Arrived(frame, time.perf_counter()))
+        self._queue(frame, time.perf_counter())
         await asyncio.sleep(0)  # nothing else would let other tasks run
 
+    def _queue(self, frame: Frame, since: float) -> None:
+        self._arrived += 1
+        self.inbox.put_nowait(Arrived(frame, since))
+
     async def _frame(self, frame: Frame, since: float) -> None:
-        assert self._stage is not None, "load first"
+        """Compute a frame in this thread, and see how long it takes."""
         if self._hand_out is not None:
             await self._hand_out(frame)
+        result = self._compute(frame, since)
+        slow = result.frame.reports[-1].compute_s > SLOW_S
+        self._was_large = slow and len(frame.token_ids) > DIRECT_TOKENS
+        self._computed(result)
+        if frame.rows and frame.rows[0].num_logits and self._setup.num_stages > 1 and not self._is_slow:
+            self._slow_steps = max(0, self._slow_steps + (1 if slow else -1))
+            if self._is_slow and self._setup.is_last:
+                self._thread.part()
+
+    def _hand_over(self, frame: Frame, since: float) -> None:
+        """Let the engine's thread compute a frame; what comes of it comes into the inbox."""
+        self._thread.submit(partial(self._compute_apart, frame, since))
+
+    def _compute_apart(self, frame: Frame, since: float) -> None:
+        item: Item
+        try:
+            item = Computed(self._compute(frame, since))
+        except Exception as exc:  # noqa: BLE001 - `run` must end the process
+            item = Failed(exc)
+        self._thread.tell_loop(self.inbox.put_nowait, item)
+
+    def _compute(self, frame: Frame, since: float) -> StageResult:
+        """In the engine's thread: run a frame through the stage, and add the stage's report to it."""
+        assert self._stage is not None, "load first"
         start = self._computing_since = time.perf_counter()
         result = self._stage.process(frame)
         compute_s = time.perf_counter() - start
         self.busy_s += compute_s
         self._computing_since = 0.0
         report = StageReport(compute_s, start - since, self.pressure)
-        frame = result.frame.changed(reports=(*result.frame.reports, report))
+        return StageResult(
+            result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
+        )
+
+    def _computed(self, result: StageResult) -> None:
         if self.driver is not None:
-            self.driver.returned(frame, result.logits)
+            self.driver.returned(result.frame, result.logits, is_apart=self._thread.apart)
         elif not self._setup.follows:
-            self._outbox.append(frame)
+            self._outbox.append(result.frame)
         if result.shutdown:
             self.inbox.put_nowait(Ended())
 
-    def _change(self, change: Change) -> None:
-        assert self.engine is not None, "load first"
-        self._setup = change.setup
+    async def _change(self, change: Change) -> None:
         self._outbox.clear()
-        self._stage = Stage(self.engine, change.setup.index)
-        if change.setup.index < change.kept_from:
-            self._stage.forget(list(self.engine.sequences()))
+        await self._thread.call(partial(self._begin_anew, change))
+        self._setup = change.setup
         resumed = 0
         if self.driver is not None:
             resumed = self.driver.change(change.setup.plan.ballot, self._limits(), change.kept_from)
         change.done(resumed)
+
+    def _begin_anew(self, change: Change) -> None:
+        """In the engine's thread, after the frames of the old plan."""
+        assert self.engine is not None, "load first"
+        self._stage = Stage(self.engine, change.setup.index)
+        if change.setup.index < change.kept_from:
+            self._stage.forget(list(self.engine.sequences()))
 
     def _limits(self) -> Limits:
         limits = Limits(

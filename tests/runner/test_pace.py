@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exo_mesh.runner.pace import Curve, Pace
+from exo_mesh.runner.pace import MAX_BATCHES_PER_STAGE, Curve, Pace
 from exo_mesh.runner.scheduler import Sequence, Work
 from tests.runner.ring_model import Cost, RingModel
 
@@ -72,19 +72,49 @@ def test_a_ring_with_one_slow_stage_does_not_cut_its_batches_small() -> None:
     assert adaptive > 1.8 * plain
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(0.001, 0.03), st.floats(0, 0.01)), min_size=1, max_size=5),
-    st.floats(0, 0.01),
-    st.integers(1, 24),
+rings = st.tuples(
+    # milliseconds of a stage for a frame and for each of its rows, from a hundredth of the other to a hundred times it
+    st.lists(st.tuples(st.floats(1, 30), st.floats(0.01, 10)), min_size=2, max_size=6)
+    | st.tuples(st.integers(2, 6), st.floats(1, 30), st.floats(0.01, 10)).map(lambda ring: [ring[1:]] * ring[0]),
+    st.sampled_from([0.2, 1.0]) | st.floats(0, 10),
+    st.integers(1, 32),
 )
-def test_it_never_loses_to_a_simpler_schedule(stages: list[tuple[float, float]], hop_s: float, streams: int) -> None:
-    """Neither to one big batch nor to a frame for each stage; a tenth is left for what a lap cannot be cut into."""
-    ring = [costs(*stage) for stage in stages]
-    adaptive, _ = decode_rate(ring, hop_s, streams)
-    for count in {1, len(stages)}:
-        plain, _ = decode_rate(ring, hop_s, streams, Fixed(len(stages), count))
-        assert adaptive >= 0.9 * plain
+"""Stages (any, or all alike), milliseconds of a hop, streams."""
+
+
+def share_of_the_best(ring: tuple[list[tuple[float, float]], float, int], counts: list[int]) -> float:
+    """What the scheduler makes of a ring, against the best of the schedules that always have so many batches."""
+    milliseconds, hop_ms, streams = ring
+    stages = [costs(base / 1000, row / 1000) for base, row in milliseconds]
+    adaptive, _ = decode_rate(stages, hop_ms / 1000, streams)
+    plain = [decode_rate(stages, hop_ms / 1000, streams, Fixed(len(stages), count))[0] for count in counts]
+    return adaptive / max(plain)
+
+
+@settings(max_examples=25, deadline=None)
+@given(rings)
+def test_it_never_loses_to_a_simpler_schedule(ring: tuple[list[tuple[float, float]], float, int]) -> None:
+    """Neither to one big batch, nor to a frame for each stage, nor to one more."""
+    num_stages = len(ring[0])
+    assert share_of_the_best(ring, [1, num_stages, num_stages + 1]) >= 0.97
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(rings)
+def test_it_never_loses_to_any_number_of_batches(ring: tuple[list[tuple[float, float]], float, int]) -> None:
+    most = min(ring[2], MAX_BATCHES_PER_STAGE * len(ring[0]))
+    assert share_of_the_best(ring, list(range(1, most + 1))) >= 0.97
+
+
+@pytest.mark.parametrize(("rows", "batches", "sizes"), [(14, 4, [4, 4, 3, 3]), (8, 4, [2, 2, 2, 2]), (5, 2, [3, 2])])
+def test_batches_are_as_equal_as_can_be(rows: int, batches: int, sizes: list[int]) -> None:
+    """The largest sets the time of a lap: 4, 4, 4 and 2 rows take as long as 16."""
+    ring = RingModel([costs(0.01, 0)] * batches, 0.0, Fixed(batches, batches), max_rows=32)
+    for number in range(rows):
+        ring.submit(Sequence(number, [0]), 10**9)
+    ring.run(until=1.0)
+    assert sorted(ring.scheduler._decodes, reverse=True) == sizes
 
 
 def test_a_long_prompt_holds_streams_up_by_one_chunk_and_one_lap() -> None:

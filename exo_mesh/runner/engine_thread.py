@@ -1,0 +1,98 @@
+"""The one thread that calls the engine, and where the event loop runs: in it, or beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+SWITCH_S = 0.0001
+"""Longest that one thread goes on with Python code while the other wants to. Python's own 5 ms are half a step."""
+
+Job = Callable[[], None]
+
+
+class EngineThread:
+    """Runs the event loop of a process, and is the only thread that computes.
+
+    It begins as the loop's own thread: a frame then costs two thread switches less, which is much beside the step of a
+    small model. After `part` the loop goes on in another thread and this one does what `submit` gives it, in order:
+    frames are read, sent and answered while the engine computes. The engine never changes its thread, for some
+    libraries tie what they hold to it.
+    """
+
+    def __init__(self) -> None:
+        self.apart = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+
+    def run(
+        self, main: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    ) -> T:
+        """Run `main` to its end, whichever thread the loop is in by then; answers or raises what it does."""
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            loop = self._loop = runner.get_loop()
+            task = loop.create_task(main)
+            task.add_done_callback(lambda _: loop.stop())
+            loop.run_forever()
+            if not task.done():  # `part` has stopped the loop
+                beside = threading.Thread(target=self._go_on, args=(loop,), name="event loop", daemon=True)
+                beside.start()
+                while (job := self._jobs.get()) is not None:
+                    job()
+                beside.join()
+            return task.result()
+
+    def part(self) -> None:
+        """From now on the loop and the engine have a thread each. Call on the loop; again changes nothing."""
+        if not self.apart and self._loop is not None:
+            self.apart = True
+            sys.setswitchinterval(SWITCH_S)
+            self._loop.stop()  # at the end of this turn; `run` starts it again
+
+    def submit(self, job: Job) -> None:
+        """Do `job` in the engine's thread after those before it; only once they are apart. It must not raise."""
+        self._jobs.put(job)
+
+    def tell_loop(self, callback: Callable[..., object], *arguments: object) -> None:
+        """Call something on the loop, from the engine's thread. One that has ended takes no more."""
+        assert self._loop is not None, "jobs run only inside `run`"
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """What `function` answers or raises in the engine's thread, after all that was submitted before."""
+        if not self.apart:
+            return function()
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def job() -> None:
+            try:
+                result = function()
+            except Exception as exc:  # noqa: BLE001 - it is the caller's
+                self.tell_loop(_settle, answer.set_exception, answer, exc)
+            else:
+                self.tell_loop(_settle, answer.set_result, answer, result)
+
+        self.submit(job)
+        return await answer
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            self._jobs.put(None)
+
+
+def _settle(setter: Callable[[Any], None], answer: asyncio.Future[Any], value: object) -> None:
+    if not answer.done():  # whoever asked may have given up
+        setter(value)
