@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import platform
 import re
 import sys
@@ -13,6 +14,7 @@ from typing import Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 
+_PARSE_ATTEMPTS = 5
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
 _LINUX_BACKENDS = (_CPU_BACKEND, "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
@@ -89,8 +91,17 @@ def _remapping() -> dict[str, str]:
     root = _mlx_lm_dir()
     if root is None:
         return {}
-    for node in ast.parse((root / "utils.py").read_text(encoding="utf-8")).body:
+    for node in _parsed((root / "utils.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "MODEL_REMAPPING" for name in node.targets):
             mapping: dict[str, str] = ast.literal_eval(node.value)
             return mapping
     return {}
+
+
+def _parsed(source: str) -> ast.Module:
+    """CPython 3.11 counts the depth of what all threads parse in one place, and gives up with a SystemError when two do
+    it at once (CPython issue 106905): then again."""
+    for _ in range(_PARSE_ATTEMPTS):
+        with contextlib.suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)
