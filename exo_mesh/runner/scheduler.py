@@ -96,8 +96,10 @@ class Scheduler:
     _decodes: int = 0
     _prefills: int = 0
     """Frames of each kind that are on their way."""
-    _prefilled_last: bool = False
     _turn: int = 0
+    """Number of the last decode frame."""
+    _chunk_turn: int = -1
+    """What that was when the last chunk of prefill was sent."""
     _last_eviction: int = -EVICTION_TURNS
     pressure: int = 0
     """The worst of all stages' machines, as the last frame said: see StageReport."""
@@ -187,17 +189,18 @@ class Scheduler:
     def next_work(self) -> Work | None:
         """The next frame's rows, or None if there is none to be sent before another one comes round.
 
-        Decode rows and prefill chunks take turns, so that a long prompt does not stop running streams.
+        A long prompt does not stop running streams: whoever has waited for one chunk goes before the next one, also
+        where the number of batches has just become smaller.
         """
         decoding = [seq for seq in self._running.values() if seq.prefill_left == 0]
         ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
         batches = self.pace.batches(len(decoding))
-        if self._prefill_is_due(decoding) and not (ready and self._decodes < batches and self._prefilled_last):
-            self._prefilled_last = True
+        held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
+        if self._prefill_is_due(decoding) and not held_up:
+            self._chunk_turn = self._turn
             return self._prefill_chunk(beside_streams=bool(decoding))
         if not ready or self._decodes >= batches:
             return None
-        self._prefilled_last = False
         return self._decode_batch(ready, math.ceil(len(decoding) / batches))
 
     def came_round(self, work: Work) -> None:
