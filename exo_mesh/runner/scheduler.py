@@ -17,9 +17,6 @@ PREFILL_CHUNK = 512
 PREFILL_BUDGET_S = 0.25
 """How long a chunk's lap may hold up the streams that run beside it."""
 
-MAX_WAIT_S = 120.0
-"""A request that has waited for its turn this long is refused: whoever asks would rather try elsewhere."""
-
 EVICTION_TURNS = 64
 """Decode frames between two evictions for want of memory on some machine: seconds, like its readings."""
 
@@ -52,9 +49,8 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
-    beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_wait_s: how long
-    a new one may wait for its turn. max_tokens: positions that all running sequences may hold together, except that one
-    alone may hold more."""
+    beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens:
+    positions that all running sequences may hold together, except that one alone may hold more."""
 
     num_stages: int
     prefill_chunk: int = PREFILL_CHUNK
@@ -62,7 +58,6 @@ class Limits:
     max_rows: int = 32
     max_running: int = 32
     max_waiting: int = 32
-    max_wait_s: float = MAX_WAIT_S
     max_tokens: int = 2**31
 
 
@@ -110,6 +105,11 @@ class Scheduler:
     @property
     def waiting(self) -> Iterable[Sequence]:
         return iter(self._queue)
+
+    def place(self, sequence: Sequence) -> int:
+        """Of one that waits: 1 is next. Clients of equal priority count in the order in which they came, although the
+        one that has used the ring least will go first."""
+        return 1 + sum(_before(other, sequence) for other in self._queue)
 
     @property
     def num_waiting(self) -> int:
@@ -251,3 +251,7 @@ class Scheduler:
             sequence.computed = len(sequence.tokens)
         rows = tuple(Row(sequence.id, len(sequence.tokens) - 1, 1, num_logits=1) for sequence in chosen)
         return Work(rows, tuple(sequence.tokens[-1] for sequence in chosen))
+
+
+def _before(one: Sequence, other: Sequence) -> bool:
+    return (not one.resumed, -one.priority, one.id) < (not other.resumed, -other.priority, other.id)
