@@ -72,6 +72,9 @@ class Settings:
     placement: str = "memory"
     context_limit: int | None = None
     max_queued: int = 32
+    queue_timeout: int = 120
+    prefill_timeout: int = 120
+    token_timeout: int = 30
     response_timeout: int = 300
     trace_sample: float = 0.01
     wait_for_peers: int = 0
@@ -224,6 +227,12 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**9), toml=(int,)),
         Setting("max_queued", "N", "requests that may wait per model; more get a 429",
                 values.whole(1, 100_000), toml=(int,)),
+        Setting("queue_timeout", "SECONDS", "longest that a request may wait for its turn; then it gets a 429",
+                values.whole(1, 10**6), toml=(int,)),
+        Setting("prefill_timeout", "SECONDS", "longest silence of a ring before the first token",
+                values.whole(1, 10**6), toml=(int,)),
+        Setting("token_timeout", "SECONDS", "longest silence of a ring between two tokens",
+                values.whole(1, 10**6), toml=(int,)),
         Setting("response_timeout", "SECONDS", "longest that a request may take; then it ends with what it has",
                 values.whole(1, 10**6), toml=(int,)),
         Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",

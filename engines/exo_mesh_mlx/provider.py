@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import platform
 import re
 import sys
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh_mlx.divisibility import division_obstacle
 
+_PARSE_ATTEMPTS = 5
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
 _LINUX_BACKENDS = (_CPU_BACKEND, "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
@@ -108,7 +110,7 @@ def _remapping() -> dict[str, str]:
     root = _mlx_lm_dir()
     if root is None:
         return {}
-    for node in ast.parse((root / "utils.py").read_text(encoding="utf-8")).body:
+    for node in _parsed((root / "utils.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "MODEL_REMAPPING" for name in node.targets):
             mapping: dict[str, str] = ast.literal_eval(node.value)
             return mapping
@@ -123,7 +125,7 @@ def _can_shard(module: str) -> bool:
     if file is None or not re.fullmatch(r"[\w\-]+", module) or not file.is_file():
         return False
     imported: dict[str, str] = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+    for node in _parsed(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.level == 1:
             # `from .llama import Model as Base`, or `from . import qwen3_5`, whose Model is then qwen3_5.Model
             imported |= {name.asname or name.name: node.module or name.name for name in node.names}
@@ -138,3 +140,12 @@ def _root_name(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _parsed(source: str) -> ast.Module:
+    """CPython 3.11 counts the depth of what all threads parse in one place, and gives up with a SystemError when two do
+    it at once (CPython issue 106905): then again."""
+    for _ in range(_PARSE_ATTEMPTS):
+        with contextlib.suppress(SystemError):
+            return ast.parse(source)
+    return ast.parse(source)

@@ -161,11 +161,11 @@ class OpenAIRoutes:
 
 
 def waiting_for(progress: Progress | None) -> str:
-    """A comment for a stream that has no token yet: `loading 3/8`, `prefill 40 %`, `queued`, or just `keep-alive`."""
+    """A comment for a stream that has no token yet: `loading 3/8`, `queued 3`, `prefill 40 %`, or just `keep-alive`."""
     if progress is None:
         return "keep-alive"
     if not progress.total:
-        return progress.phase
+        return f"{progress.phase} {progress.done}" if progress.done else progress.phase
     if progress.phase == "prefill":
         return f"prefill {100 * progress.done // progress.total} %"
     return f"{progress.phase} {progress.done}/{progress.total}"

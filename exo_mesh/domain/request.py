@@ -89,6 +89,13 @@ class FrameTrace:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request stands among those that wait for their turn on a ring: 1 is next; 0: it has its turn."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Natural-log probability of a token under the model's distribution before temperature and truncation."""
 

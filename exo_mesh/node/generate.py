@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, TokenEvent
+from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, Place, TokenEvent
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import CancelledRequestError, ContextLengthError, DeadlineError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
@@ -33,10 +33,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds. first_s: longest silence before the first token, queueing and prefill included (prefill reports
-    progress). next_s: between tokens. max_resumes: how often a request may go on after its ring was lost. total_s: of
-    the whole request; an answer that is under way then ends where it is."""
+    """Seconds. queue_s: longest wait for a turn on a ring. first_s: longest silence before the first token (places in
+    the queue and prefill are reported). next_s: between tokens. max_resumes: how often a request may go on after its
+    ring was lost. total_s: of the whole request; an answer that is under way then ends where it is."""
 
+    queue_s: float = 120.0
     first_s: float = 120.0
     next_s: float = 30.0
     max_resumes: int = 3
@@ -210,13 +211,16 @@ class Router:
             request,
             first_s=self._patience.first_s,
             next_s=self._patience.next_s,
+            queue_s=self._patience.queue_s,
             on_trace=self._begin_leg(entry, plan),
             on_ballot=went_on,
         )
         time_left = partial(self._time_left, entry)
         async with contextlib.aclosing(_until_cancelled(entry, stream, time_left)) as items:
             async for item in items:
-                if isinstance(item, int):
+                if isinstance(item, Place):
+                    yield Progress("queued", item.number)
+                elif isinstance(item, int):
                     yield Progress("prefill", item, len(request.prompt_ids) + len(request.resume_ids))
                 elif entry.accept(item):
                     yield item
@@ -262,12 +266,12 @@ async def _unless_cancelled(entry: Entry, work: Coroutine[Any, Any, _T]) -> _T:
 
 
 async def _until_cancelled(
-    entry: Entry, stream: AsyncGenerator[TokenEvent | int, None], time_left: Callable[[], float]
-) -> AsyncGenerator[TokenEvent | int, None]:
+    entry: Entry, stream: AsyncGenerator[TokenEvent | Place | int, None], time_left: Callable[[], float]
+) -> AsyncGenerator[TokenEvent | Place | int, None]:
     """The stream's items; when the entry is cancelled meanwhile, CancelledRequestError instead of the next one, and
     _TimeUp when no time is left."""
     error = CancelledRequestError(f"request {entry.request.request_id} was cancelled")
-    following: asyncio.Future[TokenEvent | int] | None = None
+    following: asyncio.Future[TokenEvent | Place | int] | None = None
     try:
         while not entry.cancelled:
             following = asyncio.ensure_future(anext(stream))

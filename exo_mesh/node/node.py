@@ -162,6 +162,14 @@ class Node:
         )
 
     def _new_router(self, members: Members, patience: Patience) -> Router:
+        settings = self.settings
+        patience = replace(
+            patience,
+            queue_s=settings.queue_timeout,
+            first_s=settings.prefill_timeout,
+            next_s=settings.token_timeout,
+            total_s=settings.response_timeout,
+        )
         return Router(
             self._instances,
             members,
@@ -169,7 +177,7 @@ class Node:
             self.journal,
             self.metrics,
             self._driver_endpoint,
-            patience=replace(patience, total_s=self.settings.response_timeout),
+            patience=patience,
             clock=self._clock,
         )
 

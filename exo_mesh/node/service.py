@@ -45,7 +45,8 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life before the first token: what is being waited for ("loading", "queued", "prefill")."""
+    """A sign of life before the first token: what is being waited for ("loading", "queued", "prefill"). done: of
+    `total`; where there is no total, the place in the queue."""
 
     phase: str
     done: int = 0

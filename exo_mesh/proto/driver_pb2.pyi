@@ -120,17 +120,19 @@ class FrameTrace(_message.Message):
     def __init__(self, step: _Optional[int] = ..., is_prefill: bool = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., sent_s: _Optional[float] = ..., lap_s: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ...) -> None: ...
 
 class GenerateEvents(_message.Message):
-    __slots__ = ("ballot", "events", "error_code", "error_message", "prefilled", "trace")
+    __slots__ = ("ballot", "events", "error_code", "error_message", "prefilled", "trace", "queued")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
     ballot: _plan_pb2.Ballot
     events: _containers.RepeatedCompositeFieldContainer[TokenEvent]
     error_code: str
     error_message: str
     prefilled: int
     trace: _containers.RepeatedCompositeFieldContainer[FrameTrace]
-    def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., prefilled: _Optional[int] = ..., trace: _Optional[_Iterable[_Union[FrameTrace, _Mapping]]] = ...) -> None: ...
+    queued: int
+    def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., prefilled: _Optional[int] = ..., trace: _Optional[_Iterable[_Union[FrameTrace, _Mapping]]] = ..., queued: _Optional[int] = ...) -> None: ...

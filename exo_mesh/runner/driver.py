@@ -15,17 +15,23 @@ from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
 from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.proto.runner_pb2 import Heartbeat
-from exo_mesh.runner.generation import Generation, error_events, prefill_events, token_events, trace_events
+from exo_mesh.runner.generation import (
+    Generation,
+    error_events,
+    prefill_events,
+    queue_events,
+    token_events,
+    trace_events,
+)
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
 from exo_mesh.runner.scheduler import Limits, Scheduler, Work
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
-SIGN_OF_LIFE_S = 5.0
-"""How often a request that waits in the queue hears of the ring; its entry peer gives up after 30 s of silence."""
-
-MAX_RETRY_AFTER_S = 30.0
+SIGN_OF_LIFE_S = 1.0
+"""How often a request that waits in the queue hears of its place, as long as frames come round; its entry peer gives up
+after 30 s of silence."""
 
 LEARN_EVERY_S = 0.005
 """Decode laps are looked at no more often than this: of a ring as fast as that, a look at each would be a tenth."""
@@ -120,6 +126,8 @@ class Driver:
             self._num_traced += bool(request.trace_id)
             self._by_request[request.request_id] = self._last_sequence
             self.pump()
+            if generation.sequence in self._scheduler.waiting:
+                self._tell_place(generation)
 
     def cancel(self, request_id: str, mailbox: Mailbox) -> None:
         """Whoever waits at `mailbox` is gone: free the sequence everywhere. An unknown request changes nothing, and one
@@ -149,7 +157,9 @@ class Driver:
         if work is not None:
             self._scheduler.came_round(work)
         if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
-            self._look_after_waiting(now)
+            self._signed_at = now
+            for sequence in self._scheduler.waiting:
+                self._tell_place(self._live[sequence.id])
         if lap_s is not None and self._num_traced:
             self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
@@ -186,25 +196,20 @@ class Driver:
             self._ops.append(Remove(sequence.id))
             self.evictions += 1
         for sequence in self._scheduler.admit():
-            self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
+            generation = self._live[sequence.id]
+            self._ops.append(Insert(sequence.id, generation.max_positions))
+            if generation.queued:
+                generation.queued = False
+                self._tell(generation, queue_events, 0)
         while (work := self._scheduler.next_work()) is not None:
             self._start(work)
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
-    def _look_after_waiting(self, now: float) -> None:
-        """Tell those who wait in the queue that the ring moves on: silence would mean to them that it does not. Whoever
-        has waited too long is refused, unless it was running already."""
-        self._signed_at = now
-        for sequence in list(self._scheduler.waiting):
-            generation = self._live[sequence.id]
-            waited_s = now - generation.submitted_at
-            if waited_s > self._limits.max_wait_s and not sequence.resumed:
-                retry_after_s = min(MAX_RETRY_AFTER_S, self._limits.max_wait_s)
-                error = OverloadError(f"waited {waited_s:.0f} s for a turn on the ring", retry_after_s=retry_after_s)
-                self._end(sequence.id, error)
-            else:
-                self._tell(generation, prefill_events, 0)
+    def _tell_place(self, generation: Generation) -> None:
+        """Silence would mean to a caller that the ring does not move."""
+        generation.queued = True
+        self._tell(generation, queue_events, self._scheduler.place(generation.sequence))
 
     def _start(self, work: Work) -> None:
         self._last_step += 1

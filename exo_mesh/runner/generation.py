@@ -34,6 +34,8 @@ class Generation:
     sampler: Sampler
     mailbox: Mailbox
     index: int
+    queued: bool = False
+    """Its caller was told that it waits."""
     submitted_at: float = field(default_factory=time.perf_counter)
     laps: deque[FrameTrace] = field(default_factory=partial(deque, maxlen=MAX_LAPS))
 
@@ -90,6 +92,11 @@ def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.Gene
 def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:
     """How many prompt tokens have been computed."""
     return pb.GenerateEvents(ballot=ballot, prefilled=tokens)
+
+
+def queue_events(ballot: plan_pb2.Ballot, place: int) -> pb.GenerateEvents:
+    """Which place in the queue a request has; 0: it waits no longer."""
+    return pb.GenerateEvents(ballot=ballot, queued=place)
 
 
 def error_events(ballot: plan_pb2.Ballot, error: MeshError) -> pb.GenerateEvents:

@@ -16,9 +16,6 @@ PREFILL_CHUNK = 512
 PREFILL_BUDGET_S = 0.25
 """How long a chunk's lap may hold up the streams that run beside it."""
 
-MAX_WAIT_S = 120.0
-"""A request that has waited for its turn this long is refused: whoever asks would rather try elsewhere."""
-
 EVICTION_TURNS = 64
 """Decode frames between two evictions for want of memory on some machine: seconds, like its readings."""
 
@@ -57,9 +54,8 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
-    beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_wait_s: how long
-    a new one may wait for its turn. max_tokens: positions that all running sequences may hold together, except that one
-    alone may hold more."""
+    beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens:
+    positions that all running sequences may hold together, except that one alone may hold more."""
 
     num_stages: int
     prefill_chunk: int = PREFILL_CHUNK
@@ -67,7 +63,6 @@ class Limits:
     max_rows: int = 32
     max_running: int = 32
     max_waiting: int = 32
-    max_wait_s: float = MAX_WAIT_S
     max_tokens: int = 2**31
 
 
@@ -103,8 +98,10 @@ class Scheduler:
     """Rows of each decode frame that is on its way."""
     _prefills: int = 0
     """Prefill frames that are on their way."""
-    _prefilled_last: bool = False
     _turn: int = 0
+    """Number of the last decode frame."""
+    _chunk_turn: int = -1
+    """What that was when the last chunk of prefill was sent."""
     _last_eviction: int = -EVICTION_TURNS
     _kept_from: int = 0
     """Stages from this one on hold what `Sequence.held` says."""
@@ -117,6 +114,11 @@ class Scheduler:
     @property
     def waiting(self) -> Iterable[Sequence]:
         return iter(self._queue)
+
+    def place(self, sequence: Sequence) -> int:
+        """Of one that waits: 1 is next. Clients of equal priority count in the order in which they came, although the
+        one that has used the ring least will go first."""
+        return 1 + sum(_before(other, sequence) for other in self._queue)
 
     @property
     def running(self) -> Iterable[Sequence]:
@@ -220,17 +222,18 @@ class Scheduler:
     def next_work(self) -> Work | None:
         """The next frame's rows, or None if there is none to be sent before another one comes round.
 
-        Decode rows and prefill chunks take turns, so that a long prompt does not stop running streams.
+        A long prompt does not stop running streams: whoever has waited for one chunk goes before the next one, also
+        where the number of batches has just become smaller.
         """
         decoding = [seq for seq in self._running.values() if seq.prefill_left == 0]
         ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
         batches = self.pace.batches(len(decoding))
-        if self._prefill_is_due(decoding) and not (ready and len(self._decodes) < batches and self._prefilled_last):
-            self._prefilled_last = True
+        held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
+        if self._prefill_is_due(decoding) and not held_up:
+            self._chunk_turn = self._turn
             return self._prefill_chunk(beside_streams=bool(decoding))
         if not ready or len(self._decodes) >= batches:
             return None
-        self._prefilled_last = False
         return self._decode_batch(ready, self._share(len(decoding), batches))
 
     def came_round(self, work: Work) -> None:
@@ -287,3 +290,7 @@ class Scheduler:
             sequence.computed = len(sequence.tokens)
         rows = tuple(Row(sequence.id, len(sequence.tokens) - 1, 1, num_logits=1) for sequence in chosen)
         return Work(rows, tuple(sequence.tokens[-1] for sequence in chosen))
+
+
+def _before(one: Sequence, other: Sequence) -> bool:
+    return (not one.resumed, -one.priority, one.id) < (not other.resumed, -other.priority, other.id)

@@ -190,7 +190,8 @@ async def test_every_reply_has_a_request_id(api: Served, given: str, kept: bool)
     ("progress", "text"),
     [
         (None, "keep-alive"),
-        (Progress("queued"), "queued"),
+        (Progress("recovering"), "recovering"),
+        (Progress("queued", 3), "queued 3"),
         (Progress("loading", 3, 8), "loading 3/8"),
         (Progress("prefill", 2, 5), "prefill 40 %"),
     ],

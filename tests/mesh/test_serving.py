@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from tests.cli.processes import eventually
+from tests.mesh.belongings import CpuMeter, descriptors, family, no_more, settled
 from tests.mesh.meshes import Peer, await_all, mesh
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
@@ -84,25 +85,58 @@ def full(queue: dict[str, Any]) -> bool:
     return bool(queue["in_progress"] == RUNNING and queue["waiting"] == QUEUE)
 
 
+async def test_of_fifty_at_once_each_gets_its_answer_or_is_told_to_come_back(two: list[Peer]) -> None:
+    """None is lost, none is done twice: the driver has drawn each token that somebody got, and no other."""
+    drawn = await asyncio.to_thread(settled, lambda: drawn_tokens(two))
+    async with aiohttp.ClientSession() as http:
+        replies = await asyncio.gather(*(ask(http, two[n % 2], n % 10) for n in range(50)))
+        served = [n for n, (status, _, _) in enumerate(replies) if status == 200]
+        assert len(served) >= RUNNING + QUEUE
+        assert {reply for n, reply in enumerate(replies) if n not in served} <= {(429, "overloaded", "1")}
+        await asyncio.to_thread(await_all, two, Peer.idle)
+        assert await asyncio.to_thread(settled, lambda: drawn_tokens(two)) - drawn == TOKENS * len(served)
+        alone = [await ask(http, two[0], n) for n in range(10)]
+    assert [replies[n] for n in served] == [alone[n % 10] for n in served]
+
+
+def drawn_tokens(peers: list[Peer]) -> int:
+    """By the drivers here since their start, as their last heartbeats say."""
+    return sum(beat["tokens"] for peer in peers for beat in peer.state()["stages_here"].values())
+
+
 async def test_two_hundred_that_walk_away_leave_nothing_behind(two: list[Peer]) -> None:
+    """No row, no descriptor; and the machine is as idle as before. The clients hang up at once, or after the
+    first token."""
+
     async def walk_away(http: aiohttp.ClientSession, number: int) -> None:
         wanted = body(number, tokens=50_000, stream=True)
         async with http.post(f"{two[number % 2].url}/v1/completions", json=wanted) as reply:
             if reply.status == 200 and number % 4:
                 await reply.content.readline()
 
-    async with aiohttp.ClientSession() as http:
-        for first in range(0, 200, 20):
-            await asyncio.gather(*(walk_away(http, n) for n in range(first, first + 20)))
+    async def all_walk_away(count: int) -> None:
+        async with aiohttp.ClientSession() as http:
+            for first in range(0, count, 20):
+                await asyncio.gather(*(walk_away(http, n) for n in range(first, first + 20)))
+
+    processes = family(two)
+    await all_walk_away(40)  # what is opened once stays: channels, worker threads
+    await_all(two, Peer.idle)
+    before, meter = descriptors(processes), CpuMeter(processes)
+    quiet = meter.next()
+    await all_walk_away(200)
+    busy = meter.next()
     await_all(two, Peer.idle)
     queue = two[1].api.get("/queue")
     assert (queue["depth"], queue["entered"]) == (0, 0)
+    assert eventually(lambda: no_more(processes, before)), (before, descriptors(processes))
+    assert eventually(lambda: meter.is_below(quiet + (busy - quiet) / 10), 20), (quiet, busy)
     (beat,) = two[1].state()["stages_here"].values()
-    assert eventually(lambda: two[1].state()["stages_here"] and later(two[1]) == later(two[1]) >= beat["laps"])
+    assert eventually(lambda: later(two[1]) == later(two[1]) >= beat["laps"]), "a ring that nobody asks stands still"
 
 
 def later(peer: Peer) -> int:
-    """Laps so far: a ring that nobody asks anything stands still."""
+    """Laps so far."""
     (beat,) = peer.state()["stages_here"].values()
     return int(beat["laps"])
 

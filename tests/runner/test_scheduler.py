@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,6 +84,37 @@ def test_beside_streams_one_chunk_is_on_its_way_and_alone_as_many_as_stages() ->
     scheduler = scheduler_of(3, prefill_chunk=4)
     admitted(scheduler, 100)
     assert [work.is_prefill for work in (scheduler.next_work() for _ in range(4)) if work] == [True] * 3
+
+
+class DrawnPace(Pace):
+    """One that changes its mind at any time."""
+
+    def __init__(self, batches: list[int]) -> None:
+        super().__init__(1)
+        self._drawn = itertools.cycle(batches)
+
+    def batches(self, rows: int) -> int:
+        return next(self._drawn)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(2, 6), st.integers(1, 8))
+def test_between_two_steps_of_a_stream_at_most_one_chunk_is_sent(
+    batches: list[int], streams: int, max_rows: int
+) -> None:
+    scheduler = Scheduler(Limits(4, prefill_chunk=4, max_rows=max_rows), DrawnPace(batches))
+    sequences = {sequence.id: sequence for sequence in admitted(scheduler, *[1] * streams, 120)}
+    chunks_since = dict.fromkeys(sequences, 0)
+    ring: list[Work] = []
+    while sequences[streams + 1].prefill_left:
+        while (work := scheduler.next_work()) is not None:
+            ring.append(work)
+            for number in sequences if work.is_prefill else {row.sequence for row in work.rows}:
+                chunks_since[number] = chunks_since[number] + 1 if work.is_prefill else 0
+            assert all(chunks_since[number] <= 1 for number in range(1, streams + 1)), chunks_since
+        scheduler.came_round(ring[0])
+        for row in ring.pop(0).rows:
+            if row.num_logits:
+                scheduler.token_drawn(sequences[row.sequence], 0)
 
 
 def test_the_waiting_queue_is_bounded_and_a_removed_sequence_makes_room() -> None:

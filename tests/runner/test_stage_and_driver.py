@@ -24,6 +24,7 @@ from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits
 from exo_mesh.runner.stage import Stage
+from tests.support.serving import Answers
 
 VOCAB = 50
 BALLOT = Ballot(1, "test")
@@ -210,27 +211,15 @@ async def test_requests_that_outgrow_the_kv_pool_take_turns_and_get_the_same_tex
     assert ring.kv_rows == 0
 
 
-async def test_a_request_in_the_queue_hears_that_the_ring_moves_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
-    ring, first, second = Ring(2, max_running=1), Caller(), Caller()
-    ring.driver.submit(request("first", [1]), first.mailbox)
-    ring.driver.submit(request("second", [2]), second.mailbox)
-    ring.lap()
-    sign = await asyncio.wait_for(second.mailbox.next(), 5)
-    assert not sign.events and not sign.error_code
-
-
-async def test_a_request_that_waits_too_long_is_refused_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
-    ring, running, late, resumed = Ring(2, max_running=1, max_wait_s=0.0), Caller(), Caller(), Caller()
-    ring.driver.submit(request("running", [1]), running.mailbox)
-    ring.driver.submit(request("late", [2]), late.mailbox)
-    ring.driver.submit(request("resumed", [3], resumed=True), resumed.mailbox)
+    ring, told = Ring(2, max_running=1), [Answers() for _ in range(4)]
+    for number, answers in enumerate(told):
+        ring.driver.submit(request(f"r{number}", [1 + number], tokens=3, priority=number == 3), answers)
     ring.run()
-    await late.collect()
-    assert (late.error, "waited" in late.messages[-1].error_message) == ("overloaded", True)
-    assert ids(await running.collect()) == expected([1], 8, 2)
-    assert ids(await resumed.collect()) == expected([3], 8, 2), "it had its turn before, on another ring"
+    assert [answers.tokens for answers in told] == [expected([1 + number], 3, 2) for number in range(4)]
+    places = [[message.queued for message in answers.messages if message.HasField("queued")] for answers in told]
+    assert [list(dict.fromkeys(heard)) for heard in places] == [[], [1, 2, 0], [2, 3, 1, 0], [1, 0]]
 
 
 async def test_who_does_not_read_is_parked_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,96 @@
+"""The engines as they serve, with a small model whose logits are flat, and what each request gets when it is alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from exo_mesh.engine.contract import StageEngine
+from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
+from tests.support.exactness import assert_same_bits, assert_within_margin
+from tests.support.serving import Asked, ServingRing, Tokens, load_stages
+
+FLAT = TinyModel("llama", layers=4, hidden=32, intermediate=64)
+SIZES = (3, 17, 1, 64, 9, 40, 2, 33, 5, 100)
+"""Tokens of the prompts, over and over."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """An engine and its options. dtype: computed in, if equal bits are not to be had; else ""."""
+
+    engine: str
+    options: dict[str, str] = field(default_factory=dict)
+    dtype: str = ""
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.engine, *self.options.values()])
+
+    @property
+    def is_installed(self) -> bool:
+        needed = {"mlx": "mlx_lm", "torch": "transformers"}.get(self.engine, "numpy")
+        return importlib.util.find_spec(needed) is not None
+
+
+DUMMY = Way("dummy")
+DETERMINISTIC = Way("numpy", {"mode": "deterministic"})
+FAST = Way("numpy", {"mode": "fast"}, "float32")
+MLX = Way("mlx")
+TORCH = Way("torch", {"dtype": "float32", "threads": "1"}, "float32")
+TORCH_BF16 = Way("torch", {"dtype": "bfloat16", "threads": "1"}, "bfloat16")
+
+
+class Bench:
+    """A model in one way: its stages by how it is cut, each loaded once, and requests of `tokens` tokens alone."""
+
+    def __init__(self, way: Way, model_dir: Path, prompts: Sequence[Tokens], tokens: int) -> None:
+        self.way, self.prompts, self.tokens = way, prompts, tokens
+        self._model_dir = model_dir
+        self._stages: dict[tuple[int, ...], list[StageEngine]] = {}
+        self._alone: dict[Tokens, Asked] = {}
+
+    @property
+    def whole(self) -> StageEngine:
+        return self.stages(())[0]
+
+    def stages(self, cuts: tuple[int, ...]) -> list[StageEngine]:
+        if cuts not in self._stages:
+            self._stages[cuts] = load_stages(self.way.engine, self._model_dir, cuts, self.way.options)
+        return self._stages[cuts]
+
+    def alone(self, prompt: Tokens) -> Asked:
+        """The request in one piece, with nobody else on the ring."""
+        if prompt not in self._alone:
+            ring = ServingRing([self.whole])
+            asked = self._alone[prompt] = ring.submit(prompt, self.tokens)
+            while ring.num_in_flight:
+                ring.run()
+                ring.read(asked)
+        return self._alone[prompt]
+
+    def check(self, asked: Asked) -> None:
+        """What has come so far is what the request gets alone, in the tier of exactness that the engine has."""
+        if self.way.dtype:
+            assert_within_margin(self.whole, asked, self.way.dtype)
+        else:
+            assert_same_bits(asked, self.alone(asked.request.prompt_ids))
+
+    def close(self) -> None:
+        for stages in self._stages.values():
+            for stage in stages:
+                stage.close()
+
+
+def flat_model(directory: Path) -> Path:
+    return write_checkpoint(directory, FLAT)
+
+
+def prompts(count: int, vocab: int = 256, sizes: Sequence[int] = SIZES) -> list[Tokens]:
+    """Different ones, of so many tokens in turns."""
+    rng = np.random.default_rng(5)
+    return [tuple(rng.integers(0, vocab, sizes[number % len(sizes)]).tolist()) for number in range(count)]
