@@ -1,8 +1,8 @@
 """A TCP proxy between the nodes of a mesh on one machine, without root: it delays, throttles, holds back, cuts.
 
-Every node dials its peers through a port of its own, which gRPC takes from the variable `grpc_proxy` (HTTP CONNECT), its
-runners too. So of each connection it is known who dialled. Whom it is for says the address: every node has its own
-loopback address.
+Every node dials its peers through a port of its own, which gRPC takes from the variable `grpc_proxy` (HTTP CONNECT),
+and its runners do so, too. So of each connection it is known who dialled. Whom it is for says the address: every node
+has its own loopback address.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class FaultProxy:
         self._number_of = number_of
         self._is_node = is_node
         self._loop = asyncio.new_event_loop()
-        self._wires: dict[Way, Wire] = defaultdict(lambda: _open_wire())
+        self._wires: dict[Way, Wire] = defaultdict(_open_wire)
         self._sockets = Sockets()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fault proxy", daemon=True)
         self._thread.start()
@@ -99,7 +99,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(listen(), self._loop).result(10)
 
     def shape(self, *ways: Way, delay_s: float = 0.0, bytes_per_s: float = 0.0) -> None:
-        """From now on every piece on these ways takes so long, and no more passes in a second (0: as fast as it can)."""
+        """From now on a piece takes so long on these ways, and so much passes in a second (0: as fast as it can)."""
 
         def shape() -> None:
             for way in ways:
@@ -109,11 +109,22 @@ class FaultProxy:
 
     def hold(self, *ways: Way) -> None:
         """Nothing passes on these ways, and nobody is told: packets are lost. Both ways of a pair: a black hole."""
-        self._do(lambda: [self._wires[way].open.clear() for way in ways])
+
+        def hold() -> None:
+            for way in ways:
+                self._wires[way].open.clear()
+
+        self._do(hold)
 
     def release(self, *ways: Way) -> None:
         """What was held passes; without an argument on all ways."""
-        self._do(lambda: [wire.open.set() for way, wire in self._wires.items() if not ways or way in ways])
+
+        def release() -> None:
+            for way, wire in self._wires.items():
+                if not ways or way in ways:
+                    wire.open.set()
+
+        self._do(release)
 
     def reset(self, one: int, other: int) -> int:
         """RST on every connection between two nodes, at both ends; answers how many there were."""

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,7 +79,7 @@ class Stream:
     def gap_s(self, since: float) -> float:
         """The longest time without a piece after a Unix time, until the last one or the end."""
         times = [since, *(at for at, _ in self.pieces if at > since), max(since, self.ended_at)]
-        return max(after - before for before, after in zip(times, times[1:], strict=False))
+        return max(after - before for before, after in pairwise(times))
 
     def _run(self) -> None:
         connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=SILENCE_S)
