@@ -192,7 +192,11 @@ class FaultMesh:
         self.mark = uuid.uuid4().hex
         self._net = f"127.{64 + os.getpid() // 250 % 128}.{os.getpid() % 250}"
         self._first = 2 + 8 * (next(_numbers) % 30)
-        self.proxy = FaultProxy(self._number_of, lambda target: target in {node.control for node in self.nodes})
+        self.proxy = FaultProxy(
+            self._number_of,
+            lambda number: self.nodes[number].address,
+            lambda target: target in {node.control for node in self.nodes},
+        )
         self.warm_load_s = math.inf
         """The shortest that placing the demo model has taken so far: its files are in the page cache."""
 
@@ -329,3 +333,29 @@ def fault_mesh(root: Path, count: int, *flags: str, engine: Sequence[str] = DETE
         mesh.close()
     for node in mesh.nodes:
         assert "Traceback (most recent call last)" not in node.log, node.log[-4000:]
+
+
+class Meshes:
+    """Whole meshes of several sizes, one at a time, kept from one use to the next until one was harmed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._held = contextlib.ExitStack()
+        self._mesh: FaultMesh | None = None
+
+    def of(self, count: int) -> FaultMesh:
+        """The mesh of so many nodes; another one that is there ends first."""
+        if self._mesh is None or len(self._mesh.nodes) != count:
+            self.close()
+            folder = self._root / f"mesh-{next(_numbers)}"
+            self._mesh = self._held.enter_context(fault_mesh(folder, count))
+        return self._mesh
+
+    def give_up(self) -> None:
+        """A run on the mesh has failed: end it, whatever state it is in."""
+        with contextlib.suppress(AssertionError):
+            self.close()
+
+    def close(self) -> None:
+        self._mesh = None
+        self._held.close()

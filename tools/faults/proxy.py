@@ -75,12 +75,18 @@ class Sockets:
 class FaultProxy:
     """Runs in a thread of its own. Methods may be called from any other thread, and return when it is so.
 
-    number_of: the node that has an address, None if it is nobody's. is_node: whether "host:port" is a node's control
+    number_of: the node that has an address, None if it is nobody's; address_of: the reverse. is_node: whether "host:port" is a node's control
     endpoint (and not a runner's).
     """
 
-    def __init__(self, number_of: Callable[[str], int | None], is_node: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        number_of: Callable[[str], int | None],
+        address_of: Callable[[int], str],
+        is_node: Callable[[str], bool],
+    ) -> None:
         self._number_of = number_of
+        self._address_of = address_of
         self._is_node = is_node
         self._loop = asyncio.new_event_loop()
         self._wires: dict[Way, Wire] = defaultdict(_open_wire)
@@ -221,7 +227,8 @@ class FaultProxy:
             if not await _open_before_the_caller_hangs_up(reader, there, back):
                 return
         try:
-            up_reader, up_writer = await asyncio.open_connection(host, int(port))
+            own = (self._address_of(caller), 0)  # so that the callee sees who calls
+            up_reader, up_writer = await asyncio.open_connection(host, int(port), local_addr=own)
         except OSError:
             _reset(writer)
             return
