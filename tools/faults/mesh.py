@@ -22,6 +22,7 @@ import psutil
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.errors import MeshError
+from tools.faults.faulty import install
 from tools.faults.proxy import FaultProxy, Way, pairs
 
 MODEL = "exo-mesh-demo"
@@ -36,6 +37,14 @@ DETERMINISTIC = ("--engine", "numpy", "--engine-option", "mode=deterministic")
 """Bit-identical text for any split, batch and replay."""
 
 SIGNS = (": WARNING ", ": ERROR ", "is suspected")
+
+
+def faulty(**options: object) -> tuple[str, ...]:
+    """The flags of a node whose engine fails in the ways of `tools.faults.faulty`."""
+    given = {"mode": "deterministic", **options}
+    named = [word for name, value in given.items() for word in ("--engine-option", f"{name}={value}")]
+    return ("--engine", "faulty", *named)
+
 
 _numbers = itertools.count()
 
@@ -221,8 +230,9 @@ class FaultMesh:
     def _environ(self, home: Path, number: int) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("EXO_", "OVERRIDE_"))}
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        paths = {"PYTHONPATH": install(self.root / "site")}
         own = {"grpc_proxy": self.proxy.listen_for(number), MARK: self.mark, "HF_HUB_CACHE": str(home / "hub")}
-        return {**kept, **one_thread, **own}
+        return {**kept, **one_thread, **paths, **own}
 
     @property
     def serving(self) -> list[Node]:

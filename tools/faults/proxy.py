@@ -75,8 +75,8 @@ class Sockets:
 class FaultProxy:
     """Runs in a thread of its own. Methods may be called from any other thread, and return when it is so.
 
-    number_of: the node that has an address, None if it is nobody's; address_of: the reverse. is_node: whether "host:port" is a node's control
-    endpoint (and not a runner's).
+    number_of: the node that has an address, None if it is nobody's; address_of: the reverse.
+    is_node: whether "host:port" is a node's control endpoint, and not a runner's.
     """
 
     def __init__(
