@@ -330,12 +330,22 @@ def knows(node: Node, ids: set[str]) -> bool:
     )  # fmt: skip
 
 
+def fault_mesh(
+    root: Path, count: int, *flags: str, engine: Sequence[str] = DETERMINISTIC
+) -> contextlib.AbstractContextManager[FaultMesh]:
+    """As `mesh_of`, all nodes with one engine."""
+    return mesh_of(root, [engine] * count, *flags)
+
+
 @contextlib.contextmanager
-def fault_mesh(root: Path, count: int, *flags: str, engine: Sequence[str] = DETERMINISTIC) -> Iterator[FaultMesh]:
-    """Nodes that all know each other; afterwards no process is left, and none has written a traceback."""
+def mesh_of(root: Path, engines: Sequence[Sequence[str]], *flags: str) -> Iterator[FaultMesh]:
+    """Nodes that all know each other; afterwards no process is left, and none has written a traceback.
+
+    engines: the flags of each node's engine; flags: of all.
+    """
     mesh = FaultMesh(root)
     try:
-        for _ in range(count):
+        for engine in engines:
             mesh.add(*flags, engine=engine)
         mesh.start()
         yield mesh

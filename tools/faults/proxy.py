@@ -134,7 +134,16 @@ class FaultProxy:
 
     def reset(self, one: int, other: int) -> int:
         """RST on every connection between two nodes, at both ends; answers how many there were."""
-        return self._do(lambda: self._end(self._between(one, other), _reset, _reset))
+
+        def reset() -> int:
+            found = [each for each in self._sockets.connections if {each.caller, each.callee} == {one, other}]
+            for each in found:
+                _reset(each.near)
+                _reset(each.far)
+            self._sockets.connections.difference_update(found)
+            return len(found)
+
+        return self._do(reset)
 
     def half_open(self, caller: int, callee: int) -> int:
         """The callee's ends of the connections that a caller has dialled are reset; the caller is never told."""
@@ -143,7 +152,8 @@ class FaultProxy:
             found = [one for one in self._sockets.connections if (one.caller, one.callee) == (caller, callee)]
             for one in found:
                 one.deaf = True
-            return self._end(found, lambda near: None, _reset)
+                _reset(one.far)
+            return len(found)
 
         return self._do(forget)
 
@@ -189,18 +199,6 @@ class FaultProxy:
 
         self._loop.call_soon_threadsafe(run)
         return done.result(10)
-
-    def _between(self, one: int, other: int) -> list[Connection]:
-        return [each for each in self._sockets.connections if {each.caller, each.callee} == {one, other}]
-
-    def _end(
-        self, connections: list[Connection], near: Callable[[asyncio.StreamWriter], None],
-        far: Callable[[asyncio.StreamWriter], None],
-    ) -> int:  # fmt: skip
-        for one in connections:
-            near(one.near)
-            far(one.far)
-        return len(connections)
 
     async def _serve(self, caller: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
