@@ -78,6 +78,7 @@ class Stream:
 
     def gap_s(self, since: float) -> float:
         """The longest time without a piece after a Unix time, until the last one or the end."""
+        since = max(since, self.sent_at)
         times = [since, *(at for at, _ in self.pieces if at > since), max(since, self.ended_at)]
         return max(after - before for before, after in pairwise(times))
 
