@@ -84,7 +84,7 @@ def test_an_engine_that_hangs_while_it_loads_is_given_up_and_others_serve(tmp_pa
         stream = Stream(odd, QUESTION)
         stream.await_end()
         assert stream.is_right
-        assert not leftovers(mesh)
+        wait_until(lambda: not leftovers(mesh), 30, "all is freed")
         test = f"{HERE}::test_an_engine_that_hangs_while_it_loads_is_given_up_and_others_serve"
         keep(Row("F3", "the engine hangs while it loads", test, given_up_s, None, None, None, refused.value.code))
 
@@ -99,7 +99,7 @@ def test_a_runner_that_freezes_before_its_first_report_holds_up_nobody_else(tmp_
         clients = Clients([here], 1, seed=2)
         clients.await_answers(1)
         known = there.runners()
-        wish = {"model": MODEL, "pins": {there.id: [0, 8]}, "context_limit": 4096}
+        wish = {"model": MODEL, "pins": {here.id: [0, 4], there.id: [4, 8]}}
         placing = pool.submit(here.api.post, "/instance", wish, 200)
         (frozen,) = new_runners(there, known)
         os.kill(frozen, signal.SIGSTOP)
