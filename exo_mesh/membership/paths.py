@@ -150,9 +150,11 @@ class PathKeeper:
         return 1000 * (self._clock() - sent)
 
     def _forget_failed(self, peer: Peer) -> None:
-        """Drop addresses that do not work and that the peer does not advertise either."""
+        """Drop addresses that do not work and that the peer does not advertise either. One that was learned while the
+        others were measured has its turn next time."""
         told = {way for address in peer.info.addresses for way in dialable(address, self._read())}
-        for address in list(peer.addresses):
-            if peer.paths[address].failed and address not in told and address != peer.client.address:
-                peer.addresses.remove(address)
+        for address, path in list(peer.paths.items()):
+            if path.failed and address not in told and address != peer.client.address:
+                if address in peer.addresses:
+                    peer.addresses.remove(address)
                 del peer.paths[address]

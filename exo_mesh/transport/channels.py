@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,7 +23,7 @@ def open_channel(
 
     options: besides those of every channel, and instead of those of the same name.
     """
-    every = _with(CLIENT_OPTIONS, options)
+    every = _with([*CLIENT_OPTIONS, *_proxy_option()], options)
     if credentials is None:
         return grpc.aio.insecure_channel(target, options=every)
     every.append(("grpc.ssl_target_name_override", MESH_DNS_NAME))
@@ -50,6 +51,13 @@ def bind(
     if credentials is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, _server_credentials(credentials, on_connection))
+
+
+def _proxy_option() -> list[Option]:
+    """gRPC would call a peer on the same network through the `http_proxy` or `https_proxy` that a machine has for the
+    web. Only the variable that is meant for gRPC alone counts: `grpc_proxy`."""
+    named = os.environ.get("grpc_proxy")  # noqa: SIM112 - that is how gRPC spells it
+    return [] if named else [("grpc.enable_http_proxy", 0)]
 
 
 def _with(every: Sequence[Option], options: Sequence[Option]) -> list[Option]:

@@ -173,6 +173,17 @@ async def test_an_address_that_fails_and_is_not_advertised_any_more_is_forgotten
         assert peer.addresses == [f"127.0.0.1:{port}", "127.0.0.1:2"]
 
 
+async def test_an_address_that_is_learned_while_others_are_measured_is_measured_next_time() -> None:
+    async with server("b") as port, known_at(f"127.0.0.1:{port}") as peer:
+        measuring = asyncio.create_task(keeper(peer).measure(peer))
+        await asyncio.sleep(0)  # it has begun
+        peer.learn([f"localhost:{port}"])
+        await measuring
+        assert peer.addresses == [f"127.0.0.1:{port}", f"localhost:{port}"] and len(peer.paths) == 1
+        await keeper(peer).measure(peer)
+        assert len(peer.paths) == 2
+
+
 async def test_the_keeper_measures_a_new_peer_and_again_when_its_addresses_change() -> None:
     async with server("b") as port, known_at(f"127.0.0.1:{port}") as peer:
         task = asyncio.create_task(keeper(peer).run())

@@ -1,0 +1,57 @@
+"""A drawn fault at a drawn moment of an answer: the text is right, and nothing is left over.
+
+`python -m tools.faults drawn` plays as many as one likes, and has the deadlines that are promised.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tools.faults.drawn import Case, cases, play
+from tools.faults.faults import Fault, Phase
+from tools.faults.mesh import Meshes
+from tools.faults.record import keep
+
+SEED = 108
+"""The first eight runs of it have every fault, every moment and every size."""
+
+QUICK = sorted(itertools.islice(cases(SEED), 8), key=lambda case: case.peers)
+MORE = sorted(itertools.islice(cases(SEED), 8, 50), key=lambda case: case.peers)
+
+
+def test_the_quick_runs_have_every_fault_every_moment_and_every_size() -> None:
+    assert {case.fault for case in QUICK} == set(Fault)
+    assert {case.phase for case in QUICK} == set(Phase)
+    assert {case.peers for case in QUICK} == {2, 3, 4}
+
+
+def test_every_cell_comes_once_before_any_comes_twice() -> None:
+    cells = [(case.fault, case.phase, case.peers) for case in itertools.islice(cases(7), 144)]
+    assert len(set(cells[:72])) == len(set(cells[72:])) == 72 and cells[:72] != cells[72:]
+    assert list(itertools.islice(cases(7), 5)) == list(itertools.islice(cases(7), 5)), "the seed tells all"
+    for case in itertools.islice(cases(7), 200):
+        assert not (case.fault.hits_the_node and case.victim == case.entry)
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_a_request_survives(meshes: Meshes, case: Case) -> None:
+    survives(meshes, case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_a_request_survives_more(meshes: Meshes, case: Case) -> None:
+    survives(meshes, case)
+
+
+def survives(meshes: Meshes, case: Case) -> None:
+    print(f"seed {SEED}, run {case}")
+    try:
+        outcome = play(meshes.of(case.peers), case)
+    except BaseException:
+        meshes.give_up()
+        raise
+    keep({"name": "drawn", "seed": SEED, **outcome.describe()})
+    assert outcome.outcome == "stop" and outcome.tokens_lost == 0

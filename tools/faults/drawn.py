@@ -1,0 +1,165 @@
+"""Runs drawn by a seed: one fault at one moment of one answer, in a mesh of two, three or four peers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.weights.store import ModelStore
+from tools.faults.faults import Fault, Moment, Phase, Struck, strike
+from tools.faults.invariants import check_all
+from tools.faults.mesh import MODEL, FaultMesh, Node
+from tools.faults.stream import Stream, counting
+
+SIZES = (2, 3, 4)
+HOP_S = 0.008
+"""Every piece between two nodes takes so long: a lap of tens of milliseconds, in which a moment can be met."""
+
+
+NOTICED_S = 1.0
+"""Whoever waits so long for text may ask the log why. A stopped node whose ring goes on, or a hop that is dialled again
+at once, may leave nothing there but a counter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """victim: which stage. entry: at which stage's node the client asks. owner: at which one it was placed."""
+
+    number: int
+    fault: Fault
+    phase: Phase
+    peers: int
+    victim: int
+    entry: int
+    owner: int
+
+    def __str__(self) -> str:
+        where = f"stage {self.victim}; entry at {self.entry}, owner at {self.owner}"
+        return f"{self.number}: {self.fault.value} at {self.phase.value}, {self.peers} peers, {where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one run. Seconds are since the fault; None: there was none. gap_s: the longest time without text after it."""
+
+    case: str
+    fault: str
+    phase: str
+    peers: int
+    outcome: str
+    late: bool
+    detected_s: float | None
+    gap_s: float
+    warm_load_s: float
+    bytes_loaded: int
+    tokens_lost: int
+    resumed: int
+    redialled: int
+    agreed_s: float
+    freed_s: float
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def cases(seed: int) -> Iterator[Case]:
+    """Without end: every cell of fault x phase x size once in random order, then all again in another order."""
+    rng = random.Random(seed)
+    numbers = itertools.count(1)
+    cells = list(itertools.product(Fault, Phase, SIZES))
+    while True:
+        rng.shuffle(cells)
+        for fault, phase, peers in cells:
+            entry = rng.randrange(peers)
+            # the death of an entry peer ends its requests, which is another test's subject
+            others = [stage for stage in range(peers) if stage != entry or not fault.hits_the_node]
+            yield Case(next(numbers), fault, phase, peers, rng.choice(others), entry, rng.randrange(peers))
+
+
+def play(mesh: FaultMesh, case: Case) -> Outcome:
+    """One run on a mesh of case.peers nodes, which is whole before and after. Raises AssertionError if what must hold
+    does not."""
+    mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S)
+    entry = mesh.nodes[case.entry]
+    before = mesh.place(mesh.nodes, at=mesh.nodes[case.owner])
+    counted = [_signs(node) for node in mesh.nodes]
+    first = 10 + case.number % 60
+    question = counting(first, first + 30)
+    moment = Moment(case.phase, mesh, before)
+    stream = Stream(entry, question)
+    in_time = moment.wait(stream, question)
+    struck_at = time.time()
+    struck = strike(case.fault, mesh, before, case.victim)
+    stream.await_end()
+    after = _instances_now(mesh)
+    _heal(mesh, struck)
+    resumed, redialled = _moved(mesh, counted, struck)
+    gap_s = stream.gap_s(struck_at)
+    settled = check_all(mesh, [stream], struck_at, visible=gap_s > NOTICED_S)
+    detected = [at for node in mesh.nodes for at, _ in node.signs(struck_at) if at <= stream.ended_at]
+    return Outcome(
+        case=str(case),
+        fault=case.fault.value,
+        phase=case.phase.value,
+        peers=case.peers,
+        outcome=stream.outcome,
+        late=not in_time,
+        detected_s=round(min(detected) - struck_at, 3) if detected else None,
+        gap_s=round(gap_s, 3),
+        warm_load_s=round(mesh.warm_load_s, 3),
+        bytes_loaded=bytes_loaded([before], after),
+        tokens_lost=len(question.answer) - len(stream.text),
+        resumed=resumed,
+        redialled=redialled,
+        agreed_s=round(settled.agreed_s, 3),
+        freed_s=round(settled.freed_s, 3),
+    )
+
+
+def bytes_loaded(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> int:
+    """Weights of the stages of `after` whose process is not one of `before`'s: somebody had to read them."""
+    card = ModelStore(()).card(MODEL)
+    had = {(stage["peer"], stage["pid"]) for one in before for stage in one["stages"]}
+    new = [s for one in after for s in one["stages"] if s["pid"] and (s["peer"], s["pid"]) not in had]
+    return sum(card.shard_bytes(*stage["layers"]) for stage in new)
+
+
+def _instances_now(mesh: FaultMesh) -> list[dict[str, Any]]:
+    """As the first node that serves sees them."""
+    return mesh.serving[0].instances()
+
+
+def _heal(mesh: FaultMesh, struck: Struck) -> None:
+    struck.heal()
+    if struck.gone:
+        mesh.start()
+    else:
+        mesh.await_joined()
+
+
+def _signs(node: Node) -> tuple[float, float]:
+    """(resumed, redialled and restarted)"""
+    resumed = node.metric("exo_mesh_requests_resumed_total")
+    return resumed, node.metric("exo_mesh_driver_redials_total")
+
+
+def _moved(mesh: FaultMesh, counted: Sequence[tuple[float, float]], struck: Struck) -> tuple[int, int]:
+    """How many requests were resumed, and streams redialled, since `counted`, by nodes that were not killed."""
+    now = [_signs(node) for node in mesh.nodes]
+    moved = [
+        (int(new[0] - old[0]), int(new[1] - old[1]))
+        for node, new, old in zip(mesh.nodes, now, counted, strict=True)
+        if node not in struck.gone
+    ]
+    return sum(resumed for resumed, _ in moved), sum(redialled for _, redialled in moved)
+
+
+def meshes_for(root: Path, drawn: Sequence[Case]) -> Iterator[tuple[int, Path, list[Case]]]:
+    """(peers, folder, cases) by size, so that each mesh is started once."""
+    for peers in sorted({case.peers for case in drawn}):
+        yield peers, root / f"of-{peers}", [case for case in drawn if case.peers == peers]

@@ -1,0 +1,381 @@
+"""Real `exo-mesh serve` processes on loopback addresses of their own, joined by a fault proxy."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.errors import MeshError
+from tools.faults.faulty import install
+from tools.faults.proxy import FaultProxy, Way, pairs
+
+MODEL = "exo-mesh-demo"
+NUM_LAYERS = 8
+START_S = 90.0
+JOIN_S = 60.0
+PLACE_S = 120.0
+MARK = "EXO_FAULTS_MARK"
+"""In the environment of all that a mesh starts, so that it is found whoever its parent is by then."""
+
+DETERMINISTIC = ("--engine", "numpy", "--engine-option", "mode=deterministic")
+"""Bit-identical text for any split, batch and replay."""
+
+SIGNS = (": WARNING ", ": ERROR ", "is suspected")
+
+
+def faulty(**options: object) -> tuple[str, ...]:
+    """The flags of a node whose engine fails in the ways of `tools.faults.faulty`."""
+    given = {"mode": "deterministic", **options}
+    named = [word for name, value in given.items() for word in ("--engine-option", f"{name}={value}")]
+    return ("--engine", "faulty", *named)
+
+
+_numbers = itertools.count()
+
+
+def why_not() -> str:
+    """Why this machine cannot have such a mesh; "" if it can."""
+    try:
+        with socket.create_server(("127.77.0.2", 0)):
+            return ""
+    except OSError:
+        return "this system has one loopback address"
+
+
+def wait_until(condition: Callable[[], object], deadline_s: float, what: str) -> float:
+    """Seconds until the condition holds. Raises AssertionError with `what` if it does not before the deadline."""
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > deadline_s:
+            raise AssertionError(f"not so within {deadline_s:g} s: {what}")
+        time.sleep(0.02)
+    return time.monotonic() - begin
+
+
+@dataclass
+class Node:
+    """One node at an address of its own, over its restarts."""
+
+    number: int
+    home: Path
+    address: str
+    grpc_port: int
+    flags: Sequence[str]
+    environ: Mapping[str, str]
+    child: ChildNode | None = None
+    ready: dict[str, Any] = field(default_factory=dict)
+    stopped: bool = False
+    """By SIGSTOP."""
+
+    def start(self) -> None:
+        """Start the process; `await_ready` waits."""
+        assert not self.alive
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.log_path.touch()
+        self._before = self._before + self.log_path.read_text(errors="replace") if self.child else ""
+        self.child = ChildNode([*self._own_flags(), *self.flags], self.log_path, self.environ)
+        self.stopped = False
+
+    def await_ready(self) -> None:
+        assert self.child is not None
+        self.ready = self.child.wait_ready(START_S)
+
+    def _own_flags(self) -> list[str]:
+        place = ["--home", str(self.home), "--name", f"n{self.number}", "--host", self.address]
+        return [*place, "--grpc-port", str(self.grpc_port), "--api-port", "0"]
+
+    @property
+    def log_path(self) -> Path:
+        return self.home / "node.log"
+
+    @property
+    def log(self) -> str:
+        """All that it has written, over its restarts."""
+        return self._before + self.log_path.read_text(errors="replace")
+
+    _before: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """Is there a process? A stopped one counts."""
+        return self.child is not None and self.child.alive
+
+    @property
+    def serves(self) -> bool:
+        return self.alive and not self.stopped
+
+    @property
+    def pid(self) -> int:
+        assert self.child is not None
+        return self.child.pid
+
+    @property
+    def id(self) -> str:
+        return str(self.ready["node_id"])
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["api_url"])
+
+    @property
+    def control(self) -> str:
+        return f"{self.address}:{self.grpc_port}"
+
+    @property
+    def api(self) -> ApiClient:
+        return ApiClient(self.url)
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.api.get("/state")
+        return state
+
+    def instances(self) -> list[dict[str, Any]]:
+        return list(self.state()["view"]["instances"])
+
+    def runners(self) -> list[int]:
+        """Pids of the runner processes that this node has started and that still run."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                if is_runner(child):
+                    found.append(child.pid)
+        return found
+
+    def metric(self, name: str) -> float:
+        """Sum over all labels; 0 if there is no such metric yet."""
+        lines = self.api.text("/metrics").splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    def signs(self, since: float) -> list[tuple[float, str]]:
+        """(Unix time, message) of every log line since a Unix time that tells of something wrong: at WARN or above, the
+        WARN lines of its runners, and that a peer is suspected."""
+        found = []
+        for line in self.log.splitlines():
+            if not line.startswith('{"time"') or not line.endswith("}"):
+                continue
+            entry = json.loads(line)
+            message = str(entry["message"])
+            wrong = entry["level"] in ("warning", "error") or any(word in message for word in SIGNS)
+            written_at = datetime.fromisoformat(entry["time"]).timestamp()
+            if wrong and written_at >= since:
+                found.append((written_at, message))
+        return found
+
+    def send(self, sign: signal.Signals) -> None:
+        """To the node's process alone; its runners have sessions of their own."""
+        os.kill(self.pid, sign)
+        self.stopped = sign is signal.SIGSTOP or (self.stopped and sign is not signal.SIGCONT)
+        if sign is signal.SIGKILL and self.child is not None:
+            wait_until(lambda: not self.alive, 10, "a killed process ends")
+
+
+def is_runner(process: psutil.Process) -> bool:
+    try:
+        return "exo_mesh.runner" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+class FaultMesh:
+    """nodes[i] calls the others through the proxy as caller i."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.nodes: list[Node] = []
+        self.mark = uuid.uuid4().hex
+        self._net = f"127.{64 + os.getpid() // 250 % 128}.{os.getpid() % 250}"
+        self._first = 2 + 8 * (next(_numbers) % 30)
+        self.proxy = FaultProxy(
+            self._number_of,
+            lambda number: self.nodes[number].address,
+            lambda target: target in {node.control for node in self.nodes},
+        )
+        self.warm_load_s = math.inf
+        """The shortest that placing the demo model has taken so far: its files are in the page cache."""
+
+    def _number_of(self, host: str) -> int | None:
+        return next((node.number for node in self.nodes if node.address == host), None)
+
+    def add(self, *flags: str, engine: Sequence[str] = DETERMINISTIC) -> Node:
+        """One more node, not started. It knows the addresses of all nodes of up to eight."""
+        number = len(self.nodes)
+        assert number < 8
+        address = f"{self._net}.{self._first + number}"
+        with socket.create_server((address, 0)) as probe:
+            port = probe.getsockname()[1]
+        home = self.root / f"n{number}"
+        known = [node.control for node in self.nodes]
+        bootstrap = ["--bootstrap-peers", ",".join(known)] if known else []
+        always = ["--discovery", "none", "--namespace", f"faults-{self.mark[:8]}", "--log-level", "info"]
+        node = Node(number, home, address, port, [*always, *engine, *bootstrap, *flags], self._environ(home, number))
+        self.nodes.append(node)
+        return node
+
+    def _environ(self, home: Path, number: int) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("EXO_", "OVERRIDE_"))}
+        one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        paths = {"PYTHONPATH": install(self.root / "site")}
+        own = {"grpc_proxy": self.proxy.listen_for(number), MARK: self.mark, "HF_HUB_CACHE": str(home / "hub")}
+        return {**kept, **one_thread, **paths, **own}
+
+    @property
+    def serving(self) -> list[Node]:
+        return [node for node in self.nodes if node.serves]
+
+    def start(self) -> None:
+        """Start all nodes that do not run, and wait until everybody knows everybody."""
+        begun = [node for node in self.nodes if not node.alive]
+        for node in begun:
+            node.start()
+        for node in begun:
+            node.await_ready()
+        self.await_joined()
+
+    def await_joined(self, deadline_s: float = JOIN_S) -> float:
+        """Until each node that serves knows each other one, its models and its memory; seconds that took."""
+        ids = {node.id for node in self.serving}
+        return wait_until(lambda: all(knows(node, ids) for node in self.serving), deadline_s, "all know each other")
+
+    def place(self, over: Sequence[Node], at: Node | None = None) -> dict[str, Any]:
+        """Delete what there is, and place the demo model over these, the first layers on the first; the instance as
+        all see it. at: which node is asked, and owns it then."""
+        self.delete_all()
+        at = at or over[0]
+        each = NUM_LAYERS // len(over)
+        stops = [each * (index + 1) for index in range(len(over) - 1)] + [NUM_LAYERS]
+        pins = {node.id: [start, stop] for node, start, stop in zip(over, [0, *stops], stops, strict=False)}
+        begin = time.monotonic()
+        instance: dict[str, Any] = at.api.post("/instance", {"model": MODEL, "pins": pins}, PLACE_S)
+        self.warm_load_s = min(self.warm_load_s, time.monotonic() - begin)
+        wait_until(lambda: all(node.instances() == [instance] for node in self.serving), 30, "all see the instance")
+        return instance
+
+    def delete_all(self) -> None:
+        at = self.serving[0]
+        for instance in at.instances():
+            with contextlib.suppress(MeshError):  # it ended meanwhile
+                at.api.delete(f"/instance/{instance['id']}", 30)
+        wait_until(lambda: not any(node.instances() for node in self.serving), 30, "no instance is left")
+
+    def node_of(self, peer_id: str) -> Node:
+        return next(node for node in self.nodes if node.id == peer_id)
+
+    def ways(self, *nodes: Node) -> list[Way]:
+        """Every way between these nodes, or between all."""
+        return list(pairs([node.number for node in nodes or self.nodes]))
+
+    def orphans(self) -> list[int]:
+        """Pids of processes of this mesh that belong to no live node."""
+        owned = {pid for node in self.nodes if node.alive for pid in (node.pid, *_descendants(node.pid))}
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                ours = process.pid not in owned and process.environ().get(MARK) == self.mark
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process.pid)
+        return found
+
+    def close(self) -> None:
+        """End everything. Raises AssertionError if a process is left, which is killed then."""
+        self.proxy.release()
+        for node in self.nodes:
+            if node.stopped:
+                node.send(signal.SIGCONT)
+        for node in self.nodes:
+            if node.child is not None:
+                node.child.ask_to_stop()
+        for node in self.nodes:
+            if node.child is not None:
+                node.child.stop()
+        self.proxy.close()
+        try:
+            wait_until(lambda: not self.orphans(), 5, "no process is left")
+        finally:
+            for pid in self.orphans():
+                os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def knows(node: Node, ids: set[str]) -> bool:
+    """Does it know exactly these peers, with their models and their memory?"""
+    try:
+        state = node.state()
+    except MeshError:
+        return False
+    peers = state["view"]["peers"]
+    return (
+        {peer["id"] for peer in peers} == ids == set(state["telemetry"])
+        and all(MODEL in peer["models"] for peer in peers)
+    )  # fmt: skip
+
+
+def fault_mesh(
+    root: Path, count: int, *flags: str, engine: Sequence[str] = DETERMINISTIC
+) -> contextlib.AbstractContextManager[FaultMesh]:
+    """As `mesh_of`, all nodes with one engine."""
+    return mesh_of(root, [engine] * count, *flags)
+
+
+@contextlib.contextmanager
+def mesh_of(root: Path, engines: Sequence[Sequence[str]], *flags: str) -> Iterator[FaultMesh]:
+    """Nodes that all know each other; afterwards no process is left, and none has written a traceback.
+
+    engines: the flags of each node's engine; flags: of all.
+    """
+    mesh = FaultMesh(root)
+    try:
+        for engine in engines:
+            mesh.add(*flags, engine=engine)
+        mesh.start()
+        yield mesh
+    finally:
+        mesh.close()
+    for node in mesh.nodes:
+        assert "Traceback (most recent call last)" not in node.log, node.log[-4000:]
+
+
+class Meshes:
+    """Whole meshes of several sizes, one at a time, kept from one use to the next until one was harmed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._held = contextlib.ExitStack()
+        self._mesh: FaultMesh | None = None
+
+    def of(self, count: int) -> FaultMesh:
+        """The mesh of so many nodes; another one that is there ends first."""
+        if self._mesh is None or len(self._mesh.nodes) != count:
+            self.close()
+            folder = self._root / f"mesh-{next(_numbers)}"
+            self._mesh = self._held.enter_context(fault_mesh(folder, count))
+        return self._mesh
+
+    def give_up(self) -> None:
+        """A run on the mesh has failed: end it, whatever state it is in."""
+        with contextlib.suppress(AssertionError):
+            self.close()
+
+    def close(self) -> None:
+        self._mesh = None
+        self._held.close()

@@ -1,0 +1,125 @@
+"""A client that streams one answer and notes when each piece came."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+from urllib.parse import urlsplit
+
+from tools.faults.mesh import MODEL, Node
+
+SILENCE_S = 120.0
+"""The API says something at least every 10 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask, and what must come."""
+
+    text: str
+    answer: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def counting(first: int, last: int) -> Question:
+    """The demo model counts without an error between 0 and 199, and every number is a witness."""
+    return Question(f"Count from {first} to {last}.", ", ".join(map(str, range(first, last + 1))))
+
+
+class Stream:
+    """Asks at once, in a thread. `text` grows; `ended` is set after the one end: `finish` or `error`."""
+
+    def __init__(self, node: Node, question: Question, **fields: Any) -> None:
+        self.question = question
+        self.pieces: list[tuple[float, str]] = []
+        """(Unix time, text)"""
+        self.comments: list[str] = []
+        self.finish = ""
+        self.error = ""
+        """The code of the error."""
+        self.message = ""
+        self.num_ends = 0
+        self.ended = threading.Event()
+        self.sent_at = time.time()
+        self.ended_at = 0.0
+        body = {"model": MODEL, "messages": [{"role": "user", "content": question.text}], "temperature": 0}
+        self._body = json.dumps({**body, "stream": True, **question.fields, **fields})
+        self._url = urlsplit(node.url)
+        self._changed = threading.Condition()
+        threading.Thread(target=self._run, daemon=True, name="stream").start()
+
+    @property
+    def text(self) -> str:
+        return "".join(text for _, text in list(self.pieces))
+
+    @property
+    def outcome(self) -> str:
+        return self.error or self.finish or "open"
+
+    @property
+    def is_right(self) -> bool:
+        """Complete, and every character as it must be."""
+        return self.finish == "stop" and self.text == self.question.answer and self.num_ends == 1
+
+    def await_text(self, length: int, deadline_s: float = 60.0) -> bool:
+        """Wait until so many characters have come; False if the stream ended before."""
+        with self._changed:
+            come = self._changed.wait_for(lambda: len(self.text) >= length or self.ended.is_set(), deadline_s)
+        assert come, f"not {length} characters within {deadline_s:g} s but {self.text!r}"
+        return len(self.text) >= length
+
+    def await_end(self, deadline_s: float = 120.0) -> None:
+        assert self.ended.wait(deadline_s), f"no end within {deadline_s:g} s after {self.text!r}"
+
+    def gap_s(self, since: float) -> float:
+        """The longest time without a piece after a Unix time, until the last one or the end."""
+        since = max(since, self.sent_at)
+        times = [since, *(at for at, _ in self.pieces if at > since), max(since, self.ended_at)]
+        return max(after - before for before, after in pairwise(times))
+
+    def _run(self) -> None:
+        connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=SILENCE_S)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/chat/completions", self._body, headers)
+            reply = connection.getresponse()
+            if reply.status != 200:
+                self._fail(json.loads(reply.read())["error"])
+                return
+            for line in reply:
+                self._take(line)
+        except (OSError, http.client.HTTPException, ValueError) as exc:
+            self._fail({"code": "broken_off", "message": repr(exc)})
+        finally:
+            connection.close()
+            self.ended_at = time.time()
+            with self._changed:
+                self.ended.set()
+                self._changed.notify_all()
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b": "):
+            self.comments.append(line[2:].decode().strip())
+        if not line.startswith(b"data: {"):
+            return
+        event = json.loads(line[6:])
+        if "error" in event:
+            self._fail(event["error"])
+            return
+        for choice in event["choices"]:
+            text, finish = choice["delta"].get("content"), choice["finish_reason"]
+            with self._changed:
+                if text:
+                    self.pieces.append((time.time(), text))
+                if finish:
+                    self.finish, self.num_ends = finish, self.num_ends + 1
+                self._changed.notify_all()
+
+    def _fail(self, error: dict[str, Any]) -> None:
+        self.error, self.message = str(error.get("code")), str(error.get("message"))
+        self.num_ends += 1
