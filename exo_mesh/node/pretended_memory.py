@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -52,10 +53,8 @@ class FakeMemoryFile:
         self._last = self._read()
 
     def __call__(self) -> MemoryReading:
-        try:
+        with contextlib.suppress(InputError):
             self._last = self._read()
-        except InputError:
-            pass
         return self._last
 
     def _read(self) -> MemoryReading:

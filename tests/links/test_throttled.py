@@ -1,8 +1,8 @@
 """A long prompt that enters a ring over slow links: nothing stands still, chunks shrink, and streams keep their beat.
 
 Real nodes and runners on hosts of their own; the uplink of each host has a token bucket (tc tbf). A token takes 8 KiB
-from stage to stage, as of a 4,096-wide model in bfloat16. What was measured is printed (`pytest -m slow -s tests/links`)
-and recorded in docs/benchmarks.md.
+from stage to stage, as of a 4,096-wide model in bfloat16. `pytest -m slow -s tests/links` prints what was measured, and
+docs/benchmarks.md has it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exo_mesh_dummy.model import read_dummy_model
+from exo_mesh_dummy.payload import mix
 
 from exo_mesh.runner.pace import CHUNKS
 from exo_mesh.runner.scheduler import PREFILL_BUDGET_S
-from exo_mesh_dummy.model import read_dummy_model
-from exo_mesh_dummy.payload import mix
 from tests.discovery.netns import Host, Network, measured, why_not
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
