@@ -61,7 +61,7 @@ class Journal:
         self._live: dict[str, Entry] = {}
         self._max_live = max_live
         self._used_bytes = used_bytes
-        self.history = history or History()
+        self.history = History() if history is None else history
 
     def __len__(self) -> int:
         return len(self._live)

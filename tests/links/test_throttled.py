@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from exo_mesh_dummy.model import read_dummy_model
-from exo_mesh_dummy.payload import mix
 
 from exo_mesh.runner.pace import CHUNKS
 from exo_mesh.runner.scheduler import PREFILL_BUDGET_S
 from tests.discovery.netns import Host, Network, measured, why_not
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.dummy_oracle import dummy_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(900)]
 
@@ -143,9 +142,9 @@ def judged(result: dict[str, Any], model_dir: Path) -> Measured:
     """Every text must be right, and nobody may have failed; then what it felt like."""
     streams, long = result["streams"], result["long"]
     assert not [one["error"] for one in (*streams, long) if one["error"]]
-    assert long["text"] == oracle(model_dir, "x" * PROMPT, 8)
+    assert long["text"] == dummy_text(model_dir, "x" * PROMPT, 8)
     for number, stream in enumerate(streams):
-        assert stream["text"] == oracle(model_dir, prompt_of(number), len(stream["text"]))
+        assert stream["text"] == dummy_text(model_dir, prompt_of(number), len(stream["text"]))
     spans = [event for event in result["trace"]["traceEvents"] if event.get("cat") == "compute"]
     chunks = {span["args"]["step"]: span["args"]["tokens"] for span in spans if span["name"].startswith("prefill")}
     assert sum(chunks.values()) >= PROMPT - 1
@@ -160,12 +159,3 @@ def judged(result: dict[str, Any], model_dir: Path) -> Measured:
 
 def gaps(times: Sequence[Sequence[float]]) -> list[float]:
     return [gap for one in times for gap in np.diff(one).tolist()]
-
-
-def oracle(model_dir: Path, prompt: str, num_tokens: int) -> str:
-    """What the dummy engine says, whatever the ring: each token is a hash of the one before and its position."""
-    printable = read_dummy_model(model_dir).printable.tolist()
-    tokens = list(prompt.encode())
-    for position in range(len(tokens) - 1, len(tokens) - 1 + num_tokens):
-        tokens.append(printable[mix(tokens[-1], position) % len(printable)])
-    return bytes(tokens[len(prompt) :]).decode()
