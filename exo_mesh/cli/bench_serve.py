@@ -37,6 +37,8 @@ LOAD_DEADLINE_S = 600.0
 MODEL = "exo-mesh-demo"
 WARM_UP_TOKENS = 16
 MAX_CELLS = 64
+REPORTS_S = 1.2
+"""A stage reports twice a second; this is more than two of them."""
 NEVER = -100
 """A bias that keeps a token from ever being drawn."""
 
@@ -216,20 +218,22 @@ def _pin(pids: Sequence[int]) -> None:
 
 def _run(system: System, load: Load) -> dict[str, Any]:
     asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
-    before, began = _busy(system.mesh), time.monotonic()
+    before = _busy(system.mesh)
     if load.is_rate:
         result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests))
     else:
         result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests))
-    elapsed_s = time.monotonic() - began
-    shares = [(after - was) / elapsed_s for was, after in zip(before, _busy(system.mesh), strict=False)]
+    shares = [(after - was) / result.wall_s for was, after in zip(before, _busy(system.mesh), strict=False)]
     busy = [round(min(1.0, share), 3) for share in shares]
     return {**load.describe(), **result.describe(), "busy": busy, "bubble": [round(1 - share, 3) for share in busy]}
 
 
 def _busy(mesh: LocalMesh | None) -> list[float]:
-    """Seconds that each stage has spent in its engine, as the metrics of its node say, in the order of the nodes."""
+    """Seconds that each stage has spent in its engine so far, in the order of the nodes. The metrics of a node have it
+    from the last report of the stage, so this waits for one: between two runs nothing is computed."""
     found: list[float] = []
+    if mesh is not None:
+        time.sleep(REPORTS_S)
     for url in mesh.api_urls if mesh is not None else ():
         text = ApiClient(url).text("/metrics")
         lines = [line for line in text.splitlines() if line.startswith("exo_mesh_stage_busy_seconds_total{")]

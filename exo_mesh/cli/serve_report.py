@@ -82,7 +82,6 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("requests a second" if "rate" in result["runs"][0] else "streams")
-        panel.set_ylim(bottom=0)
         panel.grid(alpha=0.3)
     for label, runs in _lines(result):
         load = [run.get("streams", run.get("rate")) for run in runs]
@@ -91,6 +90,8 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
             for quantile, style in (("p50", "-"), ("p99", ":")):
                 values = [1e3 * run[kind].get(quantile, float("nan")) for run in runs]
                 panel.plot(load, values, style, marker=".", color=line.get_color())
+    for panel in panels:
+        panel.set_ylim(bottom=0)  # once the lines are in: before, it would fix the top as well
     figure.legend(fontsize=8, loc="outside lower center", ncols=3)
     figure.suptitle(f"{result['model']} over {result['peers']} peers, {result['cores']} cores", fontsize=10)
     figure.savefig(file)
