@@ -67,6 +67,10 @@ class Settings:
     model_engines: dict[str, str] = field(default_factory=dict)
     mixed_rings: str = "auto"
     max_memory_bytes: int | None = None
+    override_memory_bytes: int | None = None
+    fake_mem_file: Path | None = None
+    memory_threshold: float | None = None
+    memory_poll_interval: float = 1.5
     models_dirs: tuple[Path, ...] = ()
     min_peers: int = 1
     placement: str = "memory"
@@ -77,6 +81,8 @@ class Settings:
     token_timeout: int = 30
     response_timeout: int = 300
     trace_sample: float = 0.01
+    request_log: str = "logs/requests.jsonl"
+    request_log_max: int = 10_000
     wait_for_peers: int = 0
     offline: bool = False
     log_format: str = "console"
@@ -218,6 +224,14 @@ SETTINGS: Mapping[str, Setting] = {
                 values.one_of("auto", "never")),
         Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
                 values.size, "max_memory_bytes", (str, int)),
+        Setting("override_memory", "SIZE", "for tests: act as if this machine had so much memory",
+                values.size, "override_memory_bytes", (str, int)),
+        Setting("fake_mem_file", "FILE", "for tests: read TOTAL AVAILABLE memory from this file, each time anew",
+                values.path),
+        Setting("memory_threshold", "SHARE", "share of the memory in use that is critical; by default by its size",
+                values.share, toml=(int, float)),
+        Setting("memory_poll_interval", "SECONDS", "how often memory is read", values.seconds(0.1, 60.0),
+                toml=(int, float)),
         Setting("models_dir", "DIR", "a directory with model directories in it",
                 values.path, "models_dirs", separator=os.pathsep),
         Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
@@ -237,6 +251,10 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**6), toml=(int,)),
         Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
                 values.share, toml=(int, float)),
+        Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",
+                values.matching(r"\S.*", "a file, or none")),
+        Setting("request_log_max", "N", "how many of the last requests are kept in memory, for /requests/recent",
+                values.whole(1, 1_000_000), toml=(int,)),
         Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
                 values.whole(0, 1024), toml=(int,)),
         Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,

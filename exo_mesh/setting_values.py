@@ -38,6 +38,17 @@ def share(text: str) -> float:
     return float(text)
 
 
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    """A parser of durations from low to high."""
+
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*", text) or not low <= float(text) <= high:
+            raise ValueError(f"seconds from {low:g} to {high:g} are needed")
+        return float(text)
+
+    return parse
+
+
 @dataclass(frozen=True, slots=True)
 class OneOf:
     """A parser of one of a few words; answers it in lower case."""

@@ -1,30 +1,81 @@
 """`exo-mesh bench serve`: how many requests a ring serves at once, and how they feel.
 
 Starts a mesh of real nodes on this machine (or takes one that runs: --url), asks through the HTTP API, and reports for
-each number of streams: tokens a second of all together, time to the first token, time between tokens, and how busy each
-stage was. The rest of a stage's time, in which it waits for frames, is the bubble.
+each load: tokens a second of all together, time to the first token, time between tokens, and how busy each stage was.
+The rest of a stage's time, in which it waits for frames, is the bubble. Beside it, with the same client and load, the
+same stack with one stage (--against-one) and mlx_lm.server (--against-mlx-server).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
 import os
+import re
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.cli.bench_engines import parse_size
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.load import LoadResult, Question, closed_loop, open_loop
 from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
-from exo_mesh.cli.tables import columns
-from exo_mesh.config import ConfigError
+from exo_mesh.cli.places import models_dirs
+from exo_mesh.cli.rival_server import mlx_server, why_not
+from exo_mesh.cli.serve_report import check_plot, compare, plot, table
+from exo_mesh.cli.tables import print_json
+from exo_mesh.config import ConfigError, load_settings
+from exo_mesh.weights.card import read_card
+from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
+from exo_mesh.weights.store import ModelStore
 
 LOAD_DEADLINE_S = 600.0
 MODEL = "exo-mesh-demo"
 WARM_UP_TOKENS = 16
+MAX_CELLS = 64
+REPORTS_S = 1.2
+"""A stage reports twice a second; this is more than two of them."""
+NEVER = -100
+"""A bias that keeps a token from ever being drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What is asked for, by the name that every peer knows it by. models_dir: where peers shall look besides; "" if
+    they find it anyway. directory: for those who are given one."""
+
+    name: str
+    models_dir: str = ""
+    directory: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One run: `amount` streams or, if is_rate, requests a second; prompts and answers of so many tokens."""
+
+    amount: float
+    is_rate: bool
+    prompt: int
+    tokens: int
+    requests: int
+
+    def describe(self) -> dict[str, Any]:
+        amount = {"rate": self.amount} if self.is_rate else {"streams": int(self.amount)}
+        return {**amount, "prompt": self.prompt, "tokens": self.tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """One of those that are compared: whom to ask, what (without its lengths), and the nodes behind it, if they are
+    ours and tell how busy they are."""
+
+    question: Question
+    urls: Sequence[str]
+    mesh: LocalMesh | None = None
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,52 +85,125 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--url", default="", metavar="URL", help="measure this mesh instead of starting one")
     parser.add_argument("--engine", default="auto", metavar="NAME", help="engine of the stages")
     parser.add_argument("--engine-option", action="append", default=[], metavar="K=V", help="a setting of the engine")
-    parser.add_argument("--model", default=MODEL, metavar="MODEL", help=f"model or directory (default {MODEL})")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--model", default=MODEL, metavar="MODEL", help=f"model or directory (default {MODEL})")
+    what.add_argument("--random", metavar="SIZE", help="instead: a random Llama of so many weights, such as 100M")
     parser.add_argument("--streams", default="1,2,4,8", metavar="N,…", help="requests at once (default 1,2,4,8)")
-    parser.add_argument("--rate", type=float, metavar="R", help="instead: R requests a second, answered or not")
-    parser.add_argument("--requests", type=int, metavar="N", help="requests of a run (default: two for each stream)")
-    parser.add_argument("--prompt", type=int, default=32, metavar="N", help="letters of a prompt (default 32)")
+    parser.add_argument("--rate", metavar="R,…", help="instead: R requests a second, answered or not")
+    parser.add_argument("--requests", type=int, metavar="N", help="of a run (default: two for each stream, or 32)")
+    parser.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt (default 32)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of an answer (default 128)")
+    parser.add_argument("--grid", metavar="PxT,…", help="instead of both: prompts by answers, such as 32x128,512x64")
     parser.add_argument("--pin", action="store_true", help="stage i computes on core i only (Linux)")
     parser.add_argument("--against-one", action="store_true", help="the same with one node, and the ratio")
+    parser.add_argument("--against-mlx-server", action="store_true", help="the same with mlx_lm.server, and the ratio")
+    parser.add_argument("--plot", metavar="FILE", help="draw the figures: .svg, .png or .pdf (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the bench and print its figures."""
-    args.models_dir = ""
-    if not args.url and (directory := Path(args.model).expanduser()).is_dir():
-        # only a name means the same model to every peer
-        args.models_dir, args.model = str(directory.resolve().parent), directory.resolve().name
-    result: dict[str, Any] = {"peers": args.peers, "model": args.model, "cores": os.cpu_count()}
-    result["runs"] = _measure_url(args) if args.url else _measure_mesh(args, args.peers)
-    if args.against_one and not args.url:
-        result["one"] = _measure_mesh(args, 1)
-        for many, one in zip(result["runs"], result["one"], strict=True):
-            many["against_one"] = round(many["tokens_per_s"] / one["tokens_per_s"], 3)
-    print(json.dumps(result, indent=2) if args.json else _text(result))
+    loads = list(_loads(args))
+    _check(args)
+    with _model(args) as model:
+        result: dict[str, Any] = {"peers": args.peers, "model": args.random or model.name, "cores": os.cpu_count()}
+        result |= _measure(args, loads, model)
+    compare(result)
+    if args.plot:
+        plot(result, Path(args.plot))
+    if args.json:
+        print_json(result)
+    else:
+        print(table(result))
     return 0
 
 
-def _measure_url(args: argparse.Namespace) -> list[dict[str, Any]]:
-    mesh = LocalMesh(ready=[{"api_url": args.url}])
-    return _runs(args, mesh)
+def _check(args: argparse.Namespace) -> None:
+    """What cannot work is said before anything is measured. Raises ConfigError."""
+    if args.url and (args.random or args.against_one or args.against_mlx_server):
+        raise ConfigError("--url measures a mesh that runs: --random and --against-… need one that is started here")
+    if args.against_mlx_server and (why := why_not()):
+        raise ConfigError(f"--against-mlx-server: {why}")
+    if args.plot:
+        check_plot(Path(args.plot))
 
 
-def _measure_mesh(args: argparse.Namespace, peers: int) -> list[dict[str, Any]]:
+def _loads(args: argparse.Namespace) -> Iterator[Load]:
+    """Every amount for every cell of the grid. Raises ConfigError."""
+    cells = _cells(args.grid) if args.grid else [(args.prompt, args.tokens)]
+    amounts = _rates(args.rate) if args.rate else [float(count) for count in _counts(args.streams)]
+    for prompt, tokens in cells:
+        for amount in amounts:
+            requests = args.requests or (32 if args.rate else 2 * int(amount))
+            yield Load(amount, bool(args.rate), prompt, tokens, requests)
+
+
+@contextlib.contextmanager
+def _model(args: argparse.Namespace) -> Iterator[Model]:
+    """What was named, or a random checkpoint that exists as long as the block."""
+    if args.random:
+        with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
+            made = write_checkpoint(Path(scratch) / "random", model_of_size(parse_size(args.random)), repeat=True)
+            yield Model(made.name, scratch, made)
+    elif not args.url and (directory := Path(args.model).expanduser()).is_dir():
+        directory = directory.resolve()  # only a name means the same model to every peer
+        yield Model(directory.name, str(directory.parent), directory)
+    else:
+        yield Model(args.model)
+
+
+def _measure(args: argparse.Namespace, loads: Sequence[Load], model: Model) -> dict[str, list[dict[str, Any]]]:
+    """The runs of all that are compared. For each load they take turns, so that a machine that slows down slows all;
+    whoever has no turn stands still."""
+    with contextlib.ExitStack() as stack:
+        if args.url:
+            systems = {
+                "runs": System(Question(model.name, 0, 0), (args.url,), LocalMesh(ready=[{"api_url": args.url}]))
+            }
+        else:
+            systems = {"runs": stack.enter_context(_ring(args, model, args.peers))}
+        if args.against_one:
+            systems["one"] = stack.enter_context(_ring(args, model, 1))
+        if args.against_mlx_server:
+            systems["mlx_lm_server"] = stack.enter_context(_rival(model))
+        longest = max(load.prompt for load in loads)
+        for system in systems.values():
+            warm_up = replace(system.question, prompt=longest, tokens=WARM_UP_TOKENS)
+            asyncio.run(closed_loop(system.urls, warm_up, 2, 4))
+        runs: dict[str, list[dict[str, Any]]] = {key: [] for key in systems}
+        for load in loads:
+            for key, system in systems.items():
+                runs[key].append(_run(system, load))
+        return runs
+
+
+@contextlib.contextmanager
+def _ring(args: argparse.Namespace, model: Model, peers: int) -> Iterator[System]:
     flags = ["--engine", args.engine]
-    if args.models_dir:
-        flags += ["--models-dir", args.models_dir]
+    if model.models_dir:
+        flags += ["--models-dir", model.models_dir]
     for option in args.engine_option:
         flags += ["--engine-option", option]
-    with local_mesh(peers, flags, "bench", api_port=0) as mesh:
+    with local_mesh(peers, flags, f"bench-{peers}", api_port=0) as mesh:
         mesh.wait_until_joined()
-        body = {"model": args.model, "min_peers": peers}
-        instance = mesh.client().post("/instance", body, LOAD_DEADLINE_S)
+        instance = mesh.client().post("/instance", {"model": model.name, "min_peers": peers}, LOAD_DEADLINE_S)
         if args.pin:
             _pin([stage["pid"] for stage in instance["stages"]])
-        return _runs(args, mesh)
+        yield System(Question(model.name, 0, 0), tuple(mesh.api_urls), mesh)
+
+
+@contextlib.contextmanager
+def _rival(model: Model) -> Iterator[System]:
+    """mlx_lm.server has no switch to go on after the end of a text: the ids that mean it are kept from being drawn."""
+    directory = model.directory or _directory_of(model.name)
+    eos_ids = read_card(directory, model.name).eos_ids
+    with mlx_server(directory) as url:
+        yield System(Question("default_model", 0, 0, {"logit_bias": {str(token): NEVER for token in eos_ids}}), (url,))
+
+
+def _directory_of(name: str) -> Path:
+    return ModelStore(models_dirs(load_settings({}, os.environ).settings, os.environ)).find(name)
 
 
 def _pin(pids: Sequence[int]) -> None:
@@ -92,66 +216,48 @@ def _pin(pids: Sequence[int]) -> None:
             os.sched_setaffinity(int(thread), {cores[index % len(cores)]})
 
 
-def _runs(args: argparse.Namespace, mesh: LocalMesh) -> list[dict[str, Any]]:
-    warm_up = Question(args.model, args.prompt, WARM_UP_TOKENS)
-    asyncio.run(closed_loop(mesh.api_urls, warm_up, 2, 4))
-    if args.rate:
-        return [_run(args, mesh, args.rate, args.requests or 32, is_rate=True)]
-    return [_run(args, mesh, count, args.requests or 2 * count) for count in _counts(args.streams)]
-
-
-def _run(
-    args: argparse.Namespace, mesh: LocalMesh, load: float, requests: int, *, is_rate: bool = False
-) -> dict[str, Any]:
-    question = Question(args.model, args.prompt, args.tokens)
-    before, began = _busy(mesh), time.monotonic()
-    if is_rate:
-        result: LoadResult = asyncio.run(open_loop(mesh.api_urls, question, load, requests))
+def _run(system: System, load: Load) -> dict[str, Any]:
+    asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
+    before = _busy(system.mesh)
+    if load.is_rate:
+        result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests))
     else:
-        result = asyncio.run(closed_loop(mesh.api_urls, question, int(load), requests))
-    elapsed_s = time.monotonic() - began
-    busy = [(after - was) / elapsed_s for was, after in zip(before, _busy(mesh), strict=False)]
-    figures = result.describe()
-    return {("rate" if is_rate else "streams"): load, **figures, "busy": [round(share, 3) for share in busy]}
+        result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests))
+    shares = [(after - was) / result.wall_s for was, after in zip(before, _busy(system.mesh), strict=False)]
+    busy = [round(min(1.0, share), 3) for share in shares]
+    return {**load.describe(), **result.describe(), "busy": busy, "bubble": [round(1 - share, 3) for share in busy]}
 
 
-def _busy(mesh: LocalMesh) -> list[float]:
-    """Seconds that each stage has spent in its engine, as the metrics of its node say, in the order of the nodes."""
-    found = []
-    for index in range(len(mesh.ready)):
-        text = ApiClient(mesh.api_urls[index]).text("/metrics")
+def _busy(mesh: LocalMesh | None) -> list[float]:
+    """Seconds that each stage has spent in its engine so far, in the order of the nodes. The metrics of a node have it
+    from the last report of the stage, so this waits for one: between two runs nothing is computed."""
+    found: list[float] = []
+    if mesh is not None:
+        time.sleep(REPORTS_S)
+    for url in mesh.api_urls if mesh is not None else ():
+        text = ApiClient(url).text("/metrics")
         lines = [line for line in text.splitlines() if line.startswith("exo_mesh_stage_busy_seconds_total{")]
         found += [float(line.rsplit(" ", 1)[1]) for line in lines]
     return found
 
 
 def _counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = [0]
-    if min(counts) < 1 or max(counts) > 1024:
+    parts = text.split(",")
+    if not all(re.fullmatch(r"[0-9]{1,4}", part) and 1 <= int(part) <= 1024 for part in parts):
         raise ConfigError(f"--streams {text}: whole numbers from 1 to 1024 are needed, separated by commas")
-    return counts
+    return [int(part) for part in parts]
 
 
-def _text(result: dict[str, Any]) -> str:
-    header = ["streams", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "busy", "failed"]
-    rows: list[list[object]] = []
-    for run in result["runs"]:
-        busy = " ".join(f"{share:.0%}" for share in run["busy"])
-        row: list[object] = [run.get("streams", f"{run.get('rate')}/s"), f"{run['tokens_per_s']:.1f}"]
-        row += [
-            _ms(run["ttft_s"], "p50"),
-            _ms(run["ttft_s"], "p99"),
-            _ms(run["itl_s"], "p50"),
-            _ms(run["itl_s"], "p99"),
-        ]
-        row += [busy, run["failed"]]
-        row += [f"{run['against_one']:.2f} x one"] if "against_one" in run else []
-        rows.append(row)
-    return columns(header + (["ratio"] if "one" in result else []), rows)
+def _rates(text: str) -> list[float]:
+    parts = text.split(",")
+    if not all(re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4})?", part) and float(part) > 0 for part in parts):
+        raise ConfigError(f"--rate {text}: requests a second are needed, such as 0.5,2, separated by commas")
+    return [float(part) for part in parts]
 
 
-def _ms(quantiles: dict[str, float], name: str) -> str:
-    return f"{quantiles[name] * 1e3:.1f} ms" if quantiles else "-"
+def _cells(text: str) -> list[tuple[int, int]]:
+    """(prompt tokens, answer tokens) of each cell."""
+    parts = text.lower().split(",")
+    if len(parts) > MAX_CELLS or not all(re.fullmatch(r"[1-9][0-9]{0,5}x[1-9][0-9]{0,5}", part) for part in parts):
+        raise ConfigError(f"--grid {text}: prompts by answers are needed, such as 32x128,512x64")
+    return [(int(prompt), int(tokens)) for prompt, _, tokens in (part.partition("x") for part in parts)]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +20,13 @@ REQUEST_DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What to ask: `prompt` tokens (words of one letter, which byte-level tokenizers count as two) and exactly
-    `tokens` of output."""
+    """What to ask: a prompt of `prompt` letters, each a token to a byte-level tokenizer without merges, and exactly
+    `tokens` of output. fields: further ones of the body."""
 
     model: str
     prompt: int
     tokens: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, number: int) -> dict[str, Any]:
         """A different prompt for every number, so that no cache can help."""
@@ -39,6 +40,7 @@ class Question:
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self.fields,
         }
 
 

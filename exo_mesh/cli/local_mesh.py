@@ -75,7 +75,7 @@ def local_mesh(num_peers: int, flags: Sequence[str], name: str, api_port: int | 
 def _start(
     children: list[ChildNode], num_peers: int, flags: Sequence[str], name: str, scratch: Path, api_port: int | None
 ) -> None:
-    meeting_port = _free_port()
+    meeting_port = free_port()
     environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
     for index in range(num_peers):
         home = scratch / f"peer-{index + 1}"
@@ -90,7 +90,8 @@ def _start(
         children.append(ChildNode([*own, *flags], home / "node.log", environ))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

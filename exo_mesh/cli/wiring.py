@@ -22,6 +22,7 @@ from exo_mesh.config import ConfigError, LoadedSettings
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.node.node import Node
+from exo_mesh.node.pretended_memory import reader_for
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.secret import exposure
 
@@ -64,7 +65,8 @@ class RunningNode:
         if settings.api:
             KeyFile(settings.home / FILE_NAME).read()
             self._socket = self._bind_api()
-        self._node = Node(settings, registry=self._registry)
+        read_memory = reader_for(settings.override_memory_bytes, settings.fake_mem_file)
+        self._node = Node(settings, registry=self._registry, memory_reader=read_memory)
         await self._node.start()
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")

@@ -110,6 +110,7 @@ class Router:
                     yield event
         except _TimeUp:
             total_s = self._patience.total_s
+            entry.timed_out = True
             if not entry.emitted:
                 raise DeadlineError(f"no token came within the {total_s:g} s that a request may take") from None
             _log.info("request %s ends after %g s, as no request may take longer", entry.request.request_id, total_s)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import quantiles
 from typing import Any
 
-MAX_RECENT = 512
+MAX_RECENT = 10_000
+"""Details of one take about 400 bytes."""
+SPREAD_OF = 512
+"""Latencies are those of so many of the last requests."""
 
 FINE = frozenset({"stop", "length", "cancelled"})
 """Outcomes that are no error: the last is what the client wanted."""
 
 
+TIMEOUTS = frozenset({"deadline_exceeded"})
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended. ended_at: Unix seconds."""
+    """How a request ended. outcome: why generation stopped, or the code of its error. timed_out: it reached the limit
+    of a request's time, with or without tokens. ended_at: Unix seconds. memory: bytes in use on this machine, by
+    anybody, when the request entered and when it ended."""
 
     request_id: str
     model: str
@@ -26,7 +35,25 @@ class Outcome:
     output_tokens: int
     ttft_s: float | None
     duration_s: float
+    max_tokens: int = 0
+    timed_out: bool = False
+    memory_before_bytes: int = 0
+    memory_after_bytes: int = 0
     ended_at: float = 0.0
+
+    @property
+    def status(self) -> str:
+        """ "ok", "timeout", "cancelled" or "error"."""
+        if self.timed_out or self.outcome in TIMEOUTS:
+            return "timeout"
+        if self.outcome == "cancelled":
+            return "cancelled"
+        return "ok" if self.outcome in FINE else "error"
+
+    @property
+    def kind(self) -> str:
+        """Which route it came in by, as its id says."""
+        return "chat" if self.request_id.startswith("chatcmpl-") else "completion"
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -37,49 +64,52 @@ class Outcome:
     def describe(self) -> dict[str, Any]:
         rate = self.tokens_per_s
         return {
-            **{name: getattr(self, name) for name in self.__slots__},
+            **{name: getattr(self, name) for name in self.__slots__ if name != "timed_out"},
+            "kind": self.kind,
+            "status": self.status,
             "tokens_per_s": None if rate is None else round(rate, 2),
+            "memory_delta_bytes": self.memory_after_bytes - self.memory_before_bytes,
         }
 
 
 class History:
-    """Bounded: details of the last MAX_RECENT, one counter for each outcome."""
+    """Bounded: details of the last max_recent, one counter for each outcome. write: is given each one as JSON values,
+    and answers at once."""
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        now: Callable[[], float] = time.time,
+        *,
+        max_recent: int = MAX_RECENT,
+        write: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
         self._now = now
-        self._recent: deque[Outcome] = deque(maxlen=MAX_RECENT)
+        self._write = write
+        self._recent: deque[Outcome] = deque(maxlen=max_recent)
         self._counts: Counter[str] = Counter()
         self._tokens = 0
 
     def __len__(self) -> int:
         return len(self._recent)
 
-    def add(
-        self,
-        request_id: str,
-        model: str,
-        outcome: str,
-        *,
-        prompt_tokens: int,
-        output_tokens: int,
-        ttft_s: float | None,
-        duration_s: float,
-    ) -> None:
+    def add(self, ended: Outcome) -> None:
         """One has ended, now."""
-        ended = Outcome(request_id, model, outcome, prompt_tokens, output_tokens, ttft_s, duration_s, self._now())
+        ended = replace(ended, ended_at=round(self._now(), 3))
         self._recent.append(ended)
-        self._counts[outcome] += 1
-        self._tokens += output_tokens
+        self._counts[ended.outcome] += 1
+        self._tokens += ended.output_tokens
+        if self._write is not None:
+            self._write(ended.describe())
 
     def recent(self, most: int) -> list[Outcome]:
         """The last ones, newest first."""
-        return list(self._recent)[::-1][:most]
+        return list(islice(reversed(self._recent), most))
 
     def stats(self) -> dict[str, Any]:
-        """Sums since the start; rates and latencies of the last MAX_RECENT that went well."""
+        """Sums since the start; rates and latencies of the last SPREAD_OF that went well."""
         total = sum(self._counts.values())
         errors = sum(count for outcome, count in self._counts.items() if outcome not in FINE)
-        fine = [ended for ended in self._recent if ended.outcome in ("stop", "length")]
+        fine = [ended for ended in self.recent(SPREAD_OF) if ended.outcome in ("stop", "length")]
         rates = [rate for ended in fine if (rate := ended.tokens_per_s) is not None]
         return {
             "total": total,

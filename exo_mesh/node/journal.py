@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.errors import InputError, OverloadError, TransportError
-from exo_mesh.node.history import History
+from exo_mesh.node.history import History, Outcome
 from exo_mesh.node.traces import Trace
 
 MAX_LIVE = 1024
@@ -26,6 +26,8 @@ class Entry:
     on_cancel: Callable[[], object] | None = None
     last_token_at: float | None = None
     trace: Trace | None = None
+    timed_out: bool = False
+    memory_before_bytes: int = 0
 
     @property
     def resumption(self) -> GenerateRequest:
@@ -48,12 +50,18 @@ class Entry:
 
 
 class Journal:
-    """The live requests of this entry peer, by id, and how others ended."""
+    """The live requests of this entry peer, by id, and how others ended. used_bytes: memory in use here."""
 
-    def __init__(self, max_live: int = MAX_LIVE) -> None:
+    def __init__(
+        self,
+        max_live: int = MAX_LIVE,
+        history: History | None = None,
+        used_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._live: dict[str, Entry] = {}
         self._max_live = max_live
-        self.history = History()
+        self._used_bytes = used_bytes
+        self.history = History() if history is None else history
 
     def __len__(self) -> int:
         return len(self._live)
@@ -64,13 +72,13 @@ class Journal:
             raise InputError(f"a request {request.request_id} is running already", param="request_id")
         if len(self._live) >= self._max_live:
             raise OverloadError(f"{len(self._live)} requests are live on this peer already")
-        entry = self._live[request.request_id] = Entry(request, model, now)
+        entry = self._live[request.request_id] = Entry(request, model, now, memory_before_bytes=self._used_bytes())
         return entry
 
     def close(self, entry: Entry, outcome: str, ttft_s: float | None, now: float) -> None:
         """End, however it ended."""
         self._live.pop(entry.request.request_id, None)
-        self.history.add(
+        ended = Outcome(
             entry.request.request_id,
             entry.model,
             outcome,
@@ -78,7 +86,12 @@ class Journal:
             output_tokens=len(entry.emitted),
             ttft_s=ttft_s,
             duration_s=now - entry.entered_at,
+            max_tokens=entry.request.max_tokens,
+            timed_out=entry.timed_out,
+            memory_before_bytes=entry.memory_before_bytes,
+            memory_after_bytes=self._used_bytes(),
         )
+        self.history.add(ended)
 
     def cancel(self, request_id: str) -> bool:
         """Ask a live request to end; False if there is none of this id."""

@@ -34,6 +34,7 @@ from exo_mesh.node.closed_mesh import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.generate import Patience, Router
+from exo_mesh.node.history import History
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
@@ -41,17 +42,18 @@ from exo_mesh.node.members import Members, reachable
 from exo_mesh.node.memory import MemoryReader, read_memory
 from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
+from exo_mesh.node.observed import Observed
 from exo_mesh.node.own_addresses import keep_addresses
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
 from exo_mesh.node.recoverer import Recoverer
+from exo_mesh.node.request_file import request_file
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
-from exo_mesh.node.traces import chrome_trace
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_driver import DriverChannels
@@ -70,7 +72,7 @@ class Tuning:
     patience: Patience = field(default_factory=Patience)
 
 
-class Node:
+class Node(Observed):
     """Construct, `await start()`, use as a MeshService, `await stop()` (within 5 s). Not to be started twice."""
 
     def __init__(
@@ -86,7 +88,7 @@ class Node:
     ) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.journal = Journal()
+        self._request_file = request_file(settings.request_log, settings.home)
         self._registry = registry or load_registry()
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
         self._memory = DeviceMemory(memory_reader)
@@ -119,10 +121,11 @@ class Node:
             self.membership, self._custody, self._placer, self._catalogue, recoverer, rng or random.Random(), clock
         )
         self._drivers = DriverChannels(self._credentials)
+        self._monitor = self._new_monitor(memory_reader)
+        self.journal = self._new_journal()
         self._router = self._new_router(members, tuning.patience)
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
         self._server = self._new_server()
-        self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
         self.observation = Observation(
             self.journal, self._monitor, self._host.beats, self._readings, settings.max_queued
         )
@@ -161,6 +164,20 @@ class Node:
             host_of=self._host_of,
         )
 
+    def _new_monitor(self, memory_reader: MemoryReader) -> MemoryMonitor:
+        return MemoryMonitor(
+            memory_reader,
+            self._host.press,
+            lambda: self._host.reserved_bytes,
+            threshold=self.settings.memory_threshold,
+            poll_s=self.settings.memory_poll_interval,
+        )
+
+    def _new_journal(self) -> Journal:
+        write = self._request_file.write if self._request_file is not None else None
+        history = History(max_recent=self.settings.request_log_max, write=write)
+        return Journal(history=history, used_bytes=lambda: self._monitor.used_bytes)
+
     def _new_router(self, members: Members, patience: Patience) -> Router:
         settings = self.settings
         patience = replace(
@@ -186,10 +203,6 @@ class Node:
             self.membership, self._host, self._catalogue, self._surveys, self._self_tests, self._instances, self.journal
         )
         return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
-
-    @property
-    def node_id(self) -> str:
-        return self.membership.own.id
 
     @property
     def grpc_port(self) -> int:
@@ -268,6 +281,8 @@ class Node:
         await self._drivers.close()
         await self._server.stop()
         self._memory.close()
+        if self._request_file is not None:
+            await asyncio.to_thread(self._request_file.close)
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
@@ -321,61 +336,9 @@ class Node:
     async def delete_instance(self, instance_id: str) -> bool:
         return await self._instances.delete(instance_id)
 
-    def state(self) -> dict[str, Any]:
-        beats = {instance.plan.instance_id: self._host.beat(instance.plan.instance_id)
-                 for _, instance in self._instances.all()}  # fmt: skip
-        return {
-            "node_id": self.node_id,
-            "view": state.describe_view(self.membership.view),
-            "telemetry": {
-                peer_id: state.describe_telemetry(reading) for peer_id, reading in self.membership.telemetry.items()
-            },
-            "links": state.topology(self.membership, self._instances)["links"],
-            "stages_here": {name: state.describe_beat(beat) for name, beat in beats.items() if beat is not None},
-            "health": self.health(),
-        }
-
-    def topology(self) -> dict[str, Any]:
-        return state.topology(self.membership, self._instances)
-
     def drain(self, *, on: bool) -> None:
         self._host.draining = on
         _log.info("draining: nothing new is taken" if on else "taking requests again")
-
-    def drain_state(self) -> dict[str, Any]:
-        requests = len(self.journal)
-        sequences = sum(stage.beat.sequences for stage in self._host.beats())
-        draining = self._host.draining
-        drained = draining and not requests and not sequences
-        return {"draining": draining, "drained": drained, "requests": requests, "sequences": sequences}
-
-    def queue(self) -> dict[str, Any]:
-        return self.observation.queue()
-
-    def recent_requests(self, most: int) -> list[dict[str, Any]]:
-        return self.observation.recent_requests(most)
-
-    def request_stats(self) -> dict[str, Any]:
-        return self.observation.request_stats()
-
-    def traces(self) -> list[dict[str, Any]]:
-        return [trace.describe() for trace in self._router.traces.all()]
-
-    def trace(self, wanted: str) -> dict[str, Any] | None:
-        found = self._router.traces.find(wanted)
-        return None if found is None else chrome_trace(found)
-
-    def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
-        return self.observation.memory(whole_mesh=whole_mesh)
-
-    def memory_live(self) -> list[dict[str, float]]:
-        return self.observation.memory_live()
-
-    def health(self) -> dict[str, Any]:
-        mesh = "closed" if self.settings.secret else "open"
-        wait_for = self.settings.wait_for_peers
-        phase = "draining" if self._phase == "ok" and self._host.draining else self._phase
-        return {**state.describe_health(phase, self._problems, self.membership, wait_for), "mesh": mesh}
 
     # the inside
 
@@ -408,11 +371,6 @@ class Node:
             self._host.s_per_gb,
             self._host.tokens,
         )
-
-    def _readings(self) -> list[tuple[str, str, Telemetry]]:
-        """(id, name, last reading) of every live peer."""
-        readings = self.membership.telemetry
-        return [(peer.id, peer.name, readings[peer.id]) for peer in self.membership.view.peers() if peer.id in readings]
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
         self._custody.owner_left(peer, records)

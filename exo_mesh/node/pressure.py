@@ -76,8 +76,8 @@ class Snapshot:
 
 
 class MemoryMonitor:
-    """Reads every POLL_S. `tell` is awaited with the level when it has changed, and again with each reading that is not
-    OK: so that whoever comes new hears of it, too."""
+    """Reads every poll_s. `tell` is awaited with the level when it has changed, and again with each reading that is not
+    OK: so that whoever comes new hears of it, too. threshold: the critical share, where somebody has set it."""
 
     def __init__(
         self,
@@ -85,8 +85,13 @@ class MemoryMonitor:
         tell: Callable[[Level], Awaitable[None]],
         reserved_bytes: Callable[[], int] = lambda: 0,
         now: Callable[[], float] = time.time,
+        *,
+        threshold: float | None = None,
+        poll_s: float = POLL_S,
     ) -> None:
         self._read = read
+        self._fixed_threshold = threshold
+        self._poll_s = poll_s
         self._tell = tell
         self._reserved_bytes = reserved_bytes
         self._now = now
@@ -99,6 +104,8 @@ class MemoryMonitor:
     @property
     def threshold(self) -> float:
         """The share in use that is critical now."""
+        if self._fixed_threshold is not None:
+            return self._fixed_threshold
         return critical_share(self.last.total_bytes, self._used_without_us + self._reserved_bytes())
 
     @property
@@ -114,7 +121,7 @@ class MemoryMonitor:
         """Until cancelled. A reading that fails is told once and tried again: it must not end the node."""
         failing = False
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._poll_s)
             before = self.level
             try:
                 self._take(self._snapshot(await asyncio.to_thread(self._read)))

@@ -79,6 +79,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "token_timeout": "63",
         "response_timeout": "60",
         "trace_sample": "0.5",
+        "override_memory": "16GiB",
+        "fake_mem_file": "/tmp/memory",
+        "memory_threshold": "0.3",
+        "memory_poll_interval": "0.5",
+        "request_log": "/var/log/requests.jsonl",
+        "request_log_max": "100",
         "wait_for_peers": "2",
         "offline": "true",
         "log_format": "json",
@@ -121,6 +127,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         token_timeout=63,
         response_timeout=60,
         trace_sample=0.5,
+        override_memory_bytes=2**34,
+        fake_mem_file=Path("/tmp/memory"),
+        memory_threshold=0.3,
+        memory_poll_interval=0.5,
+        request_log="/var/log/requests.jsonl",
+        request_log_max=100,
         wait_for_peers=2,
         offline=True,
         log_format="json",
@@ -128,13 +140,13 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
     )
     assert load(tmp_path, texts).settings == expected
     assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == expected
-    plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - {"max_memory"}
+    plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - {"max_memory", "override_memory"}
     lines = [f"{name} = {text}" if name in plain else f"{name} = '{text}'" for name, text in texts.items()]
     (tmp_path / "config.toml").write_text("\n".join(lines))
     loaded = load(tmp_path)
     assert loaded.settings == expected
     for name, text in texts.items():
-        if name not in ("max_memory", "discovery"):
+        if name not in ("max_memory", "override_memory", "discovery"):
             assert SETTINGS[name].text(loaded.settings) == text
 
 
@@ -153,6 +165,8 @@ def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:
     ("name", "text", "what"),
     [
         ("api_port", "http", "a whole number from 0 to 65535 is needed"),
+        ("memory_poll_interval", "0", "seconds from 0.1 to 60 are needed"),
+        ("memory_threshold", "75", "a number from 0 to 1 is needed"),
         ("api_port", "65536", "a whole number from 0 to 65535 is needed"),
         ("api_port", "-1", "a whole number from 0 to 65535 is needed"),
         ("api_port", "٣", "a whole number"),
@@ -239,7 +253,13 @@ def test_an_alias_is_weaker_than_our_variable_and_stronger_than_the_file(tmp_pat
         ("PORT", "8000", "api_port", "8000"),
         ("PORT", "", "api_port", "default"),
         ("CTRL_PORT", "18080", "grpc_port", "18080"),
-        ("OVERRIDE_MEMORY_MB", "16384", "max_memory", str(2**34)),
+        ("OVERRIDE_MEMORY_MB", "16384", "override_memory", str(2**34)),
+        ("MEMORY_THRESHOLD", "0.30", "memory_threshold", "0.3"),
+        ("MEMORY_POLL_INTERVAL", "1.5", "memory_poll_interval", "1.5"),
+        ("REQUEST_LOG_PATH", "logs/r.jsonl", "request_log", "logs/r.jsonl"),
+        ("REQUEST_LOG_MAX", "10000", "request_log_max", "10000"),
+        ("REQUEST_TIMEOUT_S", "120", "response_timeout", "120"),
+        ("REQ_TIMEOUT", "60", "response_timeout", "60"),
         ("HF_HUB_OFFLINE", "1", "offline", "true"),
         ("HF_HUB_OFFLINE", "0", "offline", "default"),
         ("TRANSFORMERS_OFFLINE", "yes", "offline", "true"),

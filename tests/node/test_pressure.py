@@ -34,7 +34,7 @@ class Machine:
         self.used = 0
         self.broken = False
         self.told: list[Level] = []
-        self.monitor = MemoryMonitor(self.read, self.tell)
+        self.monitor = MemoryMonitor(self.read, self.tell, poll_s=0.001)
 
     def read(self) -> MemoryReading:
         if self.broken:
@@ -51,8 +51,7 @@ class Machine:
 
 
 @pytest.fixture
-async def machine(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
-    monkeypatch.setattr("exo_mesh.node.pressure.POLL_S", 0.001)
+async def machine() -> AsyncIterator[Machine]:
     machine = Machine()
     task = asyncio.create_task(machine.monitor.run())
     yield machine

@@ -1,0 +1,106 @@
+"""What `exo-mesh bench serve` shows: a table in the terminal, and a picture if one is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.cli.tables import columns
+from exo_mesh.config import ConfigError
+
+NAMES = {"runs": "ring", "one": "one stage", "mlx_lm_server": "mlx_lm.server"}
+"""What is compared: key of the result, and what people read."""
+
+_HEADER = [
+    "",
+    "prompt x output",
+    "streams",
+    "tok/s",
+    "TTFT p50",
+    "p99",
+    "ITL p50",
+    "p99",
+    "busy",
+    "bubble",
+    "failed",
+    "",
+]
+_FORMATS = (".svg", ".png", ".pdf")
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """For people."""
+    rows = [_row(name, run) for key, name in NAMES.items() for run in result.get(key, ())]
+    return columns(_HEADER, rows)
+
+
+def _row(name: str, run: Mapping[str, Any]) -> list[object]:
+    row: list[object] = [name, f"{run['prompt']} x {run['tokens']}", run.get("streams", f"{run.get('rate')}/s")]
+    row.append(f"{run['tokens_per_s']:.1f}")
+    row += [_ms(run[kind], quantile) for kind in ("ttft_s", "itl_s") for quantile in ("p50", "p99")]
+    row += [" ".join(f"{share:.0%}" for share in run.get(kind, ())) or "-" for kind in ("busy", "bubble")]
+    ratios = [f"{run[key]:.2f} x {NAMES[what]}" for what, key in RATIOS.items() if key in run]
+    return [*row, run["failed"], ", ".join(ratios)]
+
+
+RATIOS = {"one": "against_one", "mlx_lm_server": "against_mlx_lm_server"}
+"""Key of a rival's runs, and key in our runs of our tokens per second over its."""
+
+
+def compare(result: dict[str, Any]) -> None:
+    """Write into each run of the ring how it did against the same load elsewhere."""
+    for rival, key in RATIOS.items():
+        for ours, theirs in zip(result["runs"], result.get(rival, ()), strict=False):
+            if theirs["tokens_per_s"]:
+                ours[key] = round(ours["tokens_per_s"] / theirs["tokens_per_s"], 3)
+
+
+def _ms(quantiles: Mapping[str, float], name: str) -> str:
+    return f"{quantiles[name] * 1e3:.1f} ms" if quantiles else "-"
+
+
+def check_plot(file: Path) -> None:
+    """Before anything is measured. Raises ConfigError if the picture cannot be made."""
+    if file.suffix not in _FORMATS:
+        raise ConfigError(f"--plot {file}: the name must end in {', '.join(_FORMATS)}")
+    if not file.absolute().parent.is_dir():
+        raise ConfigError(f"--plot {file}: there is no such directory")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError(f"--plot {file}: matplotlib is needed: pip install 'exo-mesh[plot]'")
+
+
+def plot(result: Mapping[str, Any], file: Path) -> None:
+    """Tokens per second, time to the first token and between tokens, against the load; a line for each grid cell of
+    each of those that were compared."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    panels = figure.subplots(1, 3)
+    titles = ("tokens per second, all together", "first token: p50, and p99 dotted, ms", "between tokens: same, ms")
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel("requests a second" if "rate" in result["runs"][0] else "streams")
+        panel.grid(alpha=0.3)
+    for label, runs in _lines(result):
+        load = [run.get("streams", run.get("rate")) for run in runs]
+        (line,) = panels[0].plot(load, [run["tokens_per_s"] for run in runs], marker="o", label=label)
+        for panel, kind in zip(panels[1:], ("ttft_s", "itl_s"), strict=True):
+            for quantile, style in (("p50", "-"), ("p99", ":")):
+                values = [1e3 * run[kind].get(quantile, float("nan")) for run in runs]
+                panel.plot(load, values, style, marker=".", color=line.get_color())
+    for panel in panels:
+        panel.set_ylim(bottom=0)  # once the lines are in: before, it would fix the top as well
+    figure.legend(fontsize=8, loc="outside lower center", ncols=3)
+    figure.suptitle(f"{result['model']} over {result['peers']} peers, {result['cores']} cores", fontsize=10)
+    figure.savefig(file)
+
+
+def _lines(result: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+    """(label, runs by load) of each curve."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for key, name in NAMES.items():
+        for run in result.get(key, ()):
+            found.setdefault(f"{name}, {run['prompt']} x {run['tokens']}", []).append(run)
+    return list(found.items())

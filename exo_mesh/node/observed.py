@@ -1,0 +1,91 @@
+"""What a node tells of itself and of the mesh: the questions of a MeshService that change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exo_mesh.config import Settings
+from exo_mesh.domain.device import Telemetry
+from exo_mesh.membership.service import Membership
+from exo_mesh.node import state
+from exo_mesh.node.generate import Router
+from exo_mesh.node.instances import Instances
+from exo_mesh.node.journal import Journal
+from exo_mesh.node.observation import Observation
+from exo_mesh.node.stage_host import StageHost
+from exo_mesh.node.traces import chrome_trace
+
+
+class Observed:
+    """Half of `Node`: looks at its parts, and owns none of them."""
+
+    settings: Settings
+    membership: Membership
+    journal: Journal
+    observation: Observation
+    _host: StageHost
+    _instances: Instances
+    _router: Router
+    _phase: str
+    _problems: list[dict[str, str]]
+
+    @property
+    def node_id(self) -> str:
+        return self.membership.own.id
+
+    def state(self) -> dict[str, Any]:
+        beats = {instance.plan.instance_id: self._host.beat(instance.plan.instance_id)
+                 for _, instance in self._instances.all()}  # fmt: skip
+        return {
+            "node_id": self.node_id,
+            "view": state.describe_view(self.membership.view),
+            "telemetry": {
+                peer_id: state.describe_telemetry(reading) for peer_id, reading in self.membership.telemetry.items()
+            },
+            "links": state.topology(self.membership, self._instances)["links"],
+            "stages_here": {name: state.describe_beat(beat) for name, beat in beats.items() if beat is not None},
+            "health": self.health(),
+        }
+
+    def topology(self) -> dict[str, Any]:
+        return state.topology(self.membership, self._instances)
+
+    def drain_state(self) -> dict[str, Any]:
+        requests = len(self.journal)
+        sequences = sum(stage.beat.sequences for stage in self._host.beats())
+        draining = self._host.draining
+        drained = draining and not requests and not sequences
+        return {"draining": draining, "drained": drained, "requests": requests, "sequences": sequences}
+
+    def queue(self) -> dict[str, Any]:
+        return self.observation.queue()
+
+    def recent_requests(self, most: int) -> list[dict[str, Any]]:
+        return self.observation.recent_requests(most)
+
+    def request_stats(self) -> dict[str, Any]:
+        return self.observation.request_stats()
+
+    def traces(self) -> list[dict[str, Any]]:
+        return [trace.describe() for trace in self._router.traces.all()]
+
+    def trace(self, wanted: str) -> dict[str, Any] | None:
+        found = self._router.traces.find(wanted)
+        return None if found is None else chrome_trace(found)
+
+    def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
+        return self.observation.memory(whole_mesh=whole_mesh)
+
+    def memory_live(self) -> list[dict[str, float]]:
+        return self.observation.memory_live()
+
+    def health(self) -> dict[str, Any]:
+        mesh = "closed" if self.settings.secret else "open"
+        wait_for = self.settings.wait_for_peers
+        phase = "draining" if self._phase == "ok" and self._host.draining else self._phase
+        return {**state.describe_health(phase, self._problems, self.membership, wait_for), "mesh": mesh}
+
+    def _readings(self) -> list[tuple[str, str, Telemetry]]:
+        """(id, name, last reading) of every live peer."""
+        readings = self.membership.telemetry
+        return [(peer.id, peer.name, readings[peer.id]) for peer in self.membership.view.peers() if peer.id in readings]

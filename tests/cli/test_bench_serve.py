@@ -1,0 +1,103 @@
+"""`exo-mesh bench serve`: what it refuses before it starts, and that its figures are of the load that was asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.main import main
+from exo_mesh.cli.rival_server import why_not
+from exo_mesh.cli.serve_report import compare, plot, table
+from tests.support.checkpoints import TinyModel, write_checkpoint
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--grid", "32"], "--grid 32: prompts by answers"),
+        (["--grid", "32x0"], "--grid 32x0"),
+        (["--grid", ",".join(["1x1"] * 65)], "--grid 1x1"),
+        (["--rate", "0"], "--rate 0: requests a second"),
+        (["--rate", "1,fast"], "--rate 1,fast"),
+        (["--streams", "0"], "--streams 0: whole numbers"),
+        (["--random", "lots"], "'lots' is not a size"),
+        (["--url", "http://x", "--against-one"], "--url measures a mesh that runs"),
+        (["--plot", "figure.gif"], "must end in .svg"),
+        (["--plot", "/no/such/place/figure.svg"], "there is no such directory"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_measured(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "serve", *argv]) in (exit_codes.USAGE, exit_codes.FAILED)
+    assert said in capsys.readouterr().err
+
+
+def test_each_cell_is_asked_with_its_lengths_at_each_number_of_streams(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "models" / "tiny"
+    write_checkpoint(model, TinyModel(layers=2, hidden=16, intermediate=32, context=512))
+    argv = ["--peers", "1", "--engine", "dummy", "--model", str(model), "--grid", "8x4,40x6", "--streams", "3"]
+    assert main(["bench", "serve", *argv, "--engine-option", "cost_ms=2", "--json"]) == exit_codes.OK
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(run["prompt"], run["tokens"], run["streams"]) for run in runs] == [(8, 4, 3), (40, 6, 3)]
+    for run in runs:
+        requests = 2 * run["streams"]
+        assert (run["requests"], run["failed"]) == (requests, 0)
+        assert run["tokens_per_s"] * run["wall_s"] == pytest.approx(requests * run["tokens"], rel=0.01)
+        assert run["prompt_tokens_per_s"] * run["wall_s"] == pytest.approx(requests * run["prompt"], rel=0.01)
+        ((busy,), (bubble,)) = run["busy"], run["bubble"]
+        assert 0 < busy <= 1 and busy + bubble == pytest.approx(1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "mlx_lm.server is here")
+def test_beside_one_stage_and_mlx_lm_server_the_load_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--random", "5M", "--engine", "mlx", "--prompt", "16", "--tokens", "8", "--streams", "1,2", "--json"]
+    assert main(["bench", "serve", *argv, "--against-one", "--against-mlx-server"]) == exit_codes.OK
+    result = json.loads(capsys.readouterr().out)
+    for key in ("runs", "one", "mlx_lm_server"):
+        for run, streams in zip(result[key], (1, 2), strict=True):
+            assert (run["streams"], run["requests"], run["failed"]) == (streams, 2 * streams, 0)
+            assert run["tokens_per_s"] * run["wall_s"] == pytest.approx(2 * streams * 8, rel=0.01)
+    assert all(run["against_one"] > 0 and run["against_mlx_lm_server"] > 0 for run in result["runs"])
+
+
+def figures(streams: int, tokens_per_s: float) -> dict[str, Any]:
+    spread = {"p50": 0.1, "p99": 0.2}
+    lengths = {"streams": streams, "prompt": 8, "tokens": 4, "failed": 0}
+    return {
+        **lengths,
+        "tokens_per_s": tokens_per_s,
+        "ttft_s": spread,
+        "itl_s": spread,
+        "busy": [0.75],
+        "bubble": [0.25],
+    }
+
+
+def result() -> dict[str, Any]:
+    made: dict[str, Any] = {"peers": 2, "model": "m", "cores": 2, "runs": [figures(1, 30.0), figures(2, 60.0)]}
+    made["one"], made["mlx_lm_server"] = [figures(1, 20.0), figures(2, 0.0)], [figures(1, 40.0), figures(2, 60.0)]
+    compare(made)
+    return made
+
+
+def test_the_table_has_a_line_for_each_run_and_ratios_of_the_same_load() -> None:
+    lines = table(result()).splitlines()
+    assert len(lines) == 1 + 6
+    assert "1.50 x one stage, 0.75 x mlx_lm.server" in lines[1] and "25%" in lines[1]
+    assert "x one stage" not in lines[2], "nothing came there to compare with"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib (extra `plot`) is not installed")
+def test_the_picture_names_all_that_is_compared(tmp_path: Path) -> None:
+    plot(result(), tmp_path / "figure.svg")
+    drawn = (tmp_path / "figure.svg").read_text()
+    assert drawn.count("<!-- ring, 8 x 4 -->") == drawn.count("<!-- mlx_lm.server, 8 x 4 -->") == 1

@@ -1,0 +1,151 @@
+"""Memory runs short on one machine of a ring while it serves: the newest wait, new ones are sent away, no text suffers.
+
+Real nodes and runners; only what the nodes read as the memory of their machines is made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.cli.processes import eventually
+from tests.mesh.meshes import Peer, await_all, mesh
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.dummy_oracle import dummy_text
+
+MODEL = "long"
+TOKENS = 1200
+ROOM, SHORT = "16GiB 14GiB", "16GiB 1GiB"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Two peers, the file with the memory of each, and the model's directory."""
+
+    peers: list[Peer]
+    files: list[Path]
+    model_dir: Path
+
+    def say(self, index: int, memory: str) -> None:
+        """At once: a reader sees the old line or the new one."""
+        fresh = self.files[index].with_suffix(".new")
+        fresh.write_text(memory)
+        os.replace(fresh, self.files[index])
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    folder = tmp_path_factory.mktemp("memory")
+    write_checkpoint(folder / MODEL, TinyModel(layers=4, hidden=16, intermediate=32, context=200_000))
+    files = [folder / "memory-0", folder / "memory-1"]
+    flags = []
+    for file in files:
+        file.write_text(ROOM)
+        own = ["--models-dir", str(folder), "--engine-option", "cost_ms=1", "--memory-poll-interval", "0.1"]
+        flags.append([*own, "--fake-mem-file", str(file)])
+    with mesh(tmp_path_factory.mktemp("pressed"), flags, engine="dummy") as peers:
+        peers[0].place(model=MODEL, min_peers=2, context_limit=100_000)
+        yield Ring(peers, files, folder / MODEL)
+
+
+@dataclass
+class Reader:
+    """A client: what it has read so far."""
+
+    text: str = ""
+    tokens: int = 0
+    status: int = 0
+    finish: list[str] = field(default_factory=list)
+
+    async def ask(self, http: aiohttp.ClientSession, peer: Peer, prompt: str) -> None:
+        wanted: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+        async with http.post(f"{peer.url}/v1/completions", json={**wanted, "stream": True}) as reply:
+            self.status = reply.status
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    for choice in json.loads(line[6:])["choices"]:
+                        self.text += choice["text"]
+                        self.tokens += bool(choice["text"])
+                        self.finish += [choice["finish_reason"]] if choice["finish_reason"] else []
+
+
+def driver(ring: Ring) -> dict[str, Any]:
+    """The queue of the ring, wherever its driver is."""
+    (found,) = [one for peer in ring.peers for one in peer.api.get("/queue")["instances"]]
+    return dict(found)
+
+
+def evictions(ring: Ring) -> float:
+    lines = [line for peer in ring.peers for line in peer.api.text("/metrics").splitlines()]
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("exo_mesh_evictions_total{"))
+
+
+async def until(condition: Any) -> None:
+    assert await asyncio.to_thread(eventually, condition, 30)
+
+
+@pytest.mark.parametrize(
+    "short",
+    [
+        pytest.param(0, id="a machine that does not drive"),
+        pytest.param(1, id="the one that drives", marks=pytest.mark.slow),
+    ],
+)
+async def test_the_newest_wait_new_ones_are_sent_away_and_every_text_is_whole(ring: Ring, short: int) -> None:
+    before = evictions(ring)
+    async with aiohttp.ClientSession() as http:
+        readers: list[Reader] = []
+        tasks = []
+        for number in range(3):  # one after the other, so that there is a newest
+            readers.append(reader := Reader())
+            tasks.append(asyncio.create_task(reader.ask(http, ring.peers[number % 2], f"question {number}")))
+            await until(lambda reader=reader: reader.tokens > 5)
+        ring.say(short, SHORT)
+        await until(lambda: driver(ring)["running"] == 1 and driver(ring)["waiting"] == 2)
+        assert ring.peers[short].api.get("/memory")["level"] == "critical"
+        assert ring.peers[1 - short].api.get("/memory")["level"] == "ok", "the whole ring heeds its weakest machine"
+        waiting = [reader.tokens for reader in readers]
+        refused = await refusal(http, ring.peers[0])
+        assert refused[0] == 429 and "short of memory" in refused[1] and refused[2], refused
+        await until(lambda: readers[0].tokens > waiting[0])
+        assert [reader.tokens for reader in readers][1:] == waiting[1:], "the oldest goes on, the newer ones wait"
+        ring.say(short, ROOM)
+        async with asyncio.timeout(60):
+            await asyncio.gather(*tasks)
+    assert [reader.finish for reader in readers] == [["length"]] * 3
+    for number, reader in enumerate(readers):
+        assert reader.text == dummy_text(ring.model_dir, f"question {number}", TOKENS)
+    assert evictions(ring) >= before + 2
+    await_all(ring.peers, Peer.idle)
+
+
+async def refusal(http: aiohttp.ClientSession, peer: Peer) -> tuple[int, str, str | None]:
+    """(status, message, Retry-After) of one more request."""
+    body = {"model": MODEL, "prompt": "one more", "max_tokens": 4}
+    async with http.post(f"{peer.url}/v1/completions", json=body) as reply:
+        return reply.status, (await reply.json())["error"]["message"], reply.headers.get("Retry-After")
+
+
+async def test_a_machine_that_warns_serves_one_after_the_other(ring: Ring) -> None:
+    """Five percent before it is critical nobody new comes beside those that run; nobody is refused either."""
+    ring.say(0, "16GiB 5.3GiB")  # 67 % in use, critical at 70
+    await until(lambda: ring.peers[0].api.get("/memory")["level"] == "warn")
+    async with aiohttp.ClientSession() as http:
+        readers = [Reader(), Reader()]
+        first = asyncio.create_task(readers[0].ask(http, ring.peers[0], "question 0"))
+        await until(lambda: readers[0].tokens > 5 and driver(ring)["running"] == 1)
+        second = asyncio.create_task(readers[1].ask(http, ring.peers[0], "question 1"))
+        await until(lambda: driver(ring)["waiting"] == 1)
+        ring.say(0, ROOM)
+        async with asyncio.timeout(60):
+            await asyncio.gather(first, second)
+    assert [reader.status for reader in readers] == [200, 200]
+    assert readers[1].text == dummy_text(ring.model_dir, "question 1", TOKENS)
