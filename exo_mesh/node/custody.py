@@ -300,9 +300,9 @@ class Custody:
         is_heir = surviving_heir(instance, self._membership.is_alive) == self._membership.own.id
         if not is_heir or instance_id in self._recoveries:
             return
-        doors = [self._members.door(*each) for each in zip(instance.endpoints, plan.peer_ids, strict=False)]
         gone = [index for index, peer_id in enumerate(plan.peer_ids) if not self._membership.is_alive(peer_id)]
-        if any(await asyncio.gather(*(lives(plan, doors, index, self._members) for index in gone))):
+        ways = {index: self._members.doors(instance.endpoints[index], plan.peer_ids[index]) for index in gone}
+        if any(await asyncio.gather(*(lives(plan, index, doors, self._members) for index, doors in ways.items()))):
             return
         _log.info("%s has lost its owner and %d of its stages", instance_id, len(gone))
         self._start_recovery(instance_id, self._take_over(plan))
