@@ -214,20 +214,22 @@ class Custody:
         record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
         return record.value if record is not None and isinstance(record.value, InstanceInfo) else None
 
-    async def end(self, keeper: RingKeeper) -> None:
-        """Release a ring that is in `keepers` no more, and take back this node's word of it.
+    async def end(self, keeper: RingKeeper, *, for_good: bool = False) -> None:
+        """Release a ring that is in `keepers` no more, and take back this node's word of it. for_good: see
+        RingKeeper.release.
 
         This goes on if whoever asked hangs up before all members have answered.
         """
-        await asyncio.shield(self._start_end(keeper))
+        await asyncio.shield(self._start_end(keeper, for_good=for_good))
 
-    def _start_end(self, keeper: RingKeeper) -> asyncio.Task[None]:
-        return self._tasks.start(self._end(keeper), f"end {keeper.plan.instance_id}")
+    def _start_end(self, keeper: RingKeeper, *, for_good: bool = False) -> asyncio.Task[None]:
+        return self._tasks.start(self._end(keeper, for_good), f"end {keeper.plan.instance_id}")
 
-    async def _end(self, keeper: RingKeeper) -> None:
+    async def _end(self, keeper: RingKeeper, for_good: bool) -> None:
         instance_id = keeper.plan.instance_id
         self.note(instance_id, keeper.ballot)
-        await keeper.release()
+        await keeper.release(for_good=for_good)
+        self.note(instance_id, keeper.ballot)
         record = self._own_record(instance_id)
         # by now this node may have begun to place it again
         if record is not None and record.ballot <= keeper.ballot:

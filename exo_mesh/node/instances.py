@@ -158,7 +158,7 @@ class Instances:
         """End an instance that this node owns; False if it owns none of this id."""
         keeper = self._custody.keepers.pop(instance_id, None)
         if keeper is not None:
-            await self._custody.end(keeper)
+            await self._custody.end(keeper, for_good=True)
             return True
         if await self._custody.stop_recovery(instance_id):
             return True

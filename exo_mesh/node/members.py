@@ -165,11 +165,10 @@ class Members:
 
     def doors(self, endpoint: str, peer_id: str) -> list[str]:
         """ "host:port" of every way by which this node knows to reach the data port of a runner, the best first."""
-        port = endpoint.rpartition(":")[2]
         peer = self._membership.peer(peer_id)
-        hosts = [address.rpartition(":")[0] for address in peer.addresses] if peer is not None else []
-        ways = [reachable(self._membership, endpoint, peer_id), *(f"{host}:{port}" for host in hosts)]
-        return list(dict.fromkeys(ways))
+        if peer is None:
+            return [reachable(self._membership, endpoint, peer_id)]
+        return [f"{host}:{endpoint.rpartition(':')[2]}" for host in peer.hosts]
 
     async def connects(self, address: str, timeout_s: float) -> bool:
         """Does a process of this mesh answer at "host:port"?"""

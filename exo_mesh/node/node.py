@@ -18,7 +18,7 @@ from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
-from exo_mesh.domain.view import InstanceInfo, Record
+from exo_mesh.domain.view import Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.membership.detector import Timing
@@ -37,7 +37,7 @@ from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
-from exo_mesh.node.members import Members, reachable
+from exo_mesh.node.members import Members
 from exo_mesh.node.memory import MemoryReader, read_memory
 from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
@@ -158,7 +158,7 @@ class Node:
             limits=limits,
             clock=self._clock,
             credentials=self._credentials,
-            host_of=self._host_of,
+            hosts_of=self._hosts_of,
         )
 
     def _new_router(self, members: Members, patience: Patience) -> Router:
@@ -168,7 +168,6 @@ class Node:
             self._drivers,
             self.journal,
             self.metrics,
-            self._driver_endpoint,
             patience=replace(patience, total_s=self.settings.response_timeout),
             clock=self._clock,
         )
@@ -412,12 +411,9 @@ class Node:
     async def _before_refute(self) -> None:
         await self._custody.free_beaten()
 
-    def _host_of(self, peer_id: str) -> str | None:
+    def _hosts_of(self, peer_id: str) -> list[str]:
         peer = self.membership.peer(peer_id)
-        return peer.host if peer is not None else None
-
-    def _driver_endpoint(self, instance: InstanceInfo) -> str:
-        return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)
+        return peer.hosts if peer is not None else []
 
     def _entry(self, name: str, peers: Sequence[str]) -> ModelEntry:
         card = self._catalogue.known_card(name)

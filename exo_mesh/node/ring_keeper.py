@@ -110,10 +110,27 @@ class RingKeeper:
         for future in waits:
             future.cancel()
 
-    async def release(self) -> None:
-        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone."""
+    async def release(self, *, for_good: bool = False) -> None:
+        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone.
+
+        for_good: also those that have promised themselves to somebody else who did not get all of them.
+        """
         await self.close()
+        if for_good:
+            asked = (self._promised(index, peer_id) for index, peer_id in enumerate(self.plan.peer_ids))
+            highest = max(await asyncio.gather(*asked))
+            if highest > self.ballot:
+                self.ballot = highest.next_for(self._members.own_id)
         await release_all(self.plan, self._members, self.ballot)
+
+    async def _promised(self, index: int, peer_id: str) -> Ballot:
+        """By which ballot the stage of this plan runs; ours if it is none that is higher, or if that cannot be told. To
+        ask by our own ballot changes nothing."""
+        try:
+            answer = await self._members.member(peer_id).adopt(self.plan, index, self.ballot)
+        except MeshError:
+            return self.ballot
+        return max(self.ballot, answer.beaten_by or NO_BALLOT)
 
     def _doors_of(self, index: int) -> list[str]:
         """Where the runner of a stage may be reached; as far as it was known while its peer was."""

@@ -61,7 +61,7 @@ class HostLimits:
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
-    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". host_of: see Hops.
+    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StageHost:
         clock: Clock = monotonic,
         credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
-        host_of: Callable[[str], str | None] = lambda peer_id: None,
+        hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -90,7 +90,7 @@ class StageHost:
         self._credentials = credentials
         self._reservations = Reservations()
         self._make_runner = make_runner
-        self._hops = Hops(host_of)
+        self._hops = Hops(hosts_of)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._speed = SpeedMeter()

@@ -15,8 +15,9 @@ from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
+from exo_mesh.runner.driver import SIGN_OF_LIFE_S
 from exo_mesh.runner.driver_service import DriverService
-from exo_mesh.runner.worker import Change, StageSetup, Worker
+from exo_mesh.runner.worker import Change, Reassure, StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
@@ -93,14 +94,22 @@ class Endpoint:
         """Work and keep the hop up, until the ring shuts down. Raises StageLostError if the next stage is gone and no
         other plan comes within HOP_LOST_S."""
         async with asyncio.TaskGroup() as group:
-            hop = group.create_task(self._keep_hop()) if self._setup.num_stages > 1 else None
+            ring = self._setup.num_stages > 1
+            tasks = [group.create_task(work) for work in (self._keep_hop(), self._reassure())] if ring else []
             await self._worker.run(self._send)
-            if hop is not None:
-                hop.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _send(self, frame: Frame) -> None:
         if frame.ballot == self._setup.plan.ballot:
             await self._link.send(frame)
+
+    async def _reassure(self) -> None:
+        """While the hop is down, the callers of a driver hear of it from time to time."""
+        while True:
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+            if self._worker.driver is not None and not self._link.linked:
+                self._worker.inbox.put_nowait(Reassure())
 
     async def _keep_hop(self) -> None:
         """The hop of each plan in turn."""

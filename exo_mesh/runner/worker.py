@@ -48,6 +48,11 @@ class Unpark:
 
 
 @dataclass(frozen=True, slots=True)
+class Reassure:
+    """The ring stands still, and somebody is at work on it: those who wait for tokens are to know."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A Shutdown op has come round."""
 
@@ -77,7 +82,7 @@ class Arrived:
     since: float
 
 
-Item = Arrived | Submit | Cancel | Unpark | Change | Ended | Failed
+Item = Arrived | Submit | Cancel | Unpark | Change | Reassure | Ended | Failed
 
 DIRECT_TOKENS = 32
 """Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
@@ -208,6 +213,8 @@ class Worker:
                 self.driver.cancel(item.request_id, item.mailbox)
             elif isinstance(item, Unpark):
                 self.driver.unpark(item.request_id, item.mailbox)
+            elif isinstance(item, Reassure):
+                self.driver.reassure()
         await self._pass_on()
 
     async def _pass_on(self) -> None:

@@ -36,6 +36,9 @@ class Stage:
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return "" if self.runs and (instance_id, ballot) == (PLAN.instance_id, PLAN.ballot) else "it does not run"
 
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        self.held.release(instance_id, ballot)
+
     async def standing(self, instance_id: str) -> Standing:
         return Standing(range(1), 0, linked=False)
 
@@ -142,3 +145,17 @@ async def test_a_ring_whose_adopter_has_died_is_taken_back(ring: Ring, keeper: R
     ring.break_stream("b")
     await until(lambda: ring.stages["b"].streams == 2)
     assert ring.ballots() == [keeper.ballot] * 2 and keeper.ballot > Ballot(7, "a")
+
+
+async def test_a_ring_that_ends_for_good_ends_at_a_stage_that_is_promised_to_a_failed_adopter(
+    ring: Ring, keeper: RingKeeper
+) -> None:
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    await keeper.release(for_good=True)
+    assert not any(stage.held.leases for stage in ring.stages.values())
+
+
+async def test_a_ring_that_gives_way_leaves_what_an_adopter_has(ring: Ring, keeper: RingKeeper) -> None:
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    await keeper.release()
+    assert ring.stages["a"].held.leases and not ring.stages["b"].held.leases
