@@ -35,6 +35,9 @@ RUNNER_ENVIRONMENT = {
 MAX_LINE_BYTES = 2000
 """Longer lines of a runner's stderr are cut; a native library may write megabytes without a line end."""
 
+SECOND_LOOK_S = 1.0
+"""Two heartbeats."""
+
 CHANGE_S = 30.0
 """How long a runner may take to go on by another plan: it does what it is computing first, and a chunk of prefill on a
 slow board takes seconds."""
@@ -201,25 +204,36 @@ class Runner:
         self._ready_by = loop.time() + self._limits.load_s(self._stage_bytes)
         patience_s = self._limits.first_message_s
         while True:
-            try:
-                async with asyncio.timeout(patience_s):
-                    report = await runner_pipe.read_message(reader, runner_pb2.FromRunner)
-            except TimeoutError as exc:
-                raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s") from exc
+            report = await self._next_report(reader, patience_s)
             if report is None:
                 return
             self._take(report, on_beat)
             if not self.board.ready and loop.time() > self._ready_by:
-                raise DeadlineError(f"{self.label} was not ready after {self._allowed_s:.0f} s")
+                raise DeadlineError(f"{self.label} {self._overdue}")
             patience_s = self._limits.silence_s
+
+    async def _next_report(self, reader: asyncio.StreamReader, patience_s: float) -> runner_pb2.FromRunner | None:
+        """Raises DeadlineError without one. A node that was stopped itself finds the reports of all that time in the
+        pipe, so it looks once more before it calls its runner silent."""
+        reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
+        try:
+            for wait_s in (patience_s, SECOND_LOOK_S):
+                if (await asyncio.wait((reading,), timeout=wait_s))[0]:
+                    return reading.result()
+            raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s")
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     @property
     def _stage_bytes(self) -> int:
         return self._start.plan.stages[self._start.stage].reserve_bytes
 
     @property
-    def _allowed_s(self) -> float:
-        return CHANGE_S if self._ballot != self._start.plan.ballot else self._limits.load_s(self._stage_bytes)
+    def _overdue(self) -> str:
+        if self._ballot != self._start.plan.ballot:
+            return f"did not go on by another plan within {CHANGE_S:.0f} s"
+        return f"was not loaded after {self._limits.load_s(self._stage_bytes):.0f} s"
 
     def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
         self._heard_at = asyncio.get_running_loop().time()
