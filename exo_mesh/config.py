@@ -67,6 +67,7 @@ class Settings:
     model_engines: dict[str, str] = field(default_factory=dict)
     mixed_rings: str = "auto"
     max_memory_bytes: int | None = None
+    spare_runners: int = 0
     models_dirs: tuple[Path, ...] = ()
     min_peers: int = 1
     placement: str = "memory"
@@ -215,6 +216,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.one_of("auto", "never")),
         Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
                 values.size, "max_memory_bytes", (str, int)),
+        Setting("spare_runners", "N", "idle runners with the engine imported, so that a recovery need not wait for it",
+                values.whole(0, 8), toml=(int,)),
         Setting("models_dir", "DIR", "a directory with model directories in it",
                 values.path, "models_dirs", separator=os.pathsep),
         Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),

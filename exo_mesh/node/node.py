@@ -159,6 +159,7 @@ class Node:
             clock=self._clock,
             credentials=self._credentials,
             hosts_of=self._hosts_of,
+            engine=lambda: next((device.engine for device in self.membership.own.devices), ""),
         )
 
     def _new_router(self, members: Members, patience: Patience) -> Router:

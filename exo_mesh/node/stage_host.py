@@ -17,6 +17,7 @@ from exo_mesh.metrics import Metrics
 from exo_mesh.node.hops import Hops
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
+from exo_mesh.node.spares import SparePool
 from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.node.standing import Standing, goes_on
@@ -62,6 +63,7 @@ class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
     `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
+    engine: the one that spare runners are for.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class StageHost:
         credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
+        engine: Callable[[], str] = lambda: "",
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -91,6 +94,7 @@ class StageHost:
         self._reservations = Reservations()
         self._make_runner = make_runner
         self._hops = Hops(hosts_of)
+        self._spares = SparePool(settings.spare_runners, engine, limits.command)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._speed = SpeedMeter()
@@ -102,6 +106,7 @@ class StageHost:
     def start(self) -> None:
         self._tasks.start(self._keep_expiring(), "expire leases")
         self._tasks.start(self._hops.keep(), "ways of the hops")
+        self._tasks.start(self._spares.keep(), "spare runners")
 
     async def stop(self) -> None:
         """Take no more stages, and end all runners, each within 4 s, side by side."""
@@ -325,7 +330,12 @@ class StageHost:
         lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         runner = self._make_runner(
-            label, start, settings.host, limits=self._limits.runner, command=self._limits.command
+            label,
+            start,
+            settings.host,
+            limits=self._limits.runner,
+            command=self._limits.command,
+            spare=self._spares.take(lease.stage.engine),
         )
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease

@@ -65,6 +65,60 @@ class Limits:
         return self.load_base_s + reserve_bytes / self.load_bytes_per_s
 
 
+@dataclass(slots=True)
+class Child:
+    """A runner process and this end of its pipe. `open` comes before `reader` and `writer`."""
+
+    process: asyncio.subprocess.Process
+    pipe: socket.socket
+    _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def open(self) -> None:
+        """Wrap the pipe in streams; a second time nothing."""
+        if self._streams is None:
+            self._streams = await runner_pipe.open_pipe(self.pipe)
+
+    @property
+    def reader(self) -> asyncio.StreamReader:
+        assert self._streams is not None, "open first"
+        return self._streams[0]
+
+    @property
+    def writer(self) -> asyncio.StreamWriter:
+        assert self._streams is not None, "open first"
+        return self._streams[1]
+
+    def close(self) -> None:
+        """This end of the pipe; the process ends by that, if it has not already."""
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self.pipe.close()
+
+
+async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child:
+    """A new runner process, in a session of its own. Raises OSError."""
+    ours, theirs = runner_pipe.socket_pair()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            "--control-fd",
+            str(theirs.fileno()),
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**_without_secret(environment), **RUNNER_ENVIRONMENT},
+            start_new_session=True,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Child(process, ours)
+
+
 class Runner:
     """Runs once. `board` has what is known; `beat` is the last heartbeat. `run` returns when the process is gone."""
 
@@ -77,7 +131,10 @@ class Runner:
         limits: Limits = Limits(),
         command: Sequence[str] = RUNNER_COMMAND,
         environment: Mapping[str, str] = os.environ,
+        spare: Child | None = None,
     ) -> None:
+        """spare: a process that waits for a stage, to be used instead of a new one."""
+        self._spare = spare
         self.label = label
         self.board = StatusBoard()
         self.beat: runner_pb2.Heartbeat | None = None
@@ -154,33 +211,18 @@ class Runner:
         await self._gone.wait()
 
     async def _run(self, on_beat: OnBeat) -> None:
-        ours, theirs = runner_pipe.socket_pair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                "--control-fd",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env={**_without_secret(self._environment), **RUNNER_ENVIRONMENT},
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        child = self._spare or await spawn(self._command, self._environment)
+        process = child.process
         self.pid = process.pid
         output = asyncio.create_task(self._log_output(process), name=f"output of {self.label}")
         try:
-            await self._talk(ours, process, on_beat)
+            await self._talk(child, process, on_beat)
         finally:
             await _shielded(self._see_off(process, output))
 
-    async def _talk(self, ours: socket.socket, process: asyncio.subprocess.Process, on_beat: OnBeat) -> None:
-        reader, self._writer = await runner_pipe.open_pipe(ours)
+    async def _talk(self, child: Child, process: asyncio.subprocess.Process, on_beat: OnBeat) -> None:
+        await child.open()
+        reader, self._writer = child.reader, child.writer
         await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")

@@ -114,6 +114,14 @@ class StageSetup:
         return (self.index - 1) % self.num_stages
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An engine whose library was imported before there was a stage for it."""
+
+    name: str
+    engine: StageEngine
+
+
 Send = Callable[[Frame], Awaitable[None]]
 
 
@@ -128,8 +136,9 @@ class Worker:
     `progress` rises with each item done, and during a load. `pressure` is set by the node: see StageReport.
     """
 
-    def __init__(self, setup: StageSetup) -> None:
+    def __init__(self, setup: StageSetup, prepared: Prepared | None = None) -> None:
         self._setup = setup
+        self._prepared = prepared
         self._outbox: deque[Frame] = deque()
         self._turn = asyncio.Lock()
         self._send: Send | None = None
@@ -152,7 +161,9 @@ class Worker:
 
         plan = self._setup.plan
         stage = plan.stages[self._setup.index]
-        engine = provider(stage.engine).create()
+        prepared, self._prepared = self._prepared, None
+        use = prepared is not None and prepared.name == stage.engine
+        engine = prepared.engine if prepared is not None and use else provider(stage.engine).create()
         request = LoadRequest(
             stage.shard, self._setup.model_dir, plan.context_limit, self._setup.options, plan.activation_dtype
         )
