@@ -75,14 +75,14 @@ class Custody:
         self._tasks.start(self._keep_order(), "order of instances")
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members that answer within RELEASE_S."""
+        """Leave the rings this node owns to their other members, who go on without it; what it was recovering or ending
+        it ends, at all members that answer within RELEASE_S."""
         keepers = list(self.keepers.values())
         self.keepers.clear()
         await asyncio.gather(*(keeper.close() for keeper in keepers))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self._tasks.close()
-                await asyncio.gather(*(keeper.release() for keeper in keepers))
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
         """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""

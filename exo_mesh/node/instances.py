@@ -95,7 +95,7 @@ class Instances:
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members."""
+        """Place no more, and leave what this node owns to others."""
         await self._tasks.close()
         await self._custody.stop()
 

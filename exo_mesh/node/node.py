@@ -37,6 +37,7 @@ from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
+from exo_mesh.node.local_models import LocalModels
 from exo_mesh.node.members import Members
 from exo_mesh.node.memory import MemoryReader, read_memory
 from exo_mesh.node.mixing import Mixing
@@ -48,7 +49,7 @@ from exo_mesh.node.previews import previews, with_peer_ids
 from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
-from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
+from exo_mesh.node.stage_host import HostLimits, StageHost
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.node.traces import chrome_trace

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from exo_mesh.errors import MeshError
-from exo_mesh.node.supervisor import RUNNER_COMMAND, Child, spawn
+from exo_mesh.node.runner_child import Child, spawn
+from exo_mesh.node.supervisor import RUNNER_COMMAND
 from exo_mesh.proto import runner_pb2
 from exo_mesh.transport import runner_pipe
 

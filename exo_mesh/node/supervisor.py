@@ -8,29 +8,20 @@ import logging
 import math
 import os
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.config import SECRET_VARIABLE
 from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError
+from exo_mesh.node.runner_child import Child, spawn
 from exo_mesh.node.stage_status import StatusBoard
 from exo_mesh.proto import control_pb2, plan_pb2, runner_pb2
 from exo_mesh.transport import runner_pipe
 from exo_mesh.transport.channel_options import bracketed
 
 RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner")
-
-RUNNER_ENVIRONMENT = {
-    # glibc maps and faults in fresh pages for every large message unless told otherwise: half of the cost of a
-    # 16 MiB hop, measured.
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 
 MAX_LINE_BYTES = 2000
 """Longer lines of a runner's stderr are cut; a native library may write megabytes without a line end."""
@@ -63,60 +54,6 @@ class Limits:
     def load_s(self, reserve_bytes: int) -> float:
         """How long a stage of this size may take from its start to ready: a hard disk reads 50 MB/s."""
         return self.load_base_s + reserve_bytes / self.load_bytes_per_s
-
-
-@dataclass(slots=True)
-class Child:
-    """A runner process and this end of its pipe. `open` comes before `reader` and `writer`."""
-
-    process: asyncio.subprocess.Process
-    pipe: socket.socket
-    _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def open(self) -> None:
-        """Wrap the pipe in streams; a second time nothing."""
-        if self._streams is None:
-            self._streams = await runner_pipe.open_pipe(self.pipe)
-
-    @property
-    def reader(self) -> asyncio.StreamReader:
-        assert self._streams is not None, "open first"
-        return self._streams[0]
-
-    @property
-    def writer(self) -> asyncio.StreamWriter:
-        assert self._streams is not None, "open first"
-        return self._streams[1]
-
-    def close(self) -> None:
-        """This end of the pipe; the process ends by that, if it has not already."""
-        if self._streams is not None:
-            self._streams[1].close()
-        else:
-            self.pipe.close()
-
-
-async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child:
-    """A new runner process, in a session of its own. Raises OSError."""
-    ours, theirs = runner_pipe.socket_pair()
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            "--control-fd",
-            str(theirs.fileno()),
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**_without_secret(environment), **RUNNER_ENVIRONMENT},
-            start_new_session=True,
-        )
-    except OSError:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-    return Child(process, ours)
 
 
 class Runner:
@@ -357,11 +294,6 @@ class Runner:
         if text:
             self._last_lines.append(text)
             _log.info("runner %s: %s", self.label, text)
-
-
-def _without_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """A runner gets a certificate over its pipe, and has no use for what made it."""
-    return {name: value for name, value in environment.items() if name != SECRET_VARIABLE}
 
 
 async def _ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
