@@ -40,6 +40,9 @@ is left out: a firewall stays."""
 MAX_LAPSED = 256
 """Rings without an owner that are remembered for whoever places their model next; as many as one owner may have."""
 
+LAPSED_S = 30.0
+"""... for so long: then their stages have ended (see reservations.LEASE_S)."""
+
 ORDER_EVERY_S = 1.0
 """Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
 
@@ -61,7 +64,7 @@ class Custody:
         self._recoverer = recoverer
         self._recoveries: dict[str, asyncio.Task[None]] = {}
         self._hops_made_anew: dict[str, float] = {}
-        self._lapsed: dict[str, InstanceInfo] = {}
+        self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
         self._membership = membership
         self._members = members
         self._host = host
@@ -93,7 +96,7 @@ class Custody:
             if self._membership.own.id in instance.plan.peer_ids:
                 self._ownerless[record.key.id] = instance
             if instance.state is InstanceState.READY:
-                self._lapsed[record.key.id] = instance
+                self._lapsed[record.key.id] = instance, asyncio.get_running_loop().time()
                 while len(self._lapsed) > MAX_LAPSED:
                     del self._lapsed[next(iter(self._lapsed))]
         self._membership.changed.beat()
@@ -194,7 +197,11 @@ class Custody:
 
     def lapsed(self, instance_id: str) -> InstanceInfo | None:
         """A ring whose owner is gone, or that nobody has mended: its stages may be there still."""
-        return self._lapsed.get(instance_id)
+        instance, at = self._lapsed.get(instance_id, (None, 0.0))
+        if instance is None or asyncio.get_running_loop().time() > at + LAPSED_S:
+            return None
+        newer = any(one.ballot > instance.ballot for _, one in self._records_of(instance_id))
+        return None if newer else instance
 
     def is_recovering(self, instance_id: str) -> bool:
         """Does this node go on with what is left of a ring just now?"""
@@ -207,7 +214,7 @@ class Custody:
         records = [one for _, one in self._records_of(instance_id)]
         if records:
             return max(records, key=lambda one: one.ballot).state is InstanceState.READY
-        lapsed = self._lapsed.get(instance_id)
+        lapsed = self.lapsed(instance_id)
         return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.peer_ids)
 
     def _own_record(self, instance_id: str) -> InstanceInfo | None:
@@ -310,7 +317,9 @@ class Custody:
         self._start_recovery(instance_id, self._take_over(plan))
 
     async def _take_over(self, plan: Plan) -> None:
-        if not await self._recover(plan, 0.0):
+        loop = asyncio.get_running_loop()
+        _, since = self._lapsed.get(plan.instance_id, (None, loop.time()))
+        if not await self._recover(plan, loop.time() - since):
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 

@@ -255,7 +255,8 @@ class Instances:
             return None
         above = self._custody.above(instance_id)
         try:
-            found = await self._recoverer.recover(left.plan, max(above, left.ballot), on_progress)
+            above = max(above, left.ballot)
+            found = await self._recoverer.recover(left.plan, above, on_progress, only_what_is_left=True)
         except BallotBeatenError:
             raise
         except MeshError as exc:
