@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.tensor_group import TensorGroup
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,12 +32,26 @@ NO_BALLOT = Ballot(0, "")
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """One position in the ring: which peer runs which shard with which engine, and what it must reserve."""
+    """One position in the ring: which peer runs which shard with which engine, and what it must reserve.
+
+    group: the ranks, if several peers are this stage together; `peer_id` is then the leader, `reserve_bytes` each
+    rank's. Raises ValueError if another peer is the leader.
+    """
 
     peer_id: str
     engine: str
     shard: Shard
     reserve_bytes: int
+    group: TensorGroup | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is not None and self.group.peers[0] != self.peer_id:
+            raise ValueError(f"rank 0 of a tensor group leads it: {self.group.peers[0]}, not {self.peer_id}")
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Everybody who is this stage, the leader first."""
+        return (self.peer_id,) if self.group is None else self.group.peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +97,13 @@ class Plan:
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
+        """Who holds a place in the ring: of a tensor group its leader."""
         return tuple(stage.peer_id for stage in self.stages)
+
+    @property
+    def member_ids(self) -> tuple[str, ...]:
+        """Everybody who takes part, stage by stage: the ranks of a tensor group by rank."""
+        return tuple(peer_id for stage in self.stages for peer_id in stage.peers)
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -101,8 +122,8 @@ class Plan:
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def stage_of(self, peer_id: str) -> int | None:
-        """Index of the stage that `peer_id` runs, or None."""
-        return next((i for i, stage in enumerate(self.stages) if stage.peer_id == peer_id), None)
+        """Index of the stage that `peer_id` runs, alone or as a rank of its group, or None."""
+        return next((i for i, stage in enumerate(self.stages) if peer_id in stage.peers), None)
 
     def describe(self) -> list[dict[str, Any]]:
         """The stages as plain JSON values, for people."""

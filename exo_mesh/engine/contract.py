@@ -17,6 +17,7 @@ import numpy as np
 from exo_mesh.domain.frame import Fault, Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor import Tensor
+from exo_mesh.domain.tensor_group import RankWiring
 
 Rollback = Literal["any", "checkpoints", "none"]
 
@@ -79,6 +80,7 @@ class LoadRequest:
 
     activation_dtype: what the stage hands on, agreed by all engines of a mixed ring; "" for the dtype that the model's
     own code gives, which keeps a ring of one engine bit-exact.
+    rank: set if this is one rank of a tensor group; an engine that cannot be one refuses with an EngineError.
     """
 
     shard: Shard
@@ -86,6 +88,7 @@ class LoadRequest:
     context_limit: int
     options: Mapping[str, str] = field(default_factory=dict)
     activation_dtype: str = ""
+    rank: RankWiring | None = None
 
 
 class StageInput(msgspec.Struct, frozen=True):

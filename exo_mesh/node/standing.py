@@ -72,8 +72,10 @@ class Standing:
 def goes_on(started: Lease, plan: Plan, index: int) -> bool:
     """May a process that was started for one plan go on as stage `index` of another, with its weights?"""
     old, new = started.plan, plan
+    alone = started.stage.group is None and plan.stages[index].group is None  # a group meets once per process
     return (
-        (started.stage.engine, started.stage.shard) == (new.stages[index].engine, new.stages[index].shard)
+        alone
+        and (started.stage.engine, started.stage.shard) == (new.stages[index].engine, new.stages[index].shard)
         and (old.model, old.model_digest) == (new.model, new.model_digest)
         and (old.context_limit, old.activation_dtype) == (new.context_limit, new.activation_dtype)
     )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xo_mesh/proto/plan.proto\x12\x08\x65xo_mesh\"+\n\x06\x42\x61llot\x12\x0f\n\x07\x63ounter\x18\x01 \x01(\x04\x12\x10\n\x08proposer\x18\x02 \x01(\t\"G\n\x05Shard\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"c\n\tStagePlan\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x1e\n\x05shard\x18\x03 \x01(\x0b\x32\x0f.exo_mesh.Shard\x12\x15\n\rreserve_bytes\x18\x04 \x01(\x04\"6\n\rPlanCandidate\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x14\n\x0cusable_bytes\x18\x02 \x01(\x04\"\xb5\x02\n\x04Plan\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12#\n\x06stages\x18\x05 \x03(\x0b\x32\x13.exo_mesh.StagePlan\x12\x15\n\rcontext_limit\x18\x06 \x01(\r\x12+\n\ncandidates\x18\x07 \x03(\x0b\x32\x17.exo_mesh.PlanCandidate\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12\x11\n\tmin_peers\x18\t \x01(\r\x12\x13\n\x0bpool_tokens\x18\n \x01(\r\x12\x18\n\x10\x61\x63tivation_dtype\x18\x0b \x01(\t\x12\x16\n\x0epool_sequences\x18\x0c \x01(\r\"=\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x12\n\nitem_shape\x18\x03 \x03(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x65xo_mesh/proto/plan.proto\x12\x08\x65xo_mesh\"+\n\x06\x42\x61llot\x12\x0f\n\x07\x63ounter\x18\x01 \x01(\x04\x12\x10\n\x08proposer\x18\x02 \x01(\t\"G\n\x05Shard\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0c\n\x04stop\x18\x03 \x01(\r\x12\x12\n\nnum_layers\x18\x04 \x01(\r\"\x89\x01\n\tStagePlan\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x1e\n\x05shard\x18\x03 \x01(\x0b\x32\x0f.exo_mesh.Shard\x12\x15\n\rreserve_bytes\x18\x04 \x01(\x04\x12$\n\x05group\x18\x05 \x01(\x0b\x32\x15.exo_mesh.TensorGroup\"N\n\x0bTensorGroup\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\r\n\x05peers\x18\x02 \x03(\t\x12\x1f\n\x04rdma\x18\x03 \x03(\x0b\x32\x11.exo_mesh.RdmaRow\"\x1a\n\x07RdmaRow\x12\x0f\n\x07\x64\x65vices\x18\x01 \x03(\t\"_\n\nRankWiring\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x11\n\tendpoints\x18\x03 \x03(\t\x12\x1f\n\x04rdma\x18\x04 \x03(\x0b\x32\x11.exo_mesh.RdmaRow\"6\n\rPlanCandidate\x12\x0f\n\x07peer_id\x18\x01 \x01(\t\x12\x14\n\x0cusable_bytes\x18\x02 \x01(\x04\"\xb5\x02\n\x04Plan\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\r\n\x05model\x18\x03 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x04 \x01(\t\x12#\n\x06stages\x18\x05 \x03(\x0b\x32\x13.exo_mesh.StagePlan\x12\x15\n\rcontext_limit\x18\x06 \x01(\r\x12+\n\ncandidates\x18\x07 \x03(\x0b\x32\x17.exo_mesh.PlanCandidate\x12\x0e\n\x06policy\x18\x08 \x01(\t\x12\x11\n\tmin_peers\x18\t \x01(\r\x12\x13\n\x0bpool_tokens\x18\n \x01(\r\x12\x18\n\x10\x61\x63tivation_dtype\x18\x0b \x01(\t\x12\x16\n\x0epool_sequences\x18\x0c \x01(\r\"=\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x12\n\nitem_shape\x18\x03 \x03(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,12 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BALLOT']._serialized_end=82
   _globals['_SHARD']._serialized_start=84
   _globals['_SHARD']._serialized_end=155
-  _globals['_STAGEPLAN']._serialized_start=157
-  _globals['_STAGEPLAN']._serialized_end=256
-  _globals['_PLANCANDIDATE']._serialized_start=258
-  _globals['_PLANCANDIDATE']._serialized_end=312
-  _globals['_PLAN']._serialized_start=315
-  _globals['_PLAN']._serialized_end=624
-  _globals['_TENSORSPEC']._serialized_start=626
-  _globals['_TENSORSPEC']._serialized_end=687
+  _globals['_STAGEPLAN']._serialized_start=158
+  _globals['_STAGEPLAN']._serialized_end=295
+  _globals['_TENSORGROUP']._serialized_start=297
+  _globals['_TENSORGROUP']._serialized_end=375
+  _globals['_RDMAROW']._serialized_start=377
+  _globals['_RDMAROW']._serialized_end=403
+  _globals['_RANKWIRING']._serialized_start=405
+  _globals['_RANKWIRING']._serialized_end=500
+  _globals['_PLANCANDIDATE']._serialized_start=502
+  _globals['_PLANCANDIDATE']._serialized_end=556
+  _globals['_PLAN']._serialized_start=559
+  _globals['_PLAN']._serialized_end=868
+  _globals['_TENSORSPEC']._serialized_start=870
+  _globals['_TENSORSPEC']._serialized_end=931
 # @@protoc_insertion_point(module_scope)

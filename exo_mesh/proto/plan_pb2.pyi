@@ -27,16 +27,46 @@ class Shard(_message.Message):
     def __init__(self, model: _Optional[str] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
 
 class StagePlan(_message.Message):
-    __slots__ = ("peer_id", "engine", "shard", "reserve_bytes")
+    __slots__ = ("peer_id", "engine", "shard", "reserve_bytes", "group")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     RESERVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     engine: str
     shard: Shard
     reserve_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., engine: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., reserve_bytes: _Optional[int] = ...) -> None: ...
+    group: TensorGroup
+    def __init__(self, peer_id: _Optional[str] = ..., engine: _Optional[str] = ..., shard: _Optional[_Union[Shard, _Mapping]] = ..., reserve_bytes: _Optional[int] = ..., group: _Optional[_Union[TensorGroup, _Mapping]] = ...) -> None: ...
+
+class TensorGroup(_message.Message):
+    __slots__ = ("backend", "peers", "rdma")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    RDMA_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    rdma: _containers.RepeatedCompositeFieldContainer[RdmaRow]
+    def __init__(self, backend: _Optional[str] = ..., peers: _Optional[_Iterable[str]] = ..., rdma: _Optional[_Iterable[_Union[RdmaRow, _Mapping]]] = ...) -> None: ...
+
+class RdmaRow(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, devices: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RankWiring(_message.Message):
+    __slots__ = ("backend", "rank", "endpoints", "rdma")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    RDMA_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    rank: int
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    rdma: _containers.RepeatedCompositeFieldContainer[RdmaRow]
+    def __init__(self, backend: _Optional[str] = ..., rank: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., rdma: _Optional[_Iterable[_Union[RdmaRow, _Mapping]]] = ...) -> None: ...
 
 class PlanCandidate(_message.Message):
     __slots__ = ("peer_id", "usable_bytes")

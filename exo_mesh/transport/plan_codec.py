@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.tensor_group import GroupBackend, RankWiring, RdmaMatrix, TensorGroup
 from exo_mesh.proto import plan_pb2 as pb
 
 
@@ -59,6 +63,7 @@ def _stage_to_proto(stage: StagePlan) -> pb.StagePlan:
         engine=stage.engine,
         shard=pb.Shard(model=shard.model, start=shard.start, stop=shard.stop, num_layers=shard.num_layers),
         reserve_bytes=stage.reserve_bytes,
+        group=None if stage.group is None else _group_to_proto(stage.group),
     )
 
 
@@ -69,4 +74,34 @@ def _stage_from_proto(message: pb.StagePlan) -> StagePlan:
         engine=message.engine,
         shard=Shard(shard.model, shard.start, shard.stop, shard.num_layers),
         reserve_bytes=message.reserve_bytes,
+        group=_group_from_proto(message.group) if message.HasField("group") else None,
     )
+
+
+def rank_to_proto(wiring: RankWiring) -> pb.RankWiring:
+    return pb.RankWiring(
+        backend=wiring.backend, rank=wiring.rank, endpoints=wiring.endpoints, rdma=_rdma_to_proto(wiring.rdma)
+    )
+
+
+def rank_from_proto(message: pb.RankWiring) -> RankWiring:
+    """Raises ValueError if there is no such rank."""
+    return RankWiring(
+        cast(GroupBackend, message.backend), message.rank, tuple(message.endpoints), _rdma_from_proto(message.rdma)
+    )
+
+
+def _group_to_proto(group: TensorGroup) -> pb.TensorGroup:
+    return pb.TensorGroup(backend=group.backend, peers=group.peers, rdma=_rdma_to_proto(group.rdma))
+
+
+def _group_from_proto(message: pb.TensorGroup) -> TensorGroup:
+    return TensorGroup(cast(GroupBackend, message.backend), tuple(message.peers), _rdma_from_proto(message.rdma))
+
+
+def _rdma_to_proto(matrix: RdmaMatrix) -> list[pb.RdmaRow]:
+    return [pb.RdmaRow(devices=[device or "" for device in row]) for row in matrix]
+
+
+def _rdma_from_proto(rows: Iterable[pb.RdmaRow]) -> RdmaMatrix:
+    return tuple(tuple(device or None for device in row.devices) for row in rows)
