@@ -71,6 +71,7 @@ class Settings:
     fake_mem_file: Path | None = None
     memory_threshold: float | None = None
     memory_poll_interval: float = 1.5
+    spare_runners: int = 0
     models_dirs: tuple[Path, ...] = ()
     min_peers: int = 1
     placement: str = "memory"
@@ -232,6 +233,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.share, toml=(int, float)),
         Setting("memory_poll_interval", "SECONDS", "how often memory is read", values.seconds(0.1, 60.0),
                 toml=(int, float)),
+        Setting("spare_runners", "N", "idle runners with the engine imported, so that a recovery need not wait for it",
+                values.whole(0, 8), toml=(int,)),
         Setting("models_dir", "DIR", "a directory with model directories in it",
                 values.path, "models_dirs", separator=os.pathsep),
         Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),

@@ -56,6 +56,12 @@ class Peer:
         """Where this node reaches the peer, without the port."""
         return self.client.address.rpartition(":")[0]
 
+    @property
+    def hosts(self) -> list[str]:
+        """Where this node may reach the peer, without ports; the one in use first."""
+        others = (address.rpartition(":")[0] for address in self.addresses)
+        return list(dict.fromkeys((self.host, *others)))
+
     def learn(self, addresses: Iterable[str]) -> None:
         """The peer may be reached at these too. What failed makes room first; the address in use stays."""
         usable = [way for address in addresses for way in dialable(address, recent_interfaces())]

@@ -40,6 +40,9 @@ is left out: a firewall stays."""
 MAX_LAPSED = 256
 """Rings without an owner that are remembered for whoever places their model next; as many as one owner may have."""
 
+LAPSED_S = 30.0
+"""... for so long: then their stages have ended (see reservations.LEASE_S)."""
+
 ORDER_EVERY_S = 1.0
 """Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
 
@@ -61,7 +64,7 @@ class Custody:
         self._recoverer = recoverer
         self._recoveries: dict[str, asyncio.Task[None]] = {}
         self._hops_made_anew: dict[str, float] = {}
-        self._lapsed: dict[str, InstanceInfo] = {}
+        self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
         self._membership = membership
         self._members = members
         self._host = host
@@ -75,14 +78,14 @@ class Custody:
         self._tasks.start(self._keep_order(), "order of instances")
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members that answer within RELEASE_S."""
+        """Leave the rings this node owns to their other members, who go on without it; what it was recovering or ending
+        it ends, at all members that answer within RELEASE_S."""
         keepers = list(self.keepers.values())
         self.keepers.clear()
         await asyncio.gather(*(keeper.close() for keeper in keepers))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self._tasks.close()
-                await asyncio.gather(*(keeper.release() for keeper in keepers))
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
         """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
@@ -93,7 +96,7 @@ class Custody:
             if self._membership.own.id in instance.plan.peer_ids:
                 self._ownerless[record.key.id] = instance
             if instance.state is InstanceState.READY:
-                self._lapsed[record.key.id] = instance
+                self._lapsed[record.key.id] = instance, asyncio.get_running_loop().time()
                 while len(self._lapsed) > MAX_LAPSED:
                     del self._lapsed[next(iter(self._lapsed))]
         self._membership.changed.beat()
@@ -194,7 +197,11 @@ class Custody:
 
     def lapsed(self, instance_id: str) -> InstanceInfo | None:
         """A ring whose owner is gone, or that nobody has mended: its stages may be there still."""
-        return self._lapsed.get(instance_id)
+        instance, at = self._lapsed.get(instance_id, (None, 0.0))
+        if instance is None or asyncio.get_running_loop().time() > at + LAPSED_S:
+            return None
+        newer = any(one.ballot > instance.ballot for _, one in self._records_of(instance_id))
+        return None if newer else instance
 
     def is_recovering(self, instance_id: str) -> bool:
         """Does this node go on with what is left of a ring just now?"""
@@ -207,27 +214,29 @@ class Custody:
         records = [one for _, one in self._records_of(instance_id)]
         if records:
             return max(records, key=lambda one: one.ballot).state is InstanceState.READY
-        lapsed = self._lapsed.get(instance_id)
+        lapsed = self.lapsed(instance_id)
         return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.peer_ids)
 
     def _own_record(self, instance_id: str) -> InstanceInfo | None:
         record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
         return record.value if record is not None and isinstance(record.value, InstanceInfo) else None
 
-    async def end(self, keeper: RingKeeper) -> None:
-        """Release a ring that is in `keepers` no more, and take back this node's word of it.
+    async def end(self, keeper: RingKeeper, *, for_good: bool = False) -> None:
+        """Release a ring that is in `keepers` no more, and take back this node's word of it. for_good: see
+        RingKeeper.release.
 
         This goes on if whoever asked hangs up before all members have answered.
         """
-        await asyncio.shield(self._start_end(keeper))
+        await asyncio.shield(self._start_end(keeper, for_good=for_good))
 
-    def _start_end(self, keeper: RingKeeper) -> asyncio.Task[None]:
-        return self._tasks.start(self._end(keeper), f"end {keeper.plan.instance_id}")
+    def _start_end(self, keeper: RingKeeper, *, for_good: bool = False) -> asyncio.Task[None]:
+        return self._tasks.start(self._end(keeper, for_good), f"end {keeper.plan.instance_id}")
 
-    async def _end(self, keeper: RingKeeper) -> None:
+    async def _end(self, keeper: RingKeeper, for_good: bool) -> None:
         instance_id = keeper.plan.instance_id
         self.note(instance_id, keeper.ballot)
-        await keeper.release()
+        await keeper.release(for_good=for_good)
+        self.note(instance_id, keeper.ballot)
         record = self._own_record(instance_id)
         # by now this node may have begun to place it again
         if record is not None and record.ballot <= keeper.ballot:
@@ -300,15 +309,17 @@ class Custody:
         is_heir = surviving_heir(instance, self._membership.is_alive) == self._membership.own.id
         if not is_heir or instance_id in self._recoveries:
             return
-        doors = [self._members.door(*each) for each in zip(instance.endpoints, plan.peer_ids, strict=False)]
         gone = [index for index, peer_id in enumerate(plan.peer_ids) if not self._membership.is_alive(peer_id)]
-        if any(await asyncio.gather(*(lives(plan, doors, index, self._members) for index in gone))):
+        ways = {index: self._members.doors(instance.endpoints[index], plan.peer_ids[index]) for index in gone}
+        if any(await asyncio.gather(*(lives(plan, index, doors, self._members) for index, doors in ways.items()))):
             return
         _log.info("%s has lost its owner and %d of its stages", instance_id, len(gone))
         self._start_recovery(instance_id, self._take_over(plan))
 
     async def _take_over(self, plan: Plan) -> None:
-        if not await self._recover(plan, 0.0):
+        loop = asyncio.get_running_loop()
+        _, since = self._lapsed.get(plan.instance_id, (None, loop.time()))
+        if not await self._recover(plan, loop.time() - since):
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 

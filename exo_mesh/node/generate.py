@@ -58,7 +58,6 @@ class Router:
         drivers: DriverChannels,
         journal: Journal,
         metrics: Metrics,
-        endpoint_of: Callable[[InstanceInfo], str],
         *,
         patience: Patience = Patience(),
         clock: Clock = monotonic,
@@ -68,7 +67,6 @@ class Router:
         self._drivers = drivers
         self._journal = journal
         self._metrics = metrics
-        self._endpoint_of = endpoint_of
         self._patience = patience
         self._clock = clock
         self.traces = TraceStore()
@@ -154,7 +152,8 @@ class Router:
         went_on = partial(self._went_on, entry, itertools.count(1))
         while True:
             try:
-                async with contextlib.aclosing(self._events(entry, instance, next(dials), went_on)) as events:
+                door = redial.door(instance.endpoints[-1])
+                async with contextlib.aclosing(self._events(entry, instance, door, next(dials), went_on)) as events:
                     async for event in events:
                         redial.heard()
                         yield event
@@ -193,9 +192,10 @@ class Router:
             raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times")
 
     async def _events(
-        self, entry: Entry, instance: InstanceInfo, dial: int, went_on: Callable[[Ballot], None]
+        self, entry: Entry, instance: InstanceInfo, door: str, dial: int, went_on: Callable[[Ballot], None]
     ) -> AsyncGenerator[TokenEvent | Progress, None]:
-        """What comes over one stream. dial: how many there were before it. went_on: see DriverChannels.generate."""
+        """What comes over one stream from the driver at `door`, "host:port". dial: how many there were before it.
+        went_on: see DriverChannels.generate."""
         request, plan = entry.resumption, instance.plan
         if dial:  # a driver may not have noticed yet that the stream before has broken, and takes no id twice
             request = replace(request, request_id=f"{request.request_id}~{dial}", resumed=True)
@@ -207,7 +207,7 @@ class Router:
                 param="max_tokens",
             )
         stream = self._drivers.generate(
-            self._endpoint_of(instance),
+            door,
             plan,
             request,
             first_s=self._patience.first_s,

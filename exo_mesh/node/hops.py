@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from exo_mesh.errors import MeshError
@@ -12,6 +12,10 @@ from exo_mesh.node.supervisor import Runner
 
 LOOK_EVERY_S = 0.5
 """A hop may be down for 5 s before its stage is lost; the membership needs about two to find another address."""
+
+DOWN_LOOKS = 3
+"""A hop that has been down at so many looks is dialled at the next address of its peer: a firewall may block the data
+port at the best one. A healthy dial takes 20 ms, with TLS on a slow board half a second."""
 
 _log = logging.getLogger(__name__)
 
@@ -21,13 +25,17 @@ class _Hop:
     runner: Runner
     next_peer: str
     endpoint: str
+    down: int = 0
+    """Looks in a row at which the stream was not up."""
+    tried: int = 0
+    """Addresses tried since it was up last."""
 
 
 class Hops:
-    """The hops of the runners here. host_of: where this node reaches a peer now, None if it does not know."""
+    """The hops of the runners here. hosts_of: where this node may reach a peer, best first; empty if unknown."""
 
-    def __init__(self, host_of: Callable[[str], str | None]) -> None:
-        self._host_of = host_of
+    def __init__(self, hosts_of: Callable[[str], Sequence[str]]) -> None:
+        self._hosts_of = hosts_of
         self._hops: dict[str, _Hop] = {}
 
     async def link(self, instance_id: str, runner: Runner, endpoint: str, next_peer: str) -> None:
@@ -48,12 +56,14 @@ class Hops:
             await self.tell()
 
     async def tell(self) -> None:
-        """Tell the stages whose next peer is reached by another address now. A stream that works stays as it is: only
-        the next dial goes there."""
+        """Tell the stages whose next peer is reached by another address now, or not by the one that they dial. A stream
+        that works stays as it is: only the next dial goes there."""
         for instance_id, hop in list(self._hops.items()):
-            host = self._host_of(hop.next_peer)
-            endpoint = f"{host}:{hop.endpoint.rpartition(':')[2]}"
-            if host is None or endpoint == hop.endpoint:
+            hosts = self._hosts_of(hop.next_peer)
+            if not hosts:
+                continue
+            endpoint = f"{hosts[_way(hop) % len(hosts)]}:{hop.endpoint.rpartition(':')[2]}"
+            if endpoint == hop.endpoint:
                 continue
             try:
                 await hop.runner.link(endpoint, keep_stream=True)
@@ -62,3 +72,15 @@ class Hops:
                 continue
             _log.info("the next dial from a stage of %s goes to %s instead of %s", instance_id, endpoint, hop.endpoint)
             hop.endpoint = endpoint
+
+
+def _way(hop: _Hop) -> int:
+    """Which of the peer's addresses is to be dialled: the best one, and while the hop stays down each in turn."""
+    beat = hop.runner.beat
+    if beat is None or beat.linked:
+        hop.down = hop.tried = 0
+        return 0
+    hop.down += 1
+    if hop.down >= DOWN_LOOKS:
+        hop.down, hop.tried = 0, hop.tried + 1
+    return hop.tried

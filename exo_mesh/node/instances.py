@@ -95,7 +95,7 @@ class Instances:
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
-        """End every instance this node owns, at all members."""
+        """Place no more, and leave what this node owns to others."""
         await self._tasks.close()
         await self._custody.stop()
 
@@ -158,7 +158,7 @@ class Instances:
         """End an instance that this node owns; False if it owns none of this id."""
         keeper = self._custody.keepers.pop(instance_id, None)
         if keeper is not None:
-            await self._custody.end(keeper)
+            await self._custody.end(keeper, for_good=True)
             return True
         if await self._custody.stop_recovery(instance_id):
             return True
@@ -255,7 +255,8 @@ class Instances:
             return None
         above = self._custody.above(instance_id)
         try:
-            found = await self._recoverer.recover(left.plan, max(above, left.ballot), on_progress)
+            above = max(above, left.ballot)
+            found = await self._recoverer.recover(left.plan, above, on_progress, only_what_is_left=True)
         except BallotBeatenError:
             raise
         except MeshError as exc:

@@ -163,9 +163,12 @@ class Members:
         ]
         return max(newer, key=lambda one: one.ballot, default=None)
 
-    def door(self, endpoint: str, peer_id: str) -> str:
-        """Where this node reaches the data port of a runner; see `reachable`."""
-        return reachable(self._membership, endpoint, peer_id)
+    def doors(self, endpoint: str, peer_id: str) -> list[str]:
+        """ "host:port" of every way by which this node knows to reach the data port of a runner, the best first."""
+        peer = self._membership.peer(peer_id)
+        if peer is None:
+            return [reachable(self._membership, endpoint, peer_id)]
+        return [f"{host}:{endpoint.rpartition(':')[2]}" for host in peer.hosts]
 
     async def connects(self, address: str, timeout_s: float) -> bool:
         """Does a process of this mesh answer at "host:port"?"""

@@ -18,7 +18,7 @@ from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
-from exo_mesh.domain.view import InstanceInfo, Record
+from exo_mesh.domain.view import Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.membership.detector import Timing
@@ -38,7 +38,8 @@ from exo_mesh.node.history import History
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
-from exo_mesh.node.members import Members, reachable
+from exo_mesh.node.local_models import LocalModels
+from exo_mesh.node.members import Members
 from exo_mesh.node.memory import MemoryReader, read_memory
 from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
@@ -51,7 +52,7 @@ from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.request_file import request_file
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
-from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
+from exo_mesh.node.stage_host import HostLimits, StageHost
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.tasks import TaskOwner
@@ -161,7 +162,8 @@ class Node(Observed):
             limits=limits,
             clock=self._clock,
             credentials=self._credentials,
-            host_of=self._host_of,
+            hosts_of=self._hosts_of,
+            engine=lambda: next((device.engine for device in self.membership.own.devices), ""),
         )
 
     def _new_monitor(self, memory_reader: MemoryReader) -> MemoryMonitor:
@@ -193,7 +195,6 @@ class Node(Observed):
             self._drivers,
             self.journal,
             self.metrics,
-            self._driver_endpoint,
             patience=patience,
             clock=self._clock,
         )
@@ -378,12 +379,9 @@ class Node(Observed):
     async def _before_refute(self) -> None:
         await self._custody.free_beaten()
 
-    def _host_of(self, peer_id: str) -> str | None:
+    def _hosts_of(self, peer_id: str) -> list[str]:
         peer = self.membership.peer(peer_id)
-        return peer.host if peer is not None else None
-
-    def _driver_endpoint(self, instance: InstanceInfo) -> str:
-        return reachable(self.membership, instance.endpoints[-1], instance.plan.stages[-1].peer_id)
+        return peer.hosts if peer is not None else []
 
     def _entry(self, name: str, peers: Sequence[str]) -> ModelEntry:
         card = self._catalogue.known_card(name)

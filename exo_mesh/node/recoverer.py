@@ -43,6 +43,7 @@ class _Attempt:
     above: Ballot
     unable: set[str]
     touched: set[str]
+    only_what_is_left: bool
     caps: dict[str, int] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     is_told: bool = False
@@ -77,15 +78,17 @@ class Recoverer:
         *,
         trouble_s: float = 0.0,
         suspects: Collection[str] = (),
+        only_what_is_left: bool = False,
     ) -> tuple[RingKeeper, InstanceInfo]:
-        """A ready ring that goes on with what is left of `old`, by a ballot above `above`.
+        """A ready ring that goes on with what is left of `old`, by a ballot above `above`. One with tensor groups is
+        formed anew instead, for which this raises StageLostError.
 
-        trouble_s: how long it took to know of the loss. suspects: peers that are not to take part. Raises
-        PlacementError if those left cannot hold the model, BallotBeatenError if somebody else is at it, or what went
-        wrong last; then nothing is left of the ring.
+        trouble_s: how long it took to know of the loss. suspects: peers that are not to take part. only_what_is_left:
+        give up if nothing is. Raises PlacementError if those left cannot hold the model, BallotBeatenError if somebody
+        else is at it, or what went wrong last; then nothing is left of the ring.
         """
         began = time.monotonic()
-        attempt = _Attempt(old, max(above, old.ballot), set(suspects), set(old.peer_ids))
+        attempt = _Attempt(old, max(above, old.ballot), set(suspects), set(old.member_ids), only_what_is_left)
         try:
             keeper, instance, found = await self._try_plans(attempt, on_progress)
         except BaseException as exc:
@@ -105,6 +108,8 @@ class Recoverer:
     async def _try_plans(self, attempt: _Attempt, on_progress: OnProgress) -> tuple[RingKeeper, InstanceInfo, Recovery]:
         instance_id = attempt.old.instance_id
         failure: MeshError = StageLostError(f"{instance_id} could not be recovered")
+        if any(stage.group is not None for stage in attempt.old.stages):
+            raise StageLostError(f"{instance_id} has a tensor group, and is formed anew")
         last = attempt.old
         for _ in range(MAX_PLANS):
             found, keep_kv_from = await self._reserve(attempt, last)
@@ -134,6 +139,8 @@ class Recoverer:
         cards = {engine: await self._placer.held(card, engine) for engine in last.engines}
         for _ in range(MAX_PLANS):
             standings = await self._standings(last, attempt.unable)
+            if attempt.only_what_is_left and not any(standing.held for standing in standings.values()):
+                raise StageLostError(f"nothing is left of {last.instance_id}")
             found = await self._solve(card, last, attempt, standings, Surroundings(cards=cards))
             plan = found.plan
             attempt.above = plan.ballot

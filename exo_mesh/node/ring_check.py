@@ -76,9 +76,17 @@ class Redial:
         self._pause_s = REDIAL_FIRST_S
         self._tokens = 0
         self._in_vain = 0
+        self._unheard = 0
+
+    def door(self, endpoint: str) -> str:
+        """Where to dial the driver, "host:port": at the best address of its peer, and after a dial to which nobody has
+        answered at the next one. endpoint: as its peer reports it."""
+        doors = self._members.doors(endpoint, self._plan.peer_ids[-1])
+        return doors[self._unheard % len(doors)]
 
     def heard(self) -> None:
         """The driver has said something."""
+        self._unheard = 0
         self._give_up_at = None
         self._pause_s = REDIAL_FIRST_S
 
@@ -93,6 +101,7 @@ class Redial:
         if self._give_up_at is None:
             self._give_up_at = self._clock() + REDIAL_S
         self._in_vain += 1
+        self._unheard += 1
         while True:
             if (newer := self._members.newer_plan(self._plan)) is not None:
                 raise StageLostError(f"{self._plan.instance_id} goes on by ballot {newer.ballot}")

@@ -70,7 +70,8 @@ class RingKeeper:
         self.lost_peer = ""
         self.hop_lost: int | None = None
         self.resumed = 0
-        self._doors: list[str] = []
+        self._endpoints: list[str] = list(endpoints)
+        self._doors: dict[int, list[str]] = {}
         self._keep_kv_from = keep_kv_from
         self._taking_back = asyncio.Lock()
         self._members = members
@@ -80,7 +81,6 @@ class RingKeeper:
         self._ready: list[asyncio.Future[pb.StageReady]] = [loop.create_future() for _ in plan.stages]
         self._loading: list[tuple[int, int]] = [(0, 0)] * len(plan.stages)
         self._tasks = TaskOwner()
-        self._note_doors(endpoints)
 
     async def bring_up(self) -> InstanceInfo:
         """Commit, link, wait. Raises the MeshError of the first stage that fails, or DeadlineError."""
@@ -94,7 +94,7 @@ class RingKeeper:
         ready = await self._or_lost(asyncio.gather(*self._ready), patience_s, "every stage is loaded")
         refuse_mismatch(self.plan, ready)
         self.resumed = sum(status.resumed for status in ready)
-        self._note_doors(endpoints)
+        self._endpoints = endpoints
         pids = tuple(status.pid for status in listening)
         return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
 
@@ -110,13 +110,34 @@ class RingKeeper:
         for future in waits:
             future.cancel()
 
-    async def release(self) -> None:
-        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone."""
+    async def release(self, *, for_good: bool = False) -> None:
+        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone.
+
+        for_good: also those that have promised themselves to somebody else who did not get all of them.
+        """
         await self.close()
+        if for_good:
+            asked = (self._promised(index, peer_id) for index, peer_id in enumerate(self.plan.peer_ids))
+            highest = max(await asyncio.gather(*asked))
+            if highest > self.ballot:
+                self.ballot = highest.next_for(self._members.own_id)
         await release_all(self.plan, self._members, self.ballot)
 
-    def _note_doors(self, endpoints: Sequence[str]) -> None:
-        self._doors = [self._members.door(*each) for each in zip(endpoints, self.plan.peer_ids, strict=False)]
+    async def _promised(self, index: int, peer_id: str) -> Ballot:
+        """By which ballot the stage of this plan runs; ours if it is none that is higher, or if that cannot be told. To
+        ask by our own ballot changes nothing."""
+        try:
+            answer = await self._members.member(peer_id).adopt(self.plan, index, self.ballot)
+        except MeshError:
+            return self.ballot
+        return max(self.ballot, answer.beaten_by or NO_BALLOT)
+
+    def _doors_of(self, index: int) -> list[str]:
+        """Where the runner of a stage may be reached; as far as it was known while its peer was."""
+        peer_id = self.plan.peer_ids[index]
+        if self._endpoints and (self._members.is_alive(peer_id) or index not in self._doors):
+            self._doors[index] = self._members.doors(self._endpoints[index], peer_id)
+        return self._doors.get(index, [])
 
     async def _follow(self, index: int) -> None:
         stage = self.plan.stages[index]
@@ -148,9 +169,8 @@ class RingKeeper:
 
     async def _is_lost(self, index: int, for_long: bool) -> bool:
         """Of a stage whose node cannot be asked now: a node that stands still ends no ring whose runners go on."""
-        if self._doors and await is_refused(self._doors[index]):
-            return True
-        return for_long and not await lives(self.plan, self._doors, index, self._members)
+        doors = self._doors_of(index)
+        return await is_refused(doors) or (for_long and not await lives(self.plan, index, doors, self._members))
 
     async def _reports(self, index: int, heard: Callable[[], None]) -> None:
         """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""

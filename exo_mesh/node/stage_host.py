@@ -6,20 +6,20 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
-from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.errors import MeshError, ReservationError, StageLostError
+from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.hops import Hops
+from exo_mesh.node.local_models import LocalModels, refuse_misfit
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.reservations import Answer, Lease, Reservations
+from exo_mesh.node.spares import SparePool
 from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
-from exo_mesh.node.standing import Standing, goes_on
+from exo_mesh.node.standing import Standing, goes_on, is_well, start_message, why_unwell
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
@@ -32,22 +32,7 @@ EXPIRE_EVERY_S = 1.0
 STOOD_STILL_S = 2.0
 """A round of the clock that is later than this means that this process was stopped, or the machine asleep."""
 
-SILENT_S = 2.0
-"""A runner reports twice a second. One that has missed four reports is not killed for it (see Limits.silence_s), but
-who asks whether it runs, because a connection to it broke, is told no."""
-
-LISTEN_S = 0.6
-"""... unless it reports within this: it may be this node that stood still, and has not read the reports yet."""
-
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class LocalModels:
-    """What a stage host asks of the models on disk; both may raise UnknownModelError or ModelError, and block."""
-
-    card: Callable[[str], ModelCard]
-    find: Callable[[str], Path]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +46,8 @@ class HostLimits:
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
-    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". host_of: see Hops.
+    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
+    engine: the one that spare runners are for.
     """
 
     def __init__(
@@ -77,7 +63,8 @@ class StageHost:
         clock: Clock = monotonic,
         credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
-        host_of: Callable[[str], str | None] = lambda peer_id: None,
+        hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
+        engine: Callable[[], str] = lambda: "",
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -90,7 +77,8 @@ class StageHost:
         self._credentials = credentials
         self._reservations = Reservations()
         self._make_runner = make_runner
-        self._hops = Hops(host_of)
+        self._hops = Hops(hosts_of)
+        self._spares = SparePool(settings.spare_runners, engine, limits.command)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._speed = SpeedMeter()
@@ -102,6 +90,7 @@ class StageHost:
     def start(self) -> None:
         self._tasks.start(self._keep_expiring(), "expire leases")
         self._tasks.start(self._hops.keep(), "ways of the hops")
+        self._tasks.start(self._spares.keep(), "spare runners")
 
     async def stop(self) -> None:
         """Take no more stages, and end all runners, each within 4 s, side by side."""
@@ -173,7 +162,7 @@ class StageHost:
 
         Raises ReservationError if this stage can never run here: wrong peer, model, digest or engine.
         """
-        await self._check(plan, index)
+        await refuse_misfit(plan, index, self._own_id, self._models, self._can_run)
         async with self._turn:
             if self._stopping:
                 return Answer(False, 0, "this node is stopping")
@@ -238,13 +227,7 @@ class StageHost:
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         if runner is None or lease is None or lease.plan.ballot != ballot:
             return f"ballot {ballot} of {instance_id} does not run here"
-        if (failed := runner.board.failed) is not None:
-            return failed.message
-        if not runner.board.ready:
-            return f"{runner.label} is not loaded"
-        if runner.silent_s > SILENT_S:
-            await asyncio.sleep(LISTEN_S)
-        return f"{runner.label} has been silent for {runner.silent_s:.0f} s" if runner.silent_s > SILENT_S else ""
+        return await why_unwell(runner)
 
     async def standing(self, instance_id: str) -> Standing:
         """What this node has of an instance, of whatever plan."""
@@ -264,29 +247,12 @@ class StageHost:
             if started is not None and started.ballot <= ballot:
                 await self._end_runner(instance_id)
 
-    async def _check(self, plan: Plan, index: int) -> None:
-        if not 0 <= index < len(plan.stages) or plan.stages[index].peer_id != self._own_id:
-            raise ReservationError(f"stage {index} of the plan is not of this peer", peer_id=self._own_id)
-        try:
-            card = await asyncio.to_thread(self._models.card, plan.model)
-        except MeshError as exc:
-            raise ReservationError(str(exc), peer_id=self._own_id) from exc
-        if card.digest != plan.model_digest:
-            raise ReservationError(
-                f"the files of {plan.model} here have digest {card.digest[:12]}, the plan means "
-                f"{plan.model_digest[:12]}: the peers hold different versions of the model",
-                peer_id=self._own_id,
-            )
-        if problem := self._can_run(plan.stages[index].engine, card.architecture):
-            raise ReservationError(problem, peer_id=self._own_id)
-
     def _to_go_on(self, plan: Plan, index: int) -> Lease | None:
         """What the process of this instance was started for, if it is well and can go on by this plan."""
         runner, started = self._runners.get(plan.instance_id), self._started.get(plan.instance_id)
         if runner is None or started is None or not goes_on(started, plan, index):
             return None
-        well = runner.board.ready and runner.board.failed is None and runner.silent_s <= SILENT_S
-        return started if well else None
+        return started if is_well(runner) else None
 
     async def _bring_in(self, lease: Lease, keep_kv_from: int | None) -> Runner:
         """A process for a lease: the one that is there if it can go on, else a new one."""
@@ -308,24 +274,19 @@ class StageHost:
         return runner
 
     async def _start_runner(self, lease: Lease) -> Runner:
-        plan, settings = lease.plan, self._settings
-        first, last = settings.data_ports or (0, 0)
-        start = runner_pb2.StartStage(
-            plan=plan_to_proto(plan),
-            stage=lease.index,
-            model_dir=str(await asyncio.to_thread(self._models.find, plan.model)),
-            options=settings.engine_options,
-            host=settings.host,
-            port_first=first,
-            port_last=last,
-            max_queued=settings.max_queued,
-            tls=tls_to_proto(self._credentials.current if self._credentials else None),
-        )
+        plan = lease.plan
+        model_dir = await asyncio.to_thread(self._models.find, plan.model)
+        start = start_message(lease, model_dir, self._settings, self._credentials)
         card = await asyncio.to_thread(self._models.card, plan.model)
         lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         runner = self._make_runner(
-            label, start, settings.host, limits=self._limits.runner, command=self._limits.command
+            label,
+            start,
+            self._settings.host,
+            limits=self._limits.runner,
+            command=self._limits.command,
+            spare=self._spares.take(lease.stage.engine),
         )
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease

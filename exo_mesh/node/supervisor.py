@@ -8,15 +8,14 @@ import logging
 import math
 import os
 import signal
-import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.config import SECRET_VARIABLE
 from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError
+from exo_mesh.node.runner_child import Child, spawn
 from exo_mesh.node.stage_status import StatusBoard
 from exo_mesh.proto import control_pb2, plan_pb2, runner_pb2
 from exo_mesh.transport import runner_pipe
@@ -24,21 +23,11 @@ from exo_mesh.transport.channel_options import bracketed
 
 RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner")
 
-# gRPC's event engine reads a socket in one thread, handles it in another and tells a third of it; without the engine
-# the third does it all, as it used to. That is a quarter of a hop, measured; on other systems nobody has.
-_QUICK_POLLING = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"} if sys.platform == "linux" else {}
-
-RUNNER_ENVIRONMENT = {
-    # glibc maps and faults in fresh pages for every large message unless told otherwise: half of the cost of a
-    # 16 MiB hop, measured.
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "268435456",
-    **_QUICK_POLLING,
-}
-
 MAX_LINE_BYTES = 2000
 """Longer lines of a runner's stderr are cut; a native library may write megabytes without a line end."""
+
+SECOND_LOOK_S = 1.0
+"""Two heartbeats."""
 
 CHANGE_S = 30.0
 """How long a runner may take to go on by another plan: it does what it is computing first, and a chunk of prefill on a
@@ -79,7 +68,10 @@ class Runner:
         limits: Limits = Limits(),
         command: Sequence[str] = RUNNER_COMMAND,
         environment: Mapping[str, str] = os.environ,
+        spare: Child | None = None,
     ) -> None:
+        """spare: a process that waits for a stage, to be used instead of a new one."""
+        self._spare = spare
         self.label = label
         self.board = StatusBoard()
         self.beat: runner_pb2.Heartbeat | None = None
@@ -156,33 +148,18 @@ class Runner:
         await self._gone.wait()
 
     async def _run(self, on_beat: OnBeat) -> None:
-        ours, theirs = runner_pipe.socket_pair()
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                "--control-fd",
-                str(theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env={**_without_secret(self._environment), **RUNNER_ENVIRONMENT},
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        child = self._spare or await spawn(self._command, self._environment)
+        process = child.process
         self.pid = process.pid
         output = asyncio.create_task(self._log_output(process), name=f"output of {self.label}")
         try:
-            await self._talk(ours, process, on_beat)
+            await self._talk(child, process, on_beat)
         finally:
             await _shielded(self._see_off(process, output))
 
-    async def _talk(self, ours: socket.socket, process: asyncio.subprocess.Process, on_beat: OnBeat) -> None:
-        reader, self._writer = await runner_pipe.open_pipe(ours)
+    async def _talk(self, child: Child, process: asyncio.subprocess.Process, on_beat: OnBeat) -> None:
+        await child.open()
+        reader, self._writer = child.reader, child.writer
         await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")
@@ -206,25 +183,36 @@ class Runner:
         self._ready_by = loop.time() + self._limits.load_s(self._stage_bytes)
         patience_s = self._limits.first_message_s
         while True:
-            try:
-                async with asyncio.timeout(patience_s):
-                    report = await runner_pipe.read_message(reader, runner_pb2.FromRunner)
-            except TimeoutError as exc:
-                raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s") from exc
+            report = await self._next_report(reader, patience_s)
             if report is None:
                 return
             self._take(report, on_beat)
             if not self.board.ready and loop.time() > self._ready_by:
-                raise DeadlineError(f"{self.label} was not ready after {self._allowed_s:.0f} s")
+                raise DeadlineError(f"{self.label} {self._overdue}")
             patience_s = self._limits.silence_s
+
+    async def _next_report(self, reader: asyncio.StreamReader, patience_s: float) -> runner_pb2.FromRunner | None:
+        """Raises DeadlineError without one. A node that was stopped itself finds the reports of all that time in the
+        pipe, so it looks once more before it calls its runner silent."""
+        reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
+        try:
+            for wait_s in (patience_s, SECOND_LOOK_S):
+                if (await asyncio.wait((reading,), timeout=wait_s))[0]:
+                    return reading.result()
+            raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s")
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
     @property
     def _stage_bytes(self) -> int:
         return self._start.plan.stages[self._start.stage].reserve_bytes
 
     @property
-    def _allowed_s(self) -> float:
-        return CHANGE_S if self._ballot != self._start.plan.ballot else self._limits.load_s(self._stage_bytes)
+    def _overdue(self) -> str:
+        if self._ballot != self._start.plan.ballot:
+            return f"did not go on by another plan within {CHANGE_S:.0f} s"
+        return f"was not loaded after {self._limits.load_s(self._stage_bytes):.0f} s"
 
     def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
         self._heard_at = asyncio.get_running_loop().time()
@@ -306,11 +294,6 @@ class Runner:
         if text:
             self._last_lines.append(text)
             _log.info("runner %s: %s", self.label, text)
-
-
-def _without_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """A runner gets a certificate over its pipe, and has no use for what made it."""
-    return {name: value for name, value in environment.items() if name != SECRET_VARIABLE}
 
 
 async def _ended(process: asyncio.subprocess.Process, patience_s: float) -> None:

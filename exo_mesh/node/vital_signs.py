@@ -13,8 +13,13 @@ CONNECT_S = 1.5
 """How long a runner may take to answer at its data port: a LAN needs 3 ms, Wi-Fi 100, and TLS on a slow board 500."""
 
 
-async def is_refused(address: str) -> bool:
-    """Does the machine answer that nobody listens at "host:port"? Then the process is gone; silence says less."""
+async def is_refused(doors: Sequence[str]) -> bool:
+    """Does the machine answer, at each "host:port" by which it is reached, that nobody listens there? Then the process
+    is gone; silence says less."""
+    return bool(doors) and all(await asyncio.gather(*map(_is_refused_at, doors)))
+
+
+async def _is_refused_at(address: str) -> bool:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -27,18 +32,15 @@ async def is_refused(address: str) -> bool:
     return False
 
 
-async def lives(plan: Plan, doors: Sequence[str], index: int, members: Members) -> bool:
+async def lives(plan: Plan, index: int, doors: Sequence[str], members: Members) -> bool:
     """Is a stage there, as far as anybody can tell whose word is not its node's?
 
-    doors[i]: "host:port" at which this node reaches the data port of stage i. Its runner answers there itself, or the
-    stage before it has its hop to it up.
+    doors: "host:port" by which this node may reach its data port. Its runner answers there itself, or the stage before
+    it has its hop to it up.
     """
-    door = doors[index] if doors else ""
-    if door and await is_refused(door):
+    if await is_refused(doors):
         return False
-    answers = [_is_linked_to(plan, index, members)]
-    if door:
-        answers.append(members.connects(door, CONNECT_S))
+    answers = [_is_linked_to(plan, index, members), *(members.connects(door, CONNECT_S) for door in doors)]
     return any(await asyncio.gather(*answers))
 
 

@@ -83,7 +83,7 @@ class Pressure(_message.Message):
     def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class ToRunner(_message.Message):
-    __slots__ = ("start", "link", "stop", "tls", "pressure", "change", "ranks")
+    __slots__ = ("start", "link", "stop", "tls", "pressure", "change", "ranks", "prepare")
     START_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class ToRunner(_message.Message):
     PRESSURE_FIELD_NUMBER: _ClassVar[int]
     CHANGE_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
     start: StartStage
     link: LinkNext
     stop: StopStage
@@ -98,7 +99,22 @@ class ToRunner(_message.Message):
     pressure: Pressure
     change: ChangePlan
     ranks: LinkRanks
-    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ..., change: _Optional[_Union[ChangePlan, _Mapping]] = ..., ranks: _Optional[_Union[LinkRanks, _Mapping]] = ...) -> None: ...
+    prepare: Prepare
+    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ..., change: _Optional[_Union[ChangePlan, _Mapping]] = ..., ranks: _Optional[_Union[LinkRanks, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("engine",)
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    engine: str
+    def __init__(self, engine: _Optional[str] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("import_s", "memory_bytes")
+    IMPORT_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    import_s: float
+    memory_bytes: int
+    def __init__(self, import_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Listening(_message.Message):
     __slots__ = ("port", "pid")
@@ -209,7 +225,7 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class FromRunner(_message.Message):
-    __slots__ = ("listening", "loading", "ready", "heartbeat", "failed", "changed", "hop_lost")
+    __slots__ = ("listening", "loading", "ready", "heartbeat", "failed", "changed", "hop_lost", "prepared")
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +233,7 @@ class FromRunner(_message.Message):
     FAILED_FIELD_NUMBER: _ClassVar[int]
     CHANGED_FIELD_NUMBER: _ClassVar[int]
     HOP_LOST_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
     listening: Listening
     loading: Loading
     ready: Ready
@@ -224,4 +241,5 @@ class FromRunner(_message.Message):
     failed: Failed
     changed: Changed
     hop_lost: HopLost
-    def __init__(self, listening: _Optional[_Union[Listening, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., changed: _Optional[_Union[Changed, _Mapping]] = ..., hop_lost: _Optional[_Union[HopLost, _Mapping]] = ...) -> None: ...
+    prepared: Prepared
+    def __init__(self, listening: _Optional[_Union[Listening, _Mapping]] = ..., loading: _Optional[_Union[Loading, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., changed: _Optional[_Union[Changed, _Mapping]] = ..., hop_lost: _Optional[_Union[HopLost, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ...) -> None: ...

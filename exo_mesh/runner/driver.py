@@ -99,10 +99,14 @@ class Driver:
         self._last_step = 0
         resumed = self._scheduler.rewind(limits, self._pace, kept_from, held)
         self._ops = [Retain(tuple(held))]
-        for generation in self._live.values():
-            self._tell(generation, prefill_events, 0)  # by which its entry peer learns of the ballot
+        self.reassure()  # by which entry peers learn of the ballot
         self.pump()
         return resumed
+
+    def reassure(self) -> None:
+        """Tell all callers that their requests live: of silence, entry peers think that it is the ring's end."""
+        for generation in self._live.values():
+            self._tell(generation, prefill_events, 0)
 
     def _came_round(self) -> dict[int, int]:
         """By running sequence, the positions whose rows have been computed by every stage."""

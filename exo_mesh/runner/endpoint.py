@@ -16,9 +16,10 @@ from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
+from exo_mesh.runner.driver import SIGN_OF_LIFE_S
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.ranks import RankLinks, watch_leader
-from exo_mesh.runner.worker import Change, StageSetup, Worker
+from exo_mesh.runner.worker import Change, Reassure, StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
@@ -117,12 +118,20 @@ class Endpoint:
             return
         if self._setup.num_stages > 1:
             yield self._keep_hop()
+            yield self._reassure()
         if self._ranks is not None:
             yield self._ranks.run()
 
     async def _send(self, frame: Frame) -> None:
         if frame.ballot == self._setup.plan.ballot:
             await self._link.send(frame)
+
+    async def _reassure(self) -> None:
+        """While the hop is down, the callers of a driver hear of it from time to time."""
+        while True:
+            await asyncio.sleep(SIGN_OF_LIFE_S)
+            if self._worker.driver is not None and not self._link.linked:
+                self._worker.inbox.put_nowait(Reassure())
 
     async def _keep_hop(self) -> None:
         """The hop of each plan in turn."""

@@ -9,11 +9,15 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from exo_mesh.engine.contract import TensorSpec
+from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
@@ -21,10 +25,10 @@ from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
 from exo_mesh.runner.ranks import RankFiles
-from exo_mesh.runner.worker import Change, StageSetup, Worker
+from exo_mesh.runner.worker import Change, Prepared, StageSetup, Worker
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.transport.plan_codec import plan_from_proto, rank_from_proto
-from exo_mesh.transport.runner_pipe import receive_message
+from exo_mesh.transport.runner_pipe import receive_message, send_message
 from exo_mesh.transport.tls_codec import tls_from_proto
 
 START_DEADLINE_S = 20.0
@@ -40,6 +44,13 @@ def run_process(control_fd: int) -> int:
     pipe = socket.socket(fileno=control_fd)
     pipe.settimeout(START_DEADLINE_S)
     first = receive_message(pipe, pb.ToRunner)
+    prepared: Prepared | None = None
+    if first is not None and first.HasField("prepare"):
+        prepared = _prepare(pipe, first.prepare.engine)
+        if prepared is None:
+            return EXIT_FAILED
+        pipe.settimeout(None)  # until there is a stage for it, or its node is gone
+        first = receive_message(pipe, pb.ToRunner)
     if first is None or not first.HasField("start"):
         return EXIT_ORPHANED
     pipe.settimeout(None)  # from here on `select` says when there is something to read
@@ -49,14 +60,30 @@ def run_process(control_fd: int) -> int:
 
         factory = uvloop.new_event_loop
     thread = EngineThread()
-    return thread.run(_serve(pipe, first.start, thread), factory)
+    return thread.run(_serve(pipe, first.start, thread, prepared), factory)
 
 
-async def _serve(pipe: socket.socket, start: pb.StartStage, thread: EngineThread) -> int:
+def _prepare(pipe: socket.socket, engine: str) -> Prepared | None:
+    """Import what a stage of this engine will need; None if that fails, which the node has been told."""
+    begin = time.monotonic()
+    try:
+        made = provider(engine).create()
+    except MeshError as exc:
+        send_message(pipe, pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
+        return None
+    memory_bytes = psutil.Process().memory_info().rss
+    answer = pb.Prepared(import_s=time.monotonic() - begin, memory_bytes=memory_bytes)
+    send_message(pipe, pb.FromRunner(prepared=answer))
+    return Prepared(engine, made)
+
+
+async def _serve(
+    pipe: socket.socket, start: pb.StartStage, thread: EngineThread, prepared: Prepared | None = None
+) -> int:
     """Load, listen, work. Every way to fail is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
     setup = _setup(start)
-    worker = Worker(setup, thread)
+    worker = Worker(setup, thread, prepared)
     credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
     endpoint = Endpoint(setup, worker, credentials, lambda why: pulse.report(_hop_lost(why)))
 

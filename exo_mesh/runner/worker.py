@@ -53,6 +53,11 @@ class Unpark:
 
 
 @dataclass(frozen=True, slots=True)
+class Reassure:
+    """The ring stands still, and somebody is at work on it: those who wait for tokens are to know."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A Shutdown op has come round."""
 
@@ -89,7 +94,7 @@ class Computed:
     result: StageResult
 
 
-Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Ended | Failed
+Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Ended | Failed
 
 DIRECT_TOKENS = 32
 """Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
@@ -133,6 +138,14 @@ class StageSetup:
         return self.rank is not None and not self.rank.is_leader
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An engine whose library was imported before there was a stage for it."""
+
+    name: str
+    engine: StageEngine
+
+
 Send = Callable[[Frame], Awaitable[None]]
 
 
@@ -150,9 +163,12 @@ class Worker:
     `progress` rises with each item done, and during a load. `pressure` is set by the node: see StageReport.
     """
 
-    def __init__(self, setup: StageSetup, engine_thread: EngineThread | None = None) -> None:
+    def __init__(
+        self, setup: StageSetup, engine_thread: EngineThread | None = None, prepared: Prepared | None = None
+    ) -> None:
         self._setup = setup
         self._thread = engine_thread or EngineThread()
+        self._prepared = prepared
         self._arrived = 0
         self._slow_steps = 0
         self._was_large = False
@@ -186,7 +202,9 @@ class Worker:
         start = time.perf_counter()
         setup, plan = self._setup, self._setup.plan
         stage = plan.stages[setup.index]
-        engine = provider(stage.engine).create()
+        prepared, self._prepared = self._prepared, None
+        use = prepared is not None and prepared.name == stage.engine
+        engine = prepared.engine if prepared is not None and use else provider(stage.engine).create()
         if setup.rank is not None:
             if not isinstance(engine, GroupMember):
                 raise EngineError(f"the engine {stage.engine} cannot be a rank of a tensor group")
@@ -291,6 +309,8 @@ class Worker:
                 self.driver.cancel(item.request_id, item.mailbox)
             elif isinstance(item, Unpark):
                 self.driver.unpark(item.request_id, item.mailbox)
+            elif isinstance(item, Reassure):
+                self.driver.reassure()
         await self._pass_on()
 
     @property

@@ -11,7 +11,7 @@ import pytest
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.node.service import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, tokens, until
-from tests.node.relays import has_second_loopback
+from tests.node.relays import SECOND, has_second_loopback
 from tests.node.test_faults import collect
 from tests.node.two_ways import TwoWays, two_ways
 
@@ -41,6 +41,23 @@ async def test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer(
             await request
         assert got == expected
         assert instances(mesh.far) == [before] == instances(mesh.near), "the same ballot and processes"
+
+
+async def test_a_data_port_that_is_blocked_at_the_best_address_is_dialled_at_the_next_one(tmp_path: Path) -> None:
+    """The control plane works there, so nothing else would look for another way."""
+    async with two_ways(tmp_path) as mesh:
+        before = await placed(mesh)
+        expected = await tokens(mesh.far, a_request("undisturbed", 60))
+        got: list[int] = []
+        request = asyncio.create_task(collect(mesh.far, "disturbed", 60, got))
+        await until(lambda: len(got) > 10)
+        mesh.data.unplug()
+        async with asyncio.timeout(15):
+            await request
+        assert got == expected and instances(mesh.far) == [before] == instances(mesh.near)
+        assert [peer.host for peer in mesh.near.membership.peers] == [SECOND]
+        # the driver is at far, and reached from near by the same two addresses
+        assert await tokens(mesh.near, a_request("from the other side", 60)) == expected
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_a_ring_that_failed_a_request_here_is_not_used_until_somebody_has_adopte
     unused: Any = None
     noted: dict[str, Ballot] = {}
     custody: Any = SimpleNamespace(note=noted.__setitem__)
-    known = Instances(unused, custody, unused, unused, unused)
+    known = Instances(unused, custody, unused, unused, unused, unused)
     ring = an_instance(1, "x", "a", "b")
     adopted = replace(ring, adopted=Ballot(2, "a"))
     known.distrust(ring)

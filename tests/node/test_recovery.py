@@ -66,7 +66,7 @@ async def crash(node: Node, instance: dict[str, Any]) -> None:
     await node._host._tasks.close()
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("lost", [0, *(pytest.param(index, marks=pytest.mark.slow) for index in (1, 2))])
 async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep_theirs(
     tmp_path: Path, lost: int
 ) -> None:
@@ -104,6 +104,7 @@ async def test_a_spare_takes_the_layers_of_a_dead_peer_and_nobody_else_loads(tmp
         assert counted(nodes[0], "recovery_loaded_bytes_total") == lost
 
 
+@pytest.mark.slow
 async def test_neighbours_absorb_a_dead_owner_and_the_lowest_member_owns_what_is_left(tmp_path: Path) -> None:
     async with mesh(tmp_path, 4, engine_options=SLOW, usable_bytes=(1000 * MB,) * 3 + (MB,)) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
@@ -131,6 +132,7 @@ async def test_sixteen_streams_survive_a_stage_and_none_is_refused(tmp_path: Pat
         assert sum(counted(node, "requests_resumed_total") for node in nodes) == 16
 
 
+@pytest.mark.slow
 async def test_a_node_that_stands_still_while_its_runner_lives_costs_no_token(tmp_path: Path) -> None:
     """The middle one of three; its control plane does not answer, and the mesh holds it for dead."""
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
@@ -175,6 +177,7 @@ async def test_when_nobody_can_hold_the_model_requests_end_with_the_numbers_unti
             await returned.stop()
 
 
+@pytest.mark.slow
 async def test_an_instance_that_is_being_recovered_can_be_deleted(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"load_ms": "3000"}) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
@@ -183,3 +186,34 @@ async def test_an_instance_that_is_being_recovered_can_be_deleted(tmp_path: Path
         assert await nodes[1].delete_instance(placed["id"])
         await until(lambda: not any(instances(node) for node in nodes))
         assert all(node._host.reserved_bytes == 0 for node in nodes)
+
+
+@pytest.mark.slow
+async def test_a_hop_that_is_lost_between_two_that_live_is_made_anew_and_nothing_is_loaded(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
+        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        expected = await tokens(nodes[1], a_request("undisturbed", 60))
+        reading = Reading(nodes[1], "disturbed", 60)
+        await until(lambda: len(reading.tokens) > 10)
+        runner = nodes[0]._host._runners[placed["id"]]
+        nodes[0]._host._hops.forget(placed["id"], runner)
+        await runner.link("127.0.0.1:1")
+        assert await asyncio.wait_for(reading.task, 30) == expected
+        (after,) = ready(nodes[1])
+        assert after["ballot"] > placed["ballot"] and pids(after) == pids(placed)
+        assert counted(nodes[0], "recovery_loaded_bytes_total") == 0
+
+
+@pytest.mark.slow
+async def test_an_owner_that_stops_leaves_its_ring_to_the_others(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 4, engine_options=SLOW) as nodes:
+        placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
+        await until(lambda: ready(nodes[3]))
+        expected = await tokens(nodes[3], a_request("undisturbed", 60))
+        reading = Reading(nodes[3], "disturbed", 60)
+        await until(lambda: len(reading.tokens) > 10)
+        await nodes[0].stop()
+        assert await asyncio.wait_for(reading.task, 30) == expected
+        (after,) = ready(nodes[3])
+        assert [stage["peer"] for stage in after["stages"]] == [nodes[n].node_id for n in (3, 1, 2)]
+        assert {peer: pids(after)[peer] for peer in list(pids(placed))[1:]} == dict(list(pids(placed).items())[1:])

@@ -126,7 +126,7 @@ async def test_a_ring_that_is_well_is_not_placed_anew_because_one_peer_cannot_re
     monkeypatch.setattr(ring_check, "REDIAL_S", 0.5)
     async with mesh(tmp_path, 1) as (node,):
         before = await node.create_instance(InstanceSpec(MODEL))
-        monkeypatch.setattr(node._router, "_endpoint_of", lambda instance: "127.0.0.1:1")
+        monkeypatch.setattr(Redial, "door", lambda redial, endpoint: "127.0.0.1:1")
         with pytest.raises(TransportError, match=r"is well, but .* cannot be reached from here"):
             await tokens(node, a_request())
         monkeypatch.undo()
@@ -169,7 +169,7 @@ async def test_a_request_that_waits_for_its_ring_can_be_cancelled(
     monkeypatch.setattr(ring_check, "MAX_REDIALS", 10**6)
     async with mesh(tmp_path, 1) as (node,):
         await node.create_instance(InstanceSpec(MODEL))
-        monkeypatch.setattr(node._router, "_endpoint_of", lambda instance: "127.0.0.1:1")
+        monkeypatch.setattr(Redial, "door", lambda redial, endpoint: "127.0.0.1:1")
         request = asyncio.create_task(tokens(node, a_request("r")))
         await until(lambda: node.metrics.registry.get_sample_value("exo_mesh_driver_redials_total"))
         assert await node.cancel("r")

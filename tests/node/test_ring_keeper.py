@@ -13,6 +13,7 @@ from exo_mesh.errors import StageLostError
 from exo_mesh.node import ring_keeper
 from exo_mesh.node.reservations import Answer, Reservations
 from exo_mesh.node.ring_keeper import RingKeeper
+from exo_mesh.node.standing import Standing
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.proto import control_pb2 as pb
 from tests.node.meshes import until
@@ -35,10 +36,18 @@ class Stage:
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return "" if self.runs and (instance_id, ballot) == (PLAN.instance_id, PLAN.ballot) else "it does not run"
 
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        self.held.release(instance_id, ballot)
+
+    async def standing(self, instance_id: str) -> Standing:
+        return Standing(range(1), 0, linked=False)
+
     async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
         return self.held.adopt(plan.instance_id, plan.ballot, adopted)
 
-    async def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[pb.StageStatus]:
+    async def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
         if self.held.renew(instance_id, ballot, 0.0) is None:
             raise StageLostError(f"ballot {ballot} is not in force here")
         self.streams += 1
@@ -55,9 +64,13 @@ class Ring:
     def __init__(self) -> None:
         self.stages = {"a": Stage(0), "b": Stage(1)}
         self.other_owner = False
+        self.alive = {"a", "b"}
 
     def member(self, peer_id: str) -> Any:
         return self.stages[peer_id]
+
+    def is_alive(self, peer_id: str) -> bool:
+        return peer_id in self.alive
 
     def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
         return self.other_owner
@@ -112,3 +125,37 @@ async def test_a_ring_that_has_another_owner_is_left_to_that_one(ring: Ring, kee
     ring.break_stream("a")
     assert "has been adopted" in str(await keeper.lost), "unless the custody hands over before"
     assert ring.ballots() == [Ballot(7, "a")] * 2
+
+
+async def test_a_ring_that_was_adopted_whole_is_not_taken_back_before_its_record_is_here(
+    ring: Ring, keeper: RingKeeper
+) -> None:
+    """The cut between the two has healed, and news travels more slowly than a question."""
+    for stage in ring.stages.values():
+        stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("b")
+    assert "has been adopted by peer a" in str(await keeper.lost)
+    assert ring.ballots() == [Ballot(7, "a")] * 2
+
+
+async def test_a_ring_whose_adopter_has_died_is_taken_back(ring: Ring, keeper: RingKeeper) -> None:
+    ring.alive.remove("a")
+    for stage in ring.stages.values():
+        stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("b")
+    await until(lambda: ring.stages["b"].streams == 2)
+    assert ring.ballots() == [keeper.ballot] * 2 and keeper.ballot > Ballot(7, "a")
+
+
+async def test_a_ring_that_ends_for_good_ends_at_a_stage_that_is_promised_to_a_failed_adopter(
+    ring: Ring, keeper: RingKeeper
+) -> None:
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    await keeper.release(for_good=True)
+    assert not any(stage.held.leases for stage in ring.stages.values())
+
+
+async def test_a_ring_that_gives_way_leaves_what_an_adopter_has(ring: Ring, keeper: RingKeeper) -> None:
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    await keeper.release()
+    assert ring.stages["a"].held.leases and not ring.stages["b"].held.leases

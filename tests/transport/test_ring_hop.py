@@ -227,3 +227,28 @@ async def standstill(count: Callable[[], int]) -> None:
 async def send_all(link: RingLink, frames: list[Frame]) -> None:
     for one in frames:
         await link.send(one)
+
+
+async def test_after_a_change_of_ballot_only_the_new_neighbour_is_heard_and_steps_begin_anew(
+    receiving: Receiving,
+) -> None:
+    """The stage before is another one, too. What the old stream still brings is dropped, and breaks nothing."""
+    higher = Ballot(3, "me")
+    old = RingLink(hello())
+    old.set_endpoint(f"127.0.0.1:{receiving.port}")
+    running = asyncio.create_task(old.run())
+    for step in (1, 2, 3):
+        await old.send(frame(step))
+    await receiving.until(lambda: len(receiving.frames) == 3)
+    receiving.receiver.change(higher, 2)
+    await old.send(frame(4))
+    new = RingLink(hello(higher, stage=2))
+    new.set_endpoint(f"127.0.0.1:{receiving.port}")
+    going_on = asyncio.create_task(new.run())
+    await new.send(frame(1).changed(ballot=higher))
+    await receiving.until(lambda: len(receiving.frames) == 4)
+    assert [(one.ballot, one.step) for one in receiving.frames[2:]] == [(BALLOT, 3), (higher, 1)]
+    assert not going_on.done()
+    for task in (running, going_on):
+        task.cancel()
+    await asyncio.gather(running, going_on, return_exceptions=True)
