@@ -85,7 +85,7 @@ class ControlService:
             else:
                 answer = await self._host.reserve(plan, request.stage)
         except ReservationError as exc:
-            return pb.ReserveReply(granted=False, reason=str(exc), never=True)
+            return pb.ReserveReply(granted=False, reason=str(exc), never=True, never_code=exc.why)
         reply = pb.ReserveReply(granted=answer.granted, reason=answer.reason, usable_bytes=answer.usable_bytes)
         if answer.beaten_by is not None:
             reply.beaten_by.CopyFrom(ballot_to_proto(answer.beaten_by))

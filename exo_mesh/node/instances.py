@@ -19,7 +19,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.distrust import Distrust
-from exo_mesh.node.placer import BallotBeatenError, Placer
+from exo_mesh.node.placer import BallotBeatenError, Placer, StageFailedError
 from exo_mesh.node.service import InstanceSpec
 from exo_mesh.tasks import TaskOwner
 
@@ -187,7 +187,7 @@ class Instances:
                         return await self._join(instance_id, spec, exc.ballot)
                     except (StageLostError, DeadlineError) as lost:
                         failure = lost
-                except (StageLostError, TransportError, DeadlineError) as exc:
+                except (StageLostError, StageFailedError, TransportError, DeadlineError) as exc:
                     failure = exc
                 _log.info("%s: attempt %d: %s", instance_id, attempt + 1, failure)
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5) * (attempt + 1))

@@ -33,7 +33,11 @@ from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.closed_mesh import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
+from exo_mesh.node.disk import Disk
+from exo_mesh.node.flight_recorder import FlightRecorder
 from exo_mesh.node.generate import Patience, Router
+from exo_mesh.node.guard import Guard
+from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
@@ -42,12 +46,14 @@ from exo_mesh.node.memory import MemoryReader, read_memory
 from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.own_addresses import keep_addresses
+from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
+from exo_mesh.node.quarantine import Quarantine
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
-from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
+from exo_mesh.node.stage_host import HostLimits, Keeping, LocalModels, StageHost
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.node.traces import chrome_trace
@@ -91,7 +97,6 @@ class Node:
         self._memory = DeviceMemory(memory_reader)
         self._clock = clock
         self._phase = "starting"
-        self._problems: list[dict[str, str]] = []
         self._tasks = TaskOwner()
         self._credentials = own_credentials(settings)
         self._identity = take_identity(settings.home)
@@ -99,14 +104,18 @@ class Node:
         self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
         self.membership = self._new_membership(tuning.timing)
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
+        self._disk = disk = Disk(settings.home)
+        self._keeping = self._new_keeping()
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
-        self._surveys = surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys")
+        self._surveys = surveys = Surveys(
+            self._registry, self._catalogue, self.membership, settings.home / "surveys", disk=disk
+        )
         self._self_tests = self_tests = SelfTests(
-            self._registry, self._catalogue, settings.engine_options, settings.home / "scratch"
+            self._registry, self._catalogue, settings.engine_options, settings.home / "scratch", disk=disk
         )
         here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
-        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests")
+        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests", disk)
         self._placer = Placer(
             settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner
         )
@@ -116,11 +125,14 @@ class Node:
         )
         self._drivers = DriverChannels(self._credentials)
         self._router = self._new_router(members, tuning.patience)
-        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
+        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership, disk)
         self._server = self._new_server()
         self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
         self.observation = Observation(
             self.journal, self._monitor, self._host.beats, self._readings, settings.max_queued
+        )
+        self._health = Health(
+            settings, self.membership, disk, self._keeping.guard, self._monitor, self._known_instances, clock
         )
 
     def _new_membership(self, timing: Timing) -> Membership:
@@ -143,6 +155,15 @@ class Node:
             dial=lambda address: ControlClient(address, self._credentials),
         )
 
+    def _new_keeping(self) -> Keeping:
+        settings, own_id = self.settings, self.membership.own.id
+        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", self._disk)
+        guard = Guard(own_id, quarantine, settings.engine_options, self._clock)
+        return Keeping(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, self._disk))
+
+    def _known_instances(self) -> list[InstanceInfo]:
+        return [instance for _, instance in self._instances.all()]
+
     def _new_host(self, limits: HostLimits) -> StageHost:
         return StageHost(
             self.membership.own.id,
@@ -155,6 +176,7 @@ class Node:
             clock=self._clock,
             credentials=self._credentials,
             host_of=self._host_of,
+            keep=self._keeping,
         )
 
     def _new_router(self, members: Members, patience: Patience) -> Router:
@@ -188,6 +210,7 @@ class Node:
         """Serve, and look for peers. Raises MeshErrors for what makes this node useless; what only makes it poorer
         (a discovery that cannot work, no engine) goes to `health`."""
         settings = self.settings
+        await asyncio.to_thread(self._keeping.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
         device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine, self._memory.follow)
         await self._catalogue.rescan()
@@ -206,7 +229,7 @@ class Node:
         self._start_tasks(port)
         await self._start_discoveries(port)
         if not device.engine:
-            self._problem("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
+            self._health.note("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
         if settings.wait_for_peers:
             self._phase = "waiting_for_peers"
             self._tasks.start(self._await_peers(settings.wait_for_peers), "wait for peers")
@@ -223,6 +246,8 @@ class Node:
             self.metrics,
             self._clock,
             self._model_engines,
+            self._disk,
+            self._health,
         )
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
@@ -239,7 +264,7 @@ class Node:
             try:
                 await discovery.start(own, self.membership.suggest)
             except MeshError as exc:
-                self._problem(
+                self._health.note(
                     "discovery_failed",
                     f"{discovery.name}: {exc}",
                     "name peers with --bootstrap-peers host:port or --peers-file; see docs/discovery.md",
@@ -256,6 +281,7 @@ class Node:
         await self._drivers.close()
         await self._server.stop()
         self._memory.close()
+        self._texts.close()
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
@@ -360,10 +386,7 @@ class Node:
         return self.observation.memory_live()
 
     def health(self) -> dict[str, Any]:
-        mesh = "closed" if self.settings.secret else "open"
-        wait_for = self.settings.wait_for_peers
-        phase = "draining" if self._phase == "ok" and self._host.draining else self._phase
-        return {**state.describe_health(phase, self._problems, self.membership, wait_for), "mesh": mesh}
+        return self._health.describe("draining" if self._phase == "ok" and self._host.draining else self._phase)
 
     # the inside
 
@@ -395,6 +418,8 @@ class Node:
             os.getloadavg()[0],
             self._host.s_per_gb,
             self._host.tokens,
+            self._host.outstanding,
+            self._health.problems(),
         )
 
     def _readings(self) -> list[tuple[str, str, Telemetry]]:
@@ -421,7 +446,3 @@ class Node:
 
     def _instance_ids(self, name: str) -> tuple[str, ...]:
         return tuple(instance.plan.instance_id for instance in self._instances.of_model(name))
-
-    def _problem(self, code: str, message: str, remedy: str) -> None:
-        _log.warning("%s", message)
-        self._problems.append({"code": code, "message": message, "remedy": remedy})

@@ -14,9 +14,14 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.errors import MeshError, ReservationError, StageLostError
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.flight_recorder import FlightRecorder
+from exo_mesh.node.guard import Guard
 from exo_mesh.node.hops import Hops
 from exo_mesh.node.memory import MemoryReader, usable_bytes
+from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.reservations import Answer, Lease, Reservations
+from exo_mesh.node.runner_end import End
+from exo_mesh.node.runner_limits import Pace
 from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
@@ -54,6 +59,15 @@ class HostLimits:
     command: Sequence[str] = RUNNER_COMMAND
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of the runners here beyond their lives: whether to try again, what they went through, their pids."""
+
+    guard: Guard
+    flights: FlightRecorder
+    pid_files: PidFiles
+
+
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
@@ -74,6 +88,7 @@ class StageHost:
         credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
         host_of: Callable[[str], str | None] = lambda peer_id: None,
+        keep: Keeping,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -89,6 +104,8 @@ class StageHost:
         self._hops = Hops(host_of)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
+        self._keep = keep
+        self._pace = Pace()
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self.draining = False
@@ -140,6 +157,11 @@ class StageHost:
         drivers = [lease.plan.instance_id for lease in self.leases if lease.index == len(lease.plan.stages) - 1]
         beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
         return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
+
+    @property
+    def outstanding(self) -> dict[str, int]:
+        """Requests that wait or run, by instance whose driver runs here."""
+        return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}
 
     def promised(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node has promised itself to."""
@@ -258,6 +280,7 @@ class StageHost:
             )
         if problem := self._can_run(plan.stages[index].engine, card.architecture):
             raise ReservationError(problem, peer_id=self._own_id)
+        self._keep.guard.check(plan, index)
 
     async def _start_runner(self, lease: Lease) -> Runner:
         plan, settings = lease.plan, self._settings
@@ -277,7 +300,13 @@ class StageHost:
         lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         runner = self._make_runner(
-            label, start, settings.host, limits=self._limits.runner, command=self._limits.command
+            label,
+            start,
+            settings.host,
+            limits=self._pace.scaled(self._limits.runner, lease.stage.engine),
+            command=self._limits.command,
+            flight=self._keep.flights.open(label),
+            pid_files=self._keep.pid_files,
         )
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
@@ -295,11 +324,18 @@ class StageHost:
                 self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
             before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
+            if runner.board.ready and not lease.ready:
+                self._pace.started(runner.started_s)
+                self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
             lease.ready = runner.board.ready
             self._metrics.stage_beat(instance_id, index, beat)
 
+        def on_end(end: End, why: str) -> None:
+            self._metrics.stage_ends.labels(instance_id, str(end)).inc()
+            self._keep.guard.ended(lease.plan, index, end, why)
+
         try:
-            await runner.run(on_beat)
+            await runner.run(on_beat, on_end)
         finally:
             self._gone(instance_id, runner)
             if self._reservations.lease(instance_id, lease.ballot) is lease:

@@ -79,10 +79,9 @@ class Endpoint:
             await self._server.stop(grace=0.2)
 
     def heartbeat(self) -> pb.Heartbeat:
-        """The counters of this moment. Raises EngineError if the engine hangs."""
+        """The counters of this moment."""
         worker, link, driver = self._worker, self._link, self._worker.driver
-        worker.check_alive()
-        engine = worker.engine
+        engine, clock = worker.engine, worker.clock
         beat = pb.Heartbeat(
             progress=worker.progress,
             busy_s=worker.busy_s,
@@ -92,6 +91,11 @@ class Endpoint:
             linked=link.linked or self._setup.num_stages == 1,
             sequences=len(engine.sequences()) if engine else 0,
             memory_bytes=engine.memory_bytes() if engine else 0,
+            computing_tokens=clock.tokens,
+            computing_prefill=clock.is_prefill,
+            expected_s=clock.expected_s(),
+            prefill_frames=clock.prefill_frames,
+            decode_frames=clock.decode_frames,
         )
         if driver is not None:
             beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.tokens

@@ -14,15 +14,11 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.engine.contract import LoadProgress, LoadRequest, StageEngine
 from exo_mesh.engine.registry import provider
-from exo_mesh.errors import EngineError
 from exo_mesh.runner.driver import Driver
+from exo_mesh.runner.frame_clock import FrameClock
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits
 from exo_mesh.runner.stage import Stage
-
-STUCK_S = 120.0
-"""Longest that an engine may take for one frame: 512 tokens of prefill on a slow board take some seconds. A device that
-hangs never comes back, and only the end of the process frees it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +101,8 @@ class Worker:
     sending and receiving, and heartbeats come from another thread (`pulse`).
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
-    `progress` rises with each item done, and during a load. `pressure` is set by the node: see StageReport.
+    `progress` rises with each item done, and during a load; `clock` tells of the frame that is being computed: by these
+    the node sees from outside whether the engine gets on. `pressure` is set by the node: see StageReport.
     """
 
     def __init__(self, setup: StageSetup) -> None:
@@ -117,7 +114,7 @@ class Worker:
         self.progress = 0
         self.pressure = 0
         self.busy_s = 0.0
-        self._computing_since = 0.0
+        self.clock = FrameClock()
         self.engine: StageEngine | None = None
         self.driver: Driver | None = None
         self._stage: Stage | None = None
@@ -141,12 +138,6 @@ class Worker:
         self.engine = engine
         self._stage = Stage(engine, self._setup.index)
         return engine.memory_bytes()
-
-    def check_alive(self) -> None:
-        """Raises EngineError if the engine has been computing one frame for longer than STUCK_S. From any thread."""
-        since = self._computing_since
-        if since and time.perf_counter() - since > STUCK_S:
-            raise EngineError(f"the engine has not come back from one frame for {STUCK_S:.0f} s")
 
     async def run(self, send: Send) -> None:
         """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage.
@@ -201,11 +192,11 @@ class Worker:
 
     def _frame(self, frame: Frame, since: float) -> None:
         assert self._stage is not None, "load first"
-        start = self._computing_since = time.perf_counter()
+        start = time.perf_counter()
+        self.clock.begin(len(frame.token_ids), is_prefill=not any(row.num_logits for row in frame.rows))
         result = self._stage.process(frame)
-        compute_s = time.perf_counter() - start
+        compute_s = self.clock.end()
         self.busy_s += compute_s
-        self._computing_since = 0.0
         report = StageReport(compute_s, start - since, self.pressure)
         frame = result.frame.changed(reports=(*result.frame.reports, report))
         if self.driver is not None:
