@@ -148,6 +148,7 @@ class Router:
     ) -> AsyncGenerator[TokenEvent | Progress, None]:
         """All events of a request from one ring. A stream that breaks is opened again as long as the ring is well:
         what else runs on it goes on, and nothing is loaded anew. Raises StageLostError or TransportError if not."""
+        entry.instance_id = instance.plan.instance_id
         redial = Redial(instance.plan, self._members, self._clock)
         while True:
             try:
@@ -164,6 +165,7 @@ class Router:
 
     async def _find(self, entry: Entry) -> AsyncGenerator[InstanceInfo | Progress, None]:
         """Progress while an instance is placed; the last item is the instance."""
+        entry.instance_id = ""
         work = asyncio.ensure_future(self._instances.ensure(InstanceSpec(entry.model)))
         entry.on_cancel = work.cancel
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.errors import InputError, OverloadError, TransportError
 from exo_mesh.node.history import History
@@ -12,6 +15,9 @@ from exo_mesh.node.traces import Trace
 
 MAX_LIVE = 1024
 """Requests that one entry peer holds; its own memory bounds this, not the rings."""
+
+
+MAX_SHOWN = 128
 
 
 @dataclass(slots=True)
@@ -26,6 +32,15 @@ class Entry:
     on_cancel: Callable[[], object] | None = None
     last_token_at: float | None = None
     trace: Trace | None = None
+    instance_id: str = ""
+    """Where it runs now."""
+
+    @property
+    def state(self) -> str:
+        """placing: it waits for a ring. waiting: for its turn there, or its prompt is being computed. generating."""
+        if not self.instance_id:
+            return "placing"
+        return "generating" if self.last_token_at is not None else "waiting"
 
     @property
     def resumption(self) -> GenerateRequest:
@@ -50,7 +65,8 @@ class Entry:
 class Journal:
     """The live requests of this entry peer, by id, and how others ended."""
 
-    def __init__(self, max_live: int = MAX_LIVE) -> None:
+    def __init__(self, max_live: int = MAX_LIVE, clock: Clock = monotonic) -> None:
+        self._clock = clock
         self._live: dict[str, Entry] = {}
         self._max_live = max_live
         self.history = History()
@@ -79,6 +95,30 @@ class Journal:
             ttft_s=ttft_s,
             duration_s=now - entry.entered_at,
         )
+
+    def describe_live(self) -> list[dict[str, Any]]:
+        """What runs, for people who look for what hangs: the oldest first."""
+        now = self._clock()
+        shown = []
+        for entry in list(self._live.values())[:MAX_SHOWN]:
+            last = entry.last_token_at
+            shown.append(
+                {
+                    "request_id": entry.request.request_id,
+                    "model": entry.model,
+                    "state": entry.state,
+                    "instance": entry.instance_id,
+                    "prompt_tokens": len(entry.request.prompt_ids),
+                    "output_tokens": entry.next_index,
+                    "age_s": round(now - entry.entered_at, 3),
+                    "since_last_token_s": None if last is None else round(now - last, 3),
+                }
+            )
+        return shown
+
+    def outstanding(self) -> Counter[str]:
+        """Live requests by instance."""
+        return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)
 
     def cancel(self, request_id: str) -> bool:
         """Ask a live request to end; False if there is none of this id."""

@@ -33,6 +33,7 @@ from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.closed_mesh import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
+from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.disk import Disk
 from exo_mesh.node.flight_recorder import FlightRecorder
 from exo_mesh.node.generate import Patience, Router
@@ -91,7 +92,7 @@ class Node:
     ) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.journal = Journal()
+        self.journal = Journal(clock=clock)
         self._registry = registry or load_registry()
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
         self._memory = DeviceMemory(memory_reader)
@@ -126,7 +127,6 @@ class Node:
         self._drivers = DriverChannels(self._credentials)
         self._router = self._new_router(members, tuning.patience)
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership, disk)
-        self._server = self._new_server()
         self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
         self.observation = Observation(
             self.journal, self._monitor, self._host.beats, self._readings, settings.max_queued
@@ -134,6 +134,16 @@ class Node:
         self._health = Health(
             settings, self.membership, disk, self._keeping.guard, self._monitor, self._known_instances, clock
         )
+        self.diagnostics = Diagnostics(
+            self.membership,
+            self._keeping.flights,
+            self.journal,
+            self._monitor,
+            disk,
+            self._host.beats,
+            self.health,
+        )
+        self._server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
         own = PeerInfo(
@@ -193,7 +203,14 @@ class Node:
 
     def _new_server(self) -> ControlServer:
         service = ControlService(
-            self.membership, self._host, self._catalogue, self._surveys, self._self_tests, self._instances, self.journal
+            self.membership,
+            self._host,
+            self._catalogue,
+            self._surveys,
+            self._self_tests,
+            self._instances,
+            self.journal,
+            self.diagnostics,
         )
         return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
 
@@ -387,6 +404,18 @@ class Node:
 
     def health(self) -> dict[str, Any]:
         return self._health.describe("draining" if self._phase == "ok" and self._host.draining else self._phase)
+
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        return await self.diagnostics.of(peer_id)
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster()
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster_timeline()
+
+    def lift_quarantine(self) -> int:
+        return self._keeping.guard.lift()
 
     # the inside
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from enum import StrEnum
 from typing import Any
@@ -15,6 +16,9 @@ import psutil
 from exo_mesh.errors import DeadlineError, InputError, ModelError, StageLostError, TransportError
 from exo_mesh.node.flight_recorder import FlightLog
 from exo_mesh.node.runner_limits import Limits
+
+EXIT_POLL_S = 0.02
+"""How often is looked whether a process has ended, where the kernel gives no handle that tells."""
 
 
 class End(StrEnum):
@@ -82,7 +86,32 @@ async def ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
     """Wait for the end of a process, or no longer than that."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
-            await process.wait()
+            await exit_of(process)
+
+
+async def exit_of(process: asyncio.subprocess.Process) -> None:
+    """Returns once the process itself has ended. `process.wait` also waits for its pipes, which a child of it may hold
+    open for as long as it likes."""
+    pidfd = _open_pidfd(process.pid) if process.returncode is None else -1
+    if pidfd >= 0:
+        loop = asyncio.get_running_loop()
+        readable = loop.create_future()
+        loop.add_reader(pidfd, readable.cancel)  # which may come twice, and is the same as a result here
+        try:
+            await asyncio.wait((readable,))
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+    pause_s = 0.001 if pidfd >= 0 else EXIT_POLL_S
+    while process.returncode is None:  # noqa: ASYNC110 - the event loop reaps it and says so to nobody
+        await asyncio.sleep(pause_s)
+
+
+def _open_pidfd(pid: int) -> int:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # reaped already, or a kernel before 5.3
+            return os.pidfd_open(pid)
+    return -1
 
 
 async def shielded(work: Coroutine[Any, Any, None]) -> None:

@@ -120,4 +120,18 @@ class MeshService(Protocol):
         """The last readings of this machine's memory, oldest first."""
 
     def health(self) -> dict[str, Any]:
-        """{"status": "ok" | "degraded" | "starting" | "stopping", "reasons": [{"code", "message", "remedy"}], ...}"""
+        """{"status": "ok" | "degraded" | "starting" | "stopping" | …, "level", "reasons": [{"code", "level", "message",
+        "remedy"}], "peer_health": [{"id", "name", "level", "reasons"}], "instance_health": likewise, …}"""
+
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        """What a node can tell of itself: this one, or a live peer by its id or the first digits of it; None if there
+        is none."""
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        """{"nodes": [as diagnostics_of], "unreachable": [{"id", "name", "why"}]}"""
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        """{"entries": [phases of all runners of the mesh by time], "left_out", "unreachable"}"""
+
+    def lift_quarantine(self) -> int:
+        """Models and engines that were not tried here for a while may be tried again; answers how many there were."""

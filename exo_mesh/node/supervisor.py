@@ -22,7 +22,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.node.flight_recorder import FlightLog
 from exo_mesh.node.pid_files import PidFiles
-from exo_mesh.node.runner_end import REPORTED, End, StuckError, end_process, ended, post_mortem, shielded
+from exo_mesh.node.runner_end import REPORTED, End, StuckError, end_process, ended, exit_of, post_mortem, shielded
 from exo_mesh.node.runner_limits import DEFAULT_LIMITS
 from exo_mesh.node.runner_limits import Limits as Limits
 from exo_mesh.node.stage_status import StatusBoard
@@ -80,7 +80,7 @@ class Runner:
         self._on_end: OnEnd = lambda end, why: None
         self.started_s = 0.0
         """From the start of the process to its first report, once that has come."""
-        self.flight = flight or FlightLog(label)
+        self.flight = FlightLog(label) if flight is None else flight
         self._pid_files = pid_files
         self._heard_at = 0.0
         self._spawned_at = 0.0
@@ -200,7 +200,7 @@ class Runner:
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")
         # not only the end of its pipe: a child of the runner may hold that open
-        exited = asyncio.create_task(process.wait(), name=f"exit of {self.label}")
+        exited = asyncio.create_task(exit_of(process), name=f"exit of {self.label}")
         try:
             await asyncio.wait((listener, stopped, exited), return_when=asyncio.FIRST_COMPLETED)
             if exited.done() and not self._stopping.is_set():

@@ -145,6 +145,18 @@ class ScriptedMesh:
     def memory_live(self) -> list[dict[str, float]]:
         return [{"pressure_pct": 10.0}]
 
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        return {"node_id": "peer1"} if "peer1".startswith(peer_id) else None
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        return {"nodes": [{"node_id": "peer1"}], "unreachable": []}
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        return {"entries": [], "left_out": 0, "unreachable": []}
+
+    def lift_quarantine(self) -> int:
+        return 1
+
     def topology(self) -> dict[str, Any]:
         return {"peers": [], "links": []}
 
