@@ -1,4 +1,4 @@
-"""What a node can tell when something is wrong, of itself and of its peers. Numbers and names only, all of it bounded."""
+"""What a node can tell when something is wrong, of itself and its peers. Numbers and names only, all of it bounded."""
 
 from __future__ import annotations
 
