@@ -76,12 +76,12 @@ class FlightLog:
         prefill = beat.prefill_frames - self._before.prefill_frames
         decode = beat.decode_frames - self._before.decode_frames
         self._before.CopyFrom(beat)
+        kinds = []
         if prefill or (beat.computing_tokens and beat.computing_prefill):
-            kind = "prefill"
-        elif decode or beat.computing_tokens:
-            kind = "decode"
-        else:
-            kind = "idle"
+            kinds.append("prefill")
+        if decode or (beat.computing_tokens and not beat.computing_prefill):
+            kinds.append("decode")
+        kind = " and ".join(kinds) or "idle"
         self.goes_on(
             kind,
             frames=beat.prefill_frames + beat.decode_frames,

@@ -23,12 +23,12 @@ async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whol
         await tokens(nodes[1], a_request(prompt=(77, 78, 79)))
         victim = next(node for node in nodes if node.node_id == instance["stages"][1]["peer"])
         log = victim._keeping.flights.logs[0]
-        await until(lambda: any(entry["phase"] == "decode" for entry in log.describe()))
+        await until(lambda: any("decode" in entry["phase"] for entry in log.describe()))
         os.kill(instance["stages"][1]["pid"], signal.SIGKILL)
         await until(lambda: log.ended)
         (runner,) = victim.diagnostics.timeline()["runners"]
         assert phases(runner)[:2] == ["spawned", "first report"] and phases(runner)[-2:] == ["end", "exit"]
-        assert {"loading", "listening", "ready", "linked", "decode"} <= set(phases(runner))
+        assert {"loading", "listening", "ready", "linked"} <= set(phases(runner))
         assert "SIGKILL" in runner["phases"][-2]["detail"] and runner["ended"]
         for node in nodes:
             merged = await node.cluster_timeline()
