@@ -10,6 +10,7 @@ from typing import Any
 
 from exo_mesh.node.service import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, tokens, until
+from tests.node.test_faults import crash
 
 
 def phases(runner: dict[str, Any]) -> list[str]:
@@ -43,7 +44,7 @@ async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whol
 
 async def test_a_node_that_does_not_answer_is_named(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        await nodes[1]._server.stop(0)
+        await crash(nodes[1])
         whole = await nodes[0].cluster_diagnostics()
         assert [one["node_id"] for one in whole["nodes"]] == [nodes[0].node_id]
         assert [one["id"] for one in whole["unreachable"]] == [nodes[1].node_id]
