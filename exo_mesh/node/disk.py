@@ -91,6 +91,11 @@ class Disk:
             _log.warning("%s cannot be written below %s: %s", what, self.home, error.strerror or error)
         self._failed, self._failed_what = error, what
 
+    @property
+    def is_failing(self) -> bool:
+        """Could the last file not be written?"""
+        return self._failed is not None
+
     def check(self) -> None:
         """After a failure: try again, so that `problem` goes away when its cause has. Blocks."""
         if self._failed is not None:

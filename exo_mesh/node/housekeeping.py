@@ -37,9 +37,10 @@ async def keep_house(
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
         await catalogue.learn()
+        if disk.is_failing:
+            await asyncio.to_thread(disk.check)
         if clock() >= rescan_at:
             rescan_at = clock() + RESCAN_EVERY_S
-            await asyncio.to_thread(disk.check)
             if await catalogue.rescan():
                 engines = await asyncio.to_thread(model_engines)
                 membership.describe(replace(membership.own, models=catalogue.local_names, model_engines=engines))
