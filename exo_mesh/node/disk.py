@@ -25,6 +25,9 @@ LOW_SHARE, LOW_BYTES = 0.1, 2 * 10**9
 
 READ_EVERY_S = 1.0
 
+PROBE_BYTES = 64 * 2**10
+"""Most that is written to see whether writing works again."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Disk:
         self._usage = (0, 0)
         self._failed: OSError | None = None
         self._failed_what = ""
+        self._failed_bytes = 0
         self.refused = 0
         """Writes that were left out so far."""
 
@@ -79,17 +83,17 @@ class Disk:
         except OSError as exc:
             with contextlib.suppress(OSError):
                 scratch.unlink(missing_ok=True)
-            self.failed(exc, what)
+            self.failed(exc, what, len(text))
             return False
         self._failed = None
         return True
 
-    def failed(self, error: OSError, what: str) -> None:
-        """Somebody could not write `what` below the home."""
+    def failed(self, error: OSError, what: str, num_bytes: int = 4096) -> None:
+        """Somebody could not write `what`, of so many bytes, below the home."""
         self.refused += 1
         if self._failed is None or self._failed.errno != error.errno:
             _log.warning("%s cannot be written below %s: %s", what, self.home, error.strerror or error)
-        self._failed, self._failed_what = error, what
+        self._failed, self._failed_what, self._failed_bytes = error, what, min(num_bytes, PROBE_BYTES)
 
     @property
     def is_failing(self) -> bool:
@@ -100,7 +104,7 @@ class Disk:
         """After a failure: try again, so that `problem` goes away when its cause has. Blocks."""
         if self._failed is not None:
             probe = self.home / f"disk-probe.{os.getpid()}"
-            self.write(probe, "may be deleted\n", self._failed_what)
+            self.write(probe, "." * self._failed_bytes, self._failed_what)
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
 
