@@ -8,8 +8,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.replay import Kept, ReplayStore
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
-from exo_mesh.errors import InputError, OverloadError, TransportError
+from exo_mesh.errors import (
+    CancelledRequestError,
+    InputError,
+    MeshError,
+    OverloadError,
+    SupersededError,
+    TransportError,
+)
 from exo_mesh.node.history import History
 from exo_mesh.node.traces import Trace
 
@@ -34,6 +42,9 @@ class Entry:
     trace: Trace | None = None
     instance_id: str = ""
     """Where it runs now."""
+    kept: Kept | None = None
+    """Where its events are kept, if the client gave an idempotency key."""
+    superseded: bool = False
 
     @property
     def state(self) -> str:
@@ -59,7 +70,25 @@ class Entry:
             raise TransportError(f"the driver skipped from token {self.next_index} to token {event.index}")
         if event.token_id is not None:
             self.emitted.append(event.token_id)
+        if self.kept is not None and not self.superseded:
+            self.kept.add(event)
         return True
+
+    def replay(self) -> list[TokenEvent]:
+        """What came out under the same key before; it counts as emitted from now on."""
+        if self.kept is None:
+            return []
+        self.kept.meet(())
+        events = self.kept.events(0)
+        self.emitted.extend(event.token_id for event in events if event.token_id is not None)
+        return events
+
+    @property
+    def end_error(self) -> MeshError:
+        """What it ends with once it is cancelled."""
+        if self.superseded:
+            return SupersededError("the same request was asked for again, and goes on there")
+        return CancelledRequestError(f"request {self.request.request_id} was cancelled")
 
 
 class Journal:
@@ -68,6 +97,8 @@ class Journal:
     def __init__(self, max_live: int = MAX_LIVE, clock: Clock = monotonic) -> None:
         self._clock = clock
         self._live: dict[str, Entry] = {}
+        self._by_key: dict[bytes, Entry] = {}
+        self._replays = ReplayStore()
         self._max_live = max_live
         self.history = History()
 
@@ -75,17 +106,35 @@ class Journal:
         return len(self._live)
 
     def open(self, request: GenerateRequest, model: str, now: float) -> Entry:
-        """Begin. Raises InputError if the id is in use, OverloadError if there is no room."""
-        if request.request_id in self._live:
+        """Begin; who works on the same idempotency key ends. Raises InputError if the id is in use, KeyReusedError if
+        the key is, OverloadError if there is no room."""
+        before = self._by_key.get(request.key_hash)
+        running = self._live.get(request.request_id)
+        if running is not None and running is not before:
             raise InputError(f"a request {request.request_id} is running already", param="request_id")
         if len(self._live) >= self._max_live:
             raise OverloadError(f"{len(self._live)} requests are live on this peer already")
-        entry = self._live[request.request_id] = Entry(request, model, now)
+        kept = self._replays.open(request, now) if request.key_hash else None
+        if before is not None:
+            self._supersede(before)
+        entry = self._live[request.request_id] = Entry(request, model, now, kept=kept)
+        if kept is not None:
+            self._by_key[request.key_hash] = entry
         return entry
+
+    def _supersede(self, entry: Entry) -> None:
+        entry.superseded = True
+        if self._live.get(entry.request.request_id) is entry:
+            del self._live[entry.request.request_id]
+        self._cancel(entry)
 
     def close(self, entry: Entry, outcome: str, ttft_s: float | None, now: float) -> None:
         """End, however it ended."""
-        self._live.pop(entry.request.request_id, None)
+        if self._live.get(entry.request.request_id) is entry:
+            del self._live[entry.request.request_id]
+        if entry.kept is not None and self._by_key.get(entry.request.key_hash) is entry:
+            del self._by_key[entry.request.key_hash]
+            self._replays.close(entry.kept, now)
         self.history.add(
             entry.request.request_id,
             entry.model,
@@ -125,7 +174,10 @@ class Journal:
         entry = self._live.get(request_id)
         if entry is None:
             return False
+        self._cancel(entry)
+        return True
+
+    def _cancel(self, entry: Entry) -> None:
         entry.cancelled = True
         if entry.on_cancel is not None:
             entry.on_cancel()
-        return True
