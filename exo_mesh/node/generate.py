@@ -158,7 +158,6 @@ class Router:
     ) -> AsyncGenerator[TokenEvent | Progress, None]:
         """All events of a request from one ring. A stream that breaks is opened again as long as the ring is well:
         what else runs on it goes on, and nothing is loaded anew. Raises StageLostError or TransportError if not."""
-        entry.instance_id = instance.plan.instance_id
         redial = Redial(instance.plan, self._members, self._clock)
         while True:
             try:
@@ -176,7 +175,7 @@ class Router:
     async def _find(self, entry: Entry) -> AsyncGenerator[InstanceInfo | Progress, None]:
         """Progress while an instance is placed; the last item is the instance."""
         entry.instance_id = ""
-        work = asyncio.ensure_future(self._choose(entry))
+        work = asyncio.ensure_future(self._take_place(entry))
         entry.on_cancel = work.cancel
         try:
             while not work.done():
@@ -191,6 +190,12 @@ class Router:
             entry.on_cancel = None
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
+
+    async def _take_place(self, entry: Entry) -> InstanceInfo:
+        """The instance for a request. It counts there from now on, so that the next one sees it."""
+        chosen = await self._choose(entry)
+        entry.instance_id = chosen.plan.instance_id
+        return chosen
 
     async def _choose(self, entry: Entry) -> InstanceInfo:
         """The instance that keeps this very answer, or the one with the least to do, or one that is placed now."""

@@ -139,13 +139,17 @@ class Instances:
 
     def _least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
         """The one with the fewest requests that wait or run: as its driver says, which is a second old, or as this node
-        knows of its own ones; of equals any, so that many entry peers do not all take the same."""
+        knows of its own ones; then the one with the fewest of its own; of equals any, so that many entry peers do not all take the same."""
         said: Counter[str] = Counter()
         for reading in self._membership.telemetry.values() if len(ready) > 1 else ():
             said.update(reading.outstanding)
-        busy = {one.plan.instance_id: load.own[one.plan.instance_id] for one in ready}
-        least = min(max(said[name], own) for name, own in busy.items())
-        return self._rng.choice([one for one in ready if max(said[name := one.plan.instance_id], busy[name]) == least])
+
+        def busy(one: InstanceInfo) -> tuple[int, int]:
+            own = load.own[one.plan.instance_id]
+            return max(said[one.plan.instance_id], own), own
+
+        least = min(map(busy, ready))
+        return self._rng.choice([one for one in ready if busy(one) == least])
 
     async def ensure(self, spec: InstanceSpec, load: Load | None = None) -> InstanceInfo:
         """A ready instance that suits the wish: one there is, or one that is placed now; all who ask at once share it.

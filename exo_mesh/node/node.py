@@ -344,6 +344,14 @@ class Node:
         owners = [owner for owner, held in self._instances.all() if held.plan.digest == instance.plan.digest]
         return state.describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
 
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        spec = with_peer_ids(spec, self.membership.view.peers())
+        made: list[dict[str, Any]] = []
+        while len(made) < count:
+            used = {stage["peer"] for one in made for stage in one["stages"]}
+            made.append(await self.create_instance(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
+        return made
+
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         peers = self.membership.view.peers()
         card = await self._catalogue.card(spec.model)

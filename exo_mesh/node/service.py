@@ -80,6 +80,10 @@ class MeshService(Protocol):
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""
 
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        """As create_instance, so many times, on peers of their own; instances that there are already count. If one
+        cannot be placed the ones before it stay."""
+
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
 

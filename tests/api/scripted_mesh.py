@@ -106,6 +106,9 @@ class ScriptedMesh:
         self.instances.append({"id": f"i{len(self.instances) + 1}", "model": spec.model})
         return self.instances[-1]
 
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        return [await self.create_instance(spec) for _ in range(count)]
+
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         self.specs.append(spec)
         return [{"width": 1, "policies": ["memory"], "stages": [], "request": {"model": spec.model}}]
