@@ -139,7 +139,8 @@ class Instances:
 
     def _least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
         """The one with the fewest requests that wait or run: as its driver says, which is a second old, or as this node
-        knows of its own ones; then the one with the fewest of its own; of equals any, so that many entry peers do not all take the same."""
+        knows of its own ones; then the one with the fewest of its own; of equals any, so that many entry peers do not
+        all take the same."""
         said: Counter[str] = Counter()
         for reading in self._membership.telemetry.values() if len(ready) > 1 else ():
             said.update(reading.outstanding)
