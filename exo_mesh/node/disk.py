@@ -103,8 +103,9 @@ class Disk:
     def check(self) -> None:
         """After a failure: try again, so that `problem` goes away when its cause has. Blocks."""
         if self._failed is not None:
-            probe = self.home / f"disk-probe.{os.getpid()}"
+            probe, refused = self.home / f"disk-probe.{os.getpid()}", self.refused
             self.write(probe, "." * self._failed_bytes, self._failed_what)
+            self.refused = refused  # nobody misses this one
             with contextlib.suppress(OSError):
                 probe.unlink(missing_ok=True)
 

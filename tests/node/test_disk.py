@@ -137,6 +137,7 @@ def test_a_node_serves_on_a_full_disk_says_so_and_recovers(small_volume: Path, t
         node.stop()
 
 
+@pytest.mark.slow
 def test_a_limit_on_file_sizes_does_not_end_serving(tmp_path: Path) -> None:
     """Without root: every write beyond the limit fails, as on a full disk."""
     node = serve(tmp_path / "home", tmp_path / "node.log")
