@@ -13,6 +13,9 @@ from exo_mesh.node.breaker import Breaker
 from exo_mesh.node.quarantine import Quarantine, flags_of
 from exo_mesh.node.runner_end import End
 
+WORKED_FRAMES = 100
+"""A prompt and some dozens of tokens, as of the last heartbeat."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -34,9 +37,12 @@ class Guard:
         if (loop := self._breaker.loop((plan.model_digest, engine), self._clock())) is not None:
             raise ReservationError(str(loop), peer_id=self._own_id, why=CrashLoopError.code)
 
-    def ended(self, plan: Plan, index: int, end: End, cause: str) -> None:
-        """A runner of a stage has come to its end."""
+    def ended(self, plan: Plan, index: int, end: End, cause: str, frames: int = 0) -> None:
+        """A runner of a stage has come to its end, after so many frames. One that had worked is no part of a loop: a
+        request that kills it is given up after a few rings, and what kills it from outside is not its fault."""
         engine = plan.stages[index].engine
+        if frames >= WORKED_FRAMES and end is not End.WEDGED:
+            return
         if end is End.WEDGED:
             self._quarantine.put(plan.model, plan.model_digest, engine, self._flags, cause)
         elif end in (End.CRASHED, End.STALLED) and self._breaker.crashed(

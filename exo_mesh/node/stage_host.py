@@ -332,7 +332,8 @@ class StageHost:
 
         def on_end(end: End, why: str) -> None:
             self._metrics.stage_ends.labels(instance_id, str(end)).inc()
-            self._keep.guard.ended(lease.plan, index, end, why)
+            beat = runner.beat or runner_pb2.Heartbeat()
+            self._keep.guard.ended(lease.plan, index, end, why, beat.prefill_frames + beat.decode_frames)
 
         try:
             await runner.run(on_beat, on_end)

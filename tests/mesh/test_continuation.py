@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from tests.cli.processes import eventually
 from tests.mesh.meshes import MODEL, PLACE_S, Peer, chat_body, mesh, text_of
 
@@ -69,6 +71,7 @@ def test_the_answer_of_a_killed_entry_peer_goes_on_at_another(tmp_path: Path) ->
             assert "".join(text for _, text in deltas(response)) == whole, "all of it again, at a third peer"
 
 
+@pytest.mark.slow
 def test_a_killed_replica_costs_no_request(tmp_path: Path) -> None:
     with mesh(tmp_path, [SLOW] * 2, engine="dummy") as peers:
         made = peers[0].api.post("/instance", {"model": MODEL, "replicas": 2}, PLACE_S)["data"]

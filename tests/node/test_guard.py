@@ -124,6 +124,15 @@ def test_what_is_nobodys_fault_here_does_not_count(tmp_path: Path, end: End) -> 
     assert one.reasons() == []
 
 
+def test_a_runner_that_had_worked_is_no_part_of_a_loop(tmp_path: Path) -> None:
+    one = guard(tmp_path)
+    for frames in (1000, 5, 1000, 5, 1000, 99):
+        one.check(PLAN, 0)
+        one.ended(PLAN, 0, End.CRASHED, "boom", frames)
+    with pytest.raises(ReservationError, match="crashed 3 times"):
+        one.check(PLAN, 0)
+
+
 def test_a_quarantine_file_that_is_damaged_is_none(tmp_path: Path) -> None:
     (tmp_path / "quarantine.json").write_text("{half a")
     guard(tmp_path).check(PLAN, 0)

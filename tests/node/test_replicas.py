@@ -8,6 +8,8 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from exo_mesh.errors import PlacementError
 from exo_mesh.node.node import Node
 from exo_mesh.node.service import InstanceSpec
@@ -53,6 +55,7 @@ async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: P
         assert all(one == expected for one in got)
 
 
+@pytest.mark.slow
 async def test_what_other_entry_peers_send_counts_too(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
         await nodes[0].create_replicas(InstanceSpec(MODEL), 2)
