@@ -3,10 +3,13 @@
 MeshError
 ├── InputError            the caller's fault; carries the offending parameter
 │   ├── UnknownModelError     no peer has this model
-│   └── ContextLengthError    prompt + requested output exceed the context limit
+│   ├── ContextLengthError    prompt + requested output exceed the context limit
+│   └── KeyReusedError        an Idempotency-Key came again with another request
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
 ├── PlacementError        no set of peers can hold the model; carries the arithmetic
 ├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
+├── CrashLoopError        runners of this model crash again and again, wherever it can be placed
+├── QuarantinedError      the model got stuck, wherever it can be placed, and is not tried there for a while
 ├── EngineError           an engine failed while loading or computing
 │   ├── RankLostError         a rank of a tensor group did not come, is gone, or does not come back from a frame
 │   └── CanaryError           a tensor group does not compute what one machine would
@@ -16,6 +19,7 @@ MeshError
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 ├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── DeadlineError         a wait ended without an answer
+├── SupersededError       the same request was asked for again with its Idempotency-Key, and goes on there
 └── CancelledRequestError the request was cancelled by its owner
 
 Each class has a `code`: a stable word that travels between processes, and that the HTTP layer turns into a status.
@@ -52,6 +56,12 @@ class ContextLengthError(InputError):
     """The prompt and the requested output do not fit the context limit."""
 
     code = "context_length_exceeded"
+
+
+class KeyReusedError(InputError):
+    """An Idempotency-Key stands for one request; it came again with another one."""
+
+    code = "idempotency_key_reused"
 
 
 class ModelError(MeshError):
@@ -94,14 +104,28 @@ class PlacementError(MeshError):
 
 
 class ReservationError(MeshError):
-    """A peer refused its part of a plan. `usable_bytes` is what it could give, where memory was the reason."""
+    """A peer refused its part of a plan. `usable_bytes` is what it could give, where memory was the reason; `why` the
+    code of a CrashLoopError or QuarantinedError, where that was."""
 
     code = "reservation_refused"
 
-    def __init__(self, message: str, *, peer_id: str, usable_bytes: int | None = None) -> None:
+    def __init__(self, message: str, *, peer_id: str, usable_bytes: int | None = None, why: str = "") -> None:
         super().__init__(message)
         self.peer_id = peer_id
         self.usable_bytes = usable_bytes
+        self.why = why
+
+
+class CrashLoopError(MeshError):
+    """Runners of a model crash again and again on every peer that could have it; the message has the last cause."""
+
+    code = "crash_loop"
+
+
+class QuarantinedError(MeshError):
+    """A model got stuck before it worked on every peer that could have it, which do not try it again for a while."""
+
+    code = "quarantined"
 
 
 class EngineError(MeshError):
@@ -161,6 +185,12 @@ class DeadlineError(MeshError):
     code = "deadline_exceeded"
 
 
+class SupersededError(MeshError):
+    """The client has asked for the same request again, with its Idempotency-Key; it goes on there."""
+
+    code = "superseded"
+
+
 class CancelledRequestError(MeshError):
     """The request was cancelled by its owner."""
 
@@ -174,8 +204,11 @@ _BY_CODE: dict[str, type[MeshError]] = {
         InputError,
         UnknownModelError,
         ContextLengthError,
+        KeyReusedError,
         ModelError,
         PlacementError,
+        CrashLoopError,
+        QuarantinedError,
         EngineError,
         RankLostError,
         CanaryError,
@@ -184,6 +217,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         OverloadError,
         NotReadyError,
         DeadlineError,
+        SupersededError,
         CancelledRequestError,
     )
 }

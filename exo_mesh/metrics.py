@@ -6,7 +6,7 @@ Names begin with `exo_mesh_`, end in a unit, and never carry a request id, a pro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -58,6 +58,9 @@ class Metrics:
         self.redials = counter("driver_redials_total", "Times a broken stream from a driver was opened again.")
         self.stage_starts = counter("stage_starts_total", "Runners started here.", ("instance",))
         self.stage_restarts = counter("stage_restarts_total", "Runners started here after the first.", ("instance",))
+        self.stage_ends = counter(
+            "stage_ends_total", "Runners here that have ended, by how: stopped, lost, crashed, …", ("instance", "end")
+        )
         self.stage_frames = gauge("stage_frames_total", "Frames a stage here has received.", _STAGE)
         self.stage_bytes_out = gauge("stage_sent_bytes_total", "Bytes a stage here has sent on.", _STAGE)
         self.stage_memory = gauge("stage_memory_bytes", "Weights and KV of a stage here.", _STAGE)
@@ -71,6 +74,9 @@ class Metrics:
         self.oldest_wait = gauge("queue_oldest_wait_seconds", "Of the requests that wait in a driver.", ("instance",))
         self.memory = gauge("node_memory_bytes", "Memory of this machine, by kind.", ("kind",))
         self.memory_level = gauge("memory_pressure_level", "0 there is room, 1 nobody new, 2 fewer than now.")
+        self.disk_free = gauge("disk_free_bytes", "Free on the volume of a directory of this node.", ("volume",))
+        self.disk_refused = gauge("disk_writes_refused_total", "Files left unwritten for want of room or permission.")
+        self.health_reasons = gauge("health_reasons", "What is wrong with this node now, by code.", ("code", "level"))
         self.lap = gauge("lap_seconds", "Time round the ring, seen by a driver here.", ("instance", "quantile"))
         self._started: set[str] = set()
 
@@ -86,6 +92,12 @@ class Metrics:
         self.recovery_detection.observe(trouble_s)
         self.recovery.observe(took_s)
         self.recovery_loaded.inc(loaded_bytes)
+
+    def set_reasons(self, reasons: Iterable[tuple[str, str]]) -> None:
+        """Replace what is wrong with this node: (code, level)."""
+        self.health_reasons.clear()
+        for code, level in reasons:
+            self.health_reasons.labels(code, level).inc()
 
     def runner_started(self, instance: str) -> None:
         """A runner of an instance starts on this machine."""

@@ -15,6 +15,7 @@ from aiohttp.typedefs import Handler
 
 from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
+from exo_mesh.api.diagnostics import DiagnosticRoutes
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
@@ -36,7 +37,7 @@ def build_app(
     context = ApiContext(service, TextModels(options.template_limit_s), options, now, int(now()))
     middlewares = [give_request_id, log_request, errors_to_replies, guard(options.access)]
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
-    add_routes(app, OpenAIRoutes(context), OpsRoutes(context))
+    add_routes(app, OpenAIRoutes(context), OpsRoutes(context), DiagnosticRoutes(context))
     app.on_response_prepare.append(_send_request_id)
 
     async def cors(request: web.Request, response: web.StreamResponse) -> None:
@@ -68,7 +69,7 @@ def _not_http(record: logging.LogRecord) -> bool:
     return False
 
 
-def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> None:
+def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes, diagnostics: DiagnosticRoutes) -> None:
     """Every route of the API."""
     table: list[tuple[str, tuple[str, ...], Handler]] = [
         ("POST", ("/v1/chat/completions", "/chat/completions"), openai.chat_completions),
@@ -92,6 +93,11 @@ def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes) -> No
         ("GET", ("/requests/stats",), ops.request_stats),
         ("GET", ("/v1/traces",), ops.traces),
         ("GET", ("/v1/traces/{id}",), ops.trace),
+        ("GET", ("/v1/diagnostics/node",), diagnostics.node),
+        ("DELETE", ("/v1/diagnostics/node/quarantine",), diagnostics.lift_quarantine),
+        ("GET", ("/v1/diagnostics/cluster",), diagnostics.cluster),
+        ("GET", ("/v1/diagnostics/cluster/timeline",), diagnostics.timeline),
+        ("GET", ("/v1/diagnostics/cluster/{id}",), diagnostics.one),
         ("GET", ("/memory",), ops.memory),
         ("GET", ("/memory/live",), ops.memory_live),
         ("POST", ("/instance",), ops.create_instance),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.api.checks import MAX_TOP_LOGPROBS, stop_strings
+from exo_mesh.api.idempotency import Idempotency
 from exo_mesh.api.messages import template_messages
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from exo_mesh.api.texts import TextModels
@@ -23,12 +24,13 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks: the id of the request, whose share of the ring it takes (an API key's id, or an address), and the id of
-    its trace if it has one."""
+    """Who asks: the id of the request, whose share of the ring it takes (an API key's id, or an address), the id of its
+    trace if it has one, and under what the answer is kept if the client gave a key."""
 
     request_id: str
     client: str
     trace_id: str = ""
+    idempotency: Idempotency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +165,20 @@ def _prepared(
     if min_tokens > max_tokens:
         raise InputError(f"min_tokens is {min_tokens}, but at most {max_tokens} tokens may be made", param="min_tokens")
     _check_ids(list(body.logit_bias or ()), text, "logit_bias")
+    key = asker.idempotency
     request = GenerateRequest(
         request_id=asker.request_id,
         prompt_ids=tuple(prompt_ids),
         max_tokens=max_tokens,
-        sampling=sampling_params(body, text, num_top),
+        sampling=sampling_params(body, text, num_top, secrets.randbits if key is None else key.draw_seed),
         stop_ids=text.eos_ids | frozenset(entry.eos_ids),
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
         client=asker.client,
         trace_id=asker.trace_id,
         priority=_first(body.priority, 0),
+        key_hash=b"" if key is None else key.key_hash,
+        fingerprint=b"" if key is None else key.fingerprint,
     )
     return Prepared(entry.name, text, request, stop_strings(body.stop), body.stream_options or StreamOptions())
 

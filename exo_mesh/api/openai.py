@@ -15,6 +15,7 @@ from exo_mesh.api.checks import check_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.convert import Asker, Prepared, prepare_chat, prepare_completion
 from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
@@ -38,21 +39,23 @@ class OpenAIRoutes:
         """POST /v1/chat/completions"""
         body = decode_body(await request.read(), ChatBody)
         check_body(body)
-        request_id = "chatcmpl-" + secrets.token_hex(12)
+        key = idempotency_of(request, body)
+        request_id = "chatcmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
         with self._known_as(request_id, request):
-            asker = self._asker(request, request_id, body)
+            asker = self._asker(request, request_id, body, key)
             prepared = await prepare_chat(body, asker, self._service, self._context.texts)
-            return await self._answer(request, prepared, ChatReply, stream=bool(body.stream))
+            return await self._answer(request, prepared, ChatReply, key, stream=bool(body.stream))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
         body = decode_body(await request.read(), CompletionBody)
         check_body(body)
-        request_id = "cmpl-" + secrets.token_hex(12)
+        key = idempotency_of(request, body)
+        request_id = "cmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
         with self._known_as(request_id, request):
-            asker = self._asker(request, request_id, body)
+            asker = self._asker(request, request_id, body, key)
             prepared = await prepare_completion(body, asker, self._service, self._context.texts)
-            return await self._answer(request, prepared, CompletionReply, stream=bool(body.stream))
+            return await self._answer(request, prepared, CompletionReply, key, stream=bool(body.stream))
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs."""
@@ -103,38 +106,51 @@ class OpenAIRoutes:
         return found
 
     async def _answer(
-        self, request: web.Request, prepared: Prepared, kind: type[Reply], *, stream: bool
+        self,
+        request: web.Request,
+        prepared: Prepared,
+        kind: type[Reply],
+        key: Idempotency | None,
+        *,
+        stream: bool,
     ) -> web.StreamResponse:
         async with Run(self._service, prepared) as run:
             reply = kind(run, int(self._context.now()))
             if stream:
-                return await self._stream(request, run, reply)
+                return await self._stream(request, run, reply, key)
             pieces: list[Piece] = []
             while not pieces or not pieces[-1].finish:
                 if (piece := await run.next()) is not None:
                     pieces.append(piece)
             return json_response(reply.whole(pieces))
 
-    async def _stream(self, request: web.Request, run: Run, reply: Reply) -> web.StreamResponse:
-        """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status."""
+    async def _stream(
+        self, request: web.Request, run: Run, reply: Reply, key: Idempotency | None
+    ) -> web.StreamResponse:
+        """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status. With a
+        key, each piece has an id, and pieces that the client has had already are left out."""
         clock = asyncio.get_running_loop().time
         keep_alive_s = self._context.options.keep_alive_s
+        told = key.told if key is not None else 0
         piece = await run.next(clock() + keep_alive_s)
         stream = EventStream(request, self._context.options.stall_limit_s)
         await stream.start()
         first = True
-        while piece is None or not piece.finish:
+        while True:
             if piece is None:
                 await stream.comment(waiting_for(run.progress))
             else:
-                await stream.data(*reply.chunks(piece, first=first))
+                if run.position > told:
+                    event_id = None if key is None else run.position
+                    await stream.data(*reply.chunks(piece, first=first), event_id=event_id)
                 first = False
+                if piece.finish:
+                    break
             piece = await run.next(clock() + keep_alive_s)
-        await stream.data(*reply.chunks(piece, first=first))
         await stream.done()
         return stream.response
 
-    def _asker(self, request: web.Request, request_id: str, body: GenerationBody) -> Asker:
+    def _asker(self, request: web.Request, request_id: str, body: GenerationBody, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.
 
         Without keys, each machine is a client. Behind nginx they are all one, unless they have keys: a header that says
@@ -145,7 +161,7 @@ class OpenAIRoutes:
         trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.trace_sample)
         if trace_id:
             request[TRACE_ID] = trace_id
-        return Asker(request_id, request[CALLER].key_id or request.remote or "", trace_id)
+        return Asker(request_id, request[CALLER].key_id or request.remote or "", trace_id, key)
 
     def _model_object(self, entry: ModelEntry) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ from exo_mesh.errors import InputError
 from exo_mesh.node.service import InstanceSpec
 
 MAX_PREFERENCES = 16
+MAX_REPLICAS = 64
 
 _ABLE = ("ok", "degraded")
 
@@ -131,8 +132,12 @@ class OpsRoutes:
         return json_response(self._service.memory_live())
 
     async def create_instance(self, request: web.Request) -> web.Response:
-        """POST /instance: place a model and wait until it is ready."""
-        spec = instance_spec(decode_body(await request.read(), InstanceBody))
+        """POST /instance: place a model and wait until it is ready; with `replicas`, so many times."""
+        body = decode_body(await request.read(), InstanceBody)
+        spec = instance_spec(body)
+        if body.replicas is not None:
+            made = await self._service.create_replicas(spec, body.replicas)
+            return json_response({"object": "list", "data": made}, 201)
         return json_response(await self._service.create_instance(spec), 201)
 
     async def previews(self, request: web.Request) -> web.Response:
@@ -182,9 +187,11 @@ def instance_spec(body: InstanceBody) -> InstanceSpec:
         value = getattr(body, name)
         if value is not None and not 1 <= value < 2**31:
             raise InputError(f"{name} must be between 1 and {2**31 - 1}", param=name)
+    if body.replicas is not None and not 1 <= body.replicas <= MAX_REPLICAS:
+        raise InputError(f"replicas must be between 1 and {MAX_REPLICAS}", param="replicas")
     by_hand = [name for name in ("pins", "stages") if getattr(body, name) is not None]
     if by_hand:
-        others = [name for name in ("min_peers", "policy") if getattr(body, name) is not None]
+        others = [name for name in ("min_peers", "policy", "replicas") if getattr(body, name) is not None]
         if others or len(by_hand) > 1:
             names = " and ".join([*by_hand, *others])
             raise InputError(f"{names} contradict each other: give one of them", param=by_hand[0])

@@ -77,6 +77,8 @@ class Run:
         self.prepared = prepared
         self.progress: Progress | None = None
         """What is being waited for, as last heard."""
+        self.position = 0
+        """Events that have gone into pieces so far: a piece has the same position in every replay of its answer."""
         self._assembler = TextAssembler(prepared.text.detokenizer(), prepared.stops)
         self._feed: Feed[TokenEvent | Progress] = Feed(service.generate(prepared.model, prepared.request))
 
@@ -103,6 +105,7 @@ class Run:
             if isinstance(item, Progress):
                 self.progress = item
                 continue
+            self.position += 1
             piece = self._assembler.push(item)
             if piece.text or piece.tokens or piece.finish:
                 return piece

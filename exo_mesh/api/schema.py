@@ -123,6 +123,7 @@ class InstanceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     engine_preference: list[str] = []
     mixed_rings: Literal["auto", "never", "always"] | None = None
     exclude_peers: list[str] = []
+    replicas: int | None = None
     pins: dict[str, tuple[int, int]] | None = None
     stages: list[StageBody] | None = None
 

@@ -38,9 +38,13 @@ class EventStream:
         self._request[STREAM] = self
         await self.response.prepare(self._request)
 
-    async def data(self, *payloads: Any) -> None:
-        """Send events in one write. Raises ConnectionError if the client has gone."""
-        await self._write(b"".join(map(data_frame, payloads)))
+    async def data(self, *payloads: Any, event_id: int | None = None) -> None:
+        """Send events in one write. event_id: of the last of them; a client that has it has had all before, too.
+        Raises ConnectionError if the client has gone."""
+        frames = [data_frame(payload) for payload in payloads]
+        if event_id is not None and frames:
+            frames[-1] = b"id: %d\n%s" % (event_id, frames[-1])
+        await self._write(b"".join(frames))
 
     async def comment(self, text: str) -> None:
         await self._write(comment_frame(text))

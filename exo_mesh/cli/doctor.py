@@ -143,6 +143,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
         "disk": lambda: checks.check_directories(readings.read_directories(loaded, everywhere)),
         "models": lambda: checks.check_models(readings.read_models(everywhere)),
         "peers": lambda: checks.check_peers(node.state, node.url, node.why_not),
+        "health": lambda: checks.check_health(node.state),
         "services": lambda: checks.check_services(readings.read_services()),
     }
 

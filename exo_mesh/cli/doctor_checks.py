@@ -311,7 +311,7 @@ def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list
     others = [peer["name"] for peer in peers.values()]
     text = f"this node sees {len(others)} others: {_names(others)}" if others else "this node is alone"
     remedy = "" if others else "start exo-mesh on another machine; if it runs, see broadcast and firewall above"
-    reasons = state["health"].get("reasons", ())
+    reasons = [reason for reason in state["health"].get("reasons", ()) if reason["code"] not in _SAID_HERE]
     problems = [Finding("peers", Level.WARN, r["message"], r.get("remedy", "")) for r in reasons]
     version = own.get("version")
     older_or_newer = [f"{p['name']} {p['version']}" for p in peers.values() if p.get("version") != version]
@@ -319,6 +319,26 @@ def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list
         what = f"this node is exo-mesh {version}, others are not: {_names(older_or_newer)}"
         problems.append(Finding("peers", Level.WARN, what, "install one version on all machines"))
     return [Finding("peers", Level.OK, text, remedy), *problems]
+
+
+_SAID_HERE = ("version_mix", "alone")
+"""Reasons of a node that check_peers finds by itself."""
+
+
+def check_health(state: Mapping[str, Any] | None) -> list[Finding]:
+    """What other peers and the instances say is wrong with them. state: as in check_peers."""
+    if state is None:
+        return []
+    health = state["health"]
+    said = [(peer["name"], peer) for peer in health.get("peer_health", ()) if peer["id"] != state["node_id"]]
+    said += [(instance["id"], instance) for instance in health.get("instance_health", ())]
+    wrong = [
+        Finding("health", Level.WARN, f"{name}: {reason['message']}", reason["remedy"])
+        for name, one in said
+        for reason in one["reasons"]
+        if reason["level"] != "ok" and reason["code"] != "version_mix"
+    ]
+    return wrong or [Finding("health", Level.OK, f"nothing is wrong with {len(said)} other peers and instances")]
 
 
 def check_services(reading: ServiceReading) -> list[Finding]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from exo_mesh.domain.health import Reason
+
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 ACTIVATION_FORMAT = "act:v1"
 """The tag of a peer whose engines hand on activations as raw little-endian rows, so that another engine can go on."""
@@ -107,7 +109,7 @@ class Telemetry:
 
     usable_bytes is what a new reservation could get now; reserved_bytes is what plans hold already. s_per_gb: by
     engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
-    driver runs there.
+    driver runs there; outstanding: requests that wait or run there. reasons: what the peer says is wrong with it.
     """
 
     peer_id: str
@@ -118,3 +120,5 @@ class Telemetry:
     load: float = 0.0
     s_per_gb: Mapping[str, float] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
+    outstanding: Mapping[str, int] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()

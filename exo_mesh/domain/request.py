@@ -58,6 +58,10 @@ class GenerateRequest:
     """Not empty: every lap of this request is written down, for people."""
     resumed: bool = False
     """It was accepted on an earlier ring: it does not queue again."""
+    key_hash: bytes = b""
+    """Of the client's Idempotency-Key, under which the answer is kept for a while; empty if it gave none."""
+    fingerprint: bytes = b""
+    """Of what the client asked for: one key stands for one request."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

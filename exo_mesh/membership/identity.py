@@ -64,9 +64,9 @@ def _read_and_count(lock: IO[str]) -> Identity:
     words = lock.read().split()
     known = len(words) == 2 and len(words[0]) == 32 and words[1].isdigit()
     node_id, starts = (words[0], int(words[1])) if known else (secrets.token_hex(16), 0)
-    lock.seek(0)
-    lock.truncate()
-    lock.write(f"{node_id} {starts + 1}\n")
-    lock.flush()
+    # over what is there, and not after a truncation: on a full disk that would lose the id
+    line = f"{node_id} {starts + 1}\n".encode()
+    os.pwrite(lock.fileno(), line, 0)
+    os.ftruncate(lock.fileno(), len(line))
     os.fsync(lock.fileno())
     return Identity(node_id, starts + 1, lock)

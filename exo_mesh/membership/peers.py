@@ -31,6 +31,7 @@ class Peer:
 
     addresses: where it may be reached; `client` uses one of them. paths: what was measured, by address.
     retired: clients of addresses that were left, kept while a call or stream is under way on them.
+    clock_offset_s: its clock minus ours, by its last answer; None until it has told.
     """
 
     info: PeerInfo
@@ -40,6 +41,7 @@ class Peer:
     rtt_ms: float | None = None
     paths: dict[str, Path] = field(default_factory=dict)
     retired: list[ControlClient] = field(default_factory=list)
+    clock_offset_s: float | None = None
 
     @property
     def id(self) -> str:
@@ -50,6 +52,10 @@ class Peer:
         self.last_heard = now
         rtt_ms = 1000 * (now - began)
         self.rtt_ms = rtt_ms if self.rtt_ms is None else 0.8 * self.rtt_ms + 0.2 * rtt_ms
+
+    def told_time(self, theirs: float, ours: float, took_s: float) -> None:
+        """It said what its clock shows, in an answer that took so long and has come at `ours` (Unix seconds)."""
+        self.clock_offset_s = theirs - (ours - took_s / 2)
 
     @property
     def host(self) -> str:

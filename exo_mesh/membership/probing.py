@@ -42,7 +42,7 @@ class Probing:
     def answer(self, request: pb.ProbeRequest) -> pb.ProbeReply:
         """Yes, this is who lives here; and news for news."""
         own = self._roster.own
-        reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation)
+        reply = pb.ProbeReply(peer_id=own.id, incarnation=own.incarnation, unix_s=self._roster.wall_clock())
         caller = self._roster.knows(request.from_peer, request.incarnation)
         if caller is None:
             reply.unknown_sender = True
@@ -123,6 +123,8 @@ class Probing:
         if (reply.peer_id, reply.incarnation) != (peer.id, peer.info.incarnation):
             raise TransportError(f"the node at {peer.client.address} is not {peer.info.name} of this start")
         peer.answered(began, roster.clock())
+        if reply.unix_s:
+            peer.told_time(reply.unix_s, roster.wall_clock(), roster.clock() - began)
         if reply.unknown_sender:
             await self._introduce(peer)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable
 from enum import Enum
 
@@ -71,7 +72,8 @@ class Roster:
         self._refusals = Refusals()
         self.tasks = TaskOwner()
         self._on_leave = on_leave
-        self._lost: dict[str, tuple[str, float]] = {}
+        self.wall_clock: Clock = time.time
+        self._lost: dict[str, tuple[str, float, PeerInfo]] = {}
 
     @property
     def view(self) -> View:
@@ -141,7 +143,7 @@ class Roster:
         """Forget a peer and all that it wrote. is_lost: it may be there after all, so its address is tried again."""
         del self.peers[peer.id]
         if is_lost:
-            self._lost[peer.id] = (peer.client.address, self.clock())
+            self._lost[peer.id] = (peer.client.address, self.clock(), peer.info)
         self.tasks.start(peer.close_when_idle(), f"close {peer.id[:8]}")
         records = self.records.forget(peer.id)
         _log.log(level, "peer %s (%s) %s", peer.info.name, peer.id[:8], why)
@@ -152,9 +154,14 @@ class Roster:
         """One address at which a peer that was given up may be again."""
         while len(self._lost) > MAX_LOST:
             del self._lost[next(iter(self._lost))]
-        for peer_id in [peer_id for peer_id, (_, since) in self._lost.items() if now - since > LOST_S]:
+        for peer_id in [peer_id for peer_id, (_, since, _) in self._lost.items() if now - since > LOST_S]:
             del self._lost[peer_id]
         return self.rng.choice(list(self._lost.values()))[0] if self._lost else None
+
+    def lost(self, now: float) -> list[tuple[PeerInfo, float]]:
+        """Peers that were given up within LOST_S and have not come back, and for how long each has been away."""
+        gone = [(info, now - since) for _, since, info in self._lost.values()]
+        return [(info, gone_s) for info, gone_s in gone if gone_s <= LOST_S and info.id not in self.peers]
 
     def tell_of(self, key: str | RecordKey, *, own: bool = False) -> None:
         """Pass news of a peer (its id) or of a record on."""

@@ -110,6 +110,11 @@ class Membership:
         return [self._roster.peers[peer_id] for peer_id in sorted(self._roster.peers)]
 
     @property
+    def lost(self) -> list[tuple[PeerInfo, float]]:
+        """Peers that were given up of late, and for how many seconds each has been away."""
+        return self._roster.lost(self._roster.clock())
+
+    @property
     def num_peers(self) -> int:
         """How many other peers live; `peers` sorts them."""
         return len(self._roster.peers)

@@ -10,6 +10,7 @@ from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node import text_cache
 from exo_mesh.node.catalogue import Catalogue, card_from_json, card_to_json
+from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.members import reachable
@@ -33,6 +34,7 @@ class ControlService:
         self_tests: SelfTests,
         instances: Instances,
         journal: Journal,
+        diagnostics: Diagnostics,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -41,6 +43,7 @@ class ControlService:
         self._self_tests = self_tests
         self._instances = instances
         self._journal = journal
+        self._diagnostics = diagnostics
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -86,7 +89,7 @@ class ControlService:
             else:
                 answer = await self._host.reserve(plan, request.stage)
         except ReservationError as exc:
-            return pb.ReserveReply(granted=False, reason=str(exc), never=True)
+            return pb.ReserveReply(granted=False, reason=str(exc), never=True, never_code=exc.why)
         reply = pb.ReserveReply(granted=answer.granted, reason=answer.reason, usable_bytes=answer.usable_bytes)
         if answer.beaten_by is not None:
             reply.beaten_by.CopyFrom(ballot_to_proto(answer.beaten_by))
@@ -115,6 +118,9 @@ class ControlService:
 
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
         return pb.CancelReply(found=self._journal.cancel(request.request_id))
+
+    async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
+        return await self._diagnostics.answer(request)
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

@@ -15,9 +15,9 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, Place, TokenEvent
 from exo_mesh.domain.view import InstanceInfo
-from exo_mesh.errors import CancelledRequestError, ContextLengthError, DeadlineError, MeshError, StageLostError
+from exo_mesh.errors import ContextLengthError, DeadlineError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
-from exo_mesh.node.instances import Instances
+from exo_mesh.node.instances import Instances, Load
 from exo_mesh.node.journal import Entry, Journal
 from exo_mesh.node.members import Members
 from exo_mesh.node.ring_check import Redial
@@ -81,7 +81,7 @@ class Router:
         metrics.requests_live.inc()
         outcome, ttft_s = "cancelled", None
         try:
-            async for item in self._until_time_is_up(entry):
+            async for item in self._from_the_start(entry):
                 if isinstance(item, TokenEvent) and item.token_id is not None:
                     first = self._count_token(entry)
                     ttft_s = first if first is not None else ttft_s
@@ -98,6 +98,16 @@ class Router:
             self._journal.close(entry, outcome, ttft_s, self._clock())
             if entry.trace is not None:
                 entry.trace.end(outcome, self._clock())
+
+    async def _from_the_start(self, entry: Entry) -> AsyncGenerator[TokenEvent | Progress, None]:
+        """All events of a request, beginning with what came out under its idempotency key before."""
+        for event in entry.replay():
+            yield event
+            if event.finish is not None:
+                return
+        async with contextlib.aclosing(self._until_time_is_up(entry)) as events:
+            async for item in events:
+                yield item
 
     async def _until_time_is_up(self, entry: Entry) -> AsyncGenerator[TokenEvent | Progress, None]:
         """All events of a request; after Patience.total_s it ends with what it has. Raises DeadlineError if that is
@@ -166,7 +176,8 @@ class Router:
 
     async def _find(self, entry: Entry) -> AsyncGenerator[InstanceInfo | Progress, None]:
         """Progress while an instance is placed; the last item is the instance."""
-        work = asyncio.ensure_future(self._instances.ensure(InstanceSpec(entry.model)))
+        entry.instance_id = ""
+        work = asyncio.ensure_future(self._take_place(entry))
         entry.on_cancel = work.cancel
         try:
             while not work.done():
@@ -175,7 +186,7 @@ class Router:
                     self._check_time(entry)
                     yield Progress("loading", *self._instances.progress(entry.model))
             if entry.cancelled:
-                raise CancelledRequestError(f"request {entry.request.request_id} was cancelled")
+                raise entry.end_error
             yield work.result()
         finally:
             entry.on_cancel = None
@@ -190,6 +201,28 @@ class Router:
         )
         if next(times) > self._patience.max_resumes:
             raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times")
+
+    async def _take_place(self, entry: Entry) -> InstanceInfo:
+        """The instance for a request. It counts there from now on, so that the next one sees it."""
+        chosen = await self._choose(entry)
+        entry.instance_id = chosen.plan.instance_id
+        return chosen
+
+    async def _choose(self, entry: Entry) -> InstanceInfo:
+        """The instance that keeps this very answer, or the one with the least to do, or one that is placed now."""
+        request = entry.request
+        load = Load(self._journal.outstanding(), len(request.prompt_ids) + request.max_tokens)
+        ready = self._instances.ready_for(entry.model, load.tokens)
+        if request.key_hash and len(ready) > 1:
+            asked = (self._drivers.recall(self._door_of(one), request.key_hash) for one in ready)
+            kept = [-1 if found is None else found for found in await asyncio.gather(*asked)]
+            if max(kept) >= 0:
+                return ready[kept.index(max(kept))]
+        return await self._instances.ensure(InstanceSpec(entry.model), load)
+
+    def _door_of(self, instance: InstanceInfo) -> str:
+        """Where its driver is asked first, "host:port"."""
+        return self._members.doors(instance.endpoints[-1], instance.plan.peer_ids[-1])[0]
 
     async def _events(
         self, entry: Entry, instance: InstanceInfo, door: str, dial: int, went_on: Callable[[Ballot], None]
@@ -258,7 +291,7 @@ async def _unless_cancelled(entry: Entry, work: Coroutine[Any, Any, _T]) -> _T:
     try:
         await asyncio.wait((task,))
         if entry.cancelled:
-            raise CancelledRequestError(f"request {entry.request.request_id} was cancelled")
+            raise entry.end_error
         return task.result()
     finally:
         entry.on_cancel = None
@@ -271,7 +304,6 @@ async def _until_cancelled(
 ) -> AsyncGenerator[TokenEvent | Place | int, None]:
     """The stream's items; when the entry is cancelled meanwhile, CancelledRequestError instead of the next one, and
     _TimeUp when no time is left."""
-    error = CancelledRequestError(f"request {entry.request.request_id} was cancelled")
     following: asyncio.Future[TokenEvent | Place | int] | None = None
     try:
         while not entry.cancelled:
@@ -287,7 +319,7 @@ async def _until_cancelled(
             except StopAsyncIteration:
                 return
             yield item
-        raise error
+        raise entry.end_error
     finally:
         entry.on_cancel = None
         if following is not None:

@@ -10,6 +10,8 @@ from exo_mesh.clock import Clock
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.disk import Disk
+from exo_mesh.node.health import Health
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.stage_host import StageHost
 
@@ -28,11 +30,15 @@ async def keep_house(
     metrics: Metrics,
     clock: Clock,
     model_engines: Callable[[], ModelEngines],
+    disk: Disk,
+    health: Health,
 ) -> None:
     """Runs until it is cancelled: a round when the view changes, and each ROUND_S. model_engines may block."""
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
         await catalogue.learn()
+        if disk.is_failing:
+            await asyncio.to_thread(disk.check)
         if clock() >= rescan_at:
             rescan_at = clock() + RESCAN_EVERY_S
             if await catalogue.rescan():
@@ -43,6 +49,9 @@ async def keep_house(
         metrics.reserved_memory.set(host.reserved_bytes)
         metrics.memory.labels("total").set(monitor.last.total_bytes)
         metrics.memory.labels("available").set(monitor.last.available_bytes)
+        metrics.disk_free.labels("home").set(disk.free_bytes)
+        metrics.disk_refused.set(disk.refused)
+        metrics.set_reasons((reason.code, reason.level) for reason in health.reasons())
         metrics.memory_level.set(monitor.level)
         metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
         await membership.changed.wait(ROUND_S)

@@ -6,7 +6,9 @@ import asyncio
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from exo_mesh.clock import Clock, monotonic
@@ -19,7 +21,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.distrust import Distrust
-from exo_mesh.node.placer import BallotBeatenError, Placer
+from exo_mesh.node.placer import BallotBeatenError, Placer, StageFailedError
 from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.ring_keeper import OnProgress, RingKeeper
 from exo_mesh.node.service import InstanceSpec
@@ -66,6 +68,15 @@ def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
     return held == [(pin.peer_id, pin.start, pin.stop) for pin in ordered] and all(
         pin.engine in (None, stage.engine) for pin, stage in zip(ordered, plan.stages, strict=True)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is known when an instance is chosen for a request. own: live requests of this entry peer by instance.
+    tokens: of prompt and output, that it may come to."""
+
+    own: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
 
 
 class Instances:
@@ -126,14 +137,35 @@ class Instances:
     def is_trusted(self, instance: InstanceInfo) -> bool:
         return not self._distrust.includes(instance, self._clock())
 
-    async def ensure(self, spec: InstanceSpec) -> InstanceInfo:
+    def ready_for(self, model: str, tokens: int = 0) -> list[InstanceInfo]:
+        """Those that a request could run on now; the ones that can hold so many tokens, if there are any."""
+        ready = [one for one in self.of_model(model) if self.is_trusted(one)]
+        return [one for one in ready if one.plan.context_limit >= tokens] or ready
+
+    def _least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
+        """The one with the fewest requests that wait or run: as its driver says, which is a second old, or as this node
+        knows of its own ones; then the one with the fewest of its own; of equals any, so that many entry peers do not
+        all take the same."""
+        said: Counter[str] = Counter()
+        for reading in self._membership.telemetry.values() if len(ready) > 1 else ():
+            said.update(reading.outstanding)
+
+        def busy(one: InstanceInfo) -> tuple[int, int]:
+            own = load.own[one.plan.instance_id]
+            return max(said[one.plan.instance_id], own), own
+
+        least = min(map(busy, ready))
+        return self._rng.choice([one for one in ready if busy(one) == least])
+
+    async def ensure(self, spec: InstanceSpec, load: Load | None = None) -> InstanceInfo:
         """A ready instance that suits the wish: one there is, or one that is placed now; all who ask at once share it.
 
         Raises PlacementError, UnknownModelError, or the failure of a stage.
         """
-        ready = [one for one in self.of_model(spec.model) if suits(one, spec) and self.is_trusted(one)]
+        load = load or Load()
+        ready = [one for one in self.ready_for(spec.model, load.tokens) if suits(one, spec)]
         if ready:
-            return self._rng.choice(ready)
+            return self._least_busy(ready, load)
         flight = self._flights.get(spec)
         if flight is None:
             flight = self._tasks.start(self._place_or_join(spec), f"place {spec.model}", for_request=True)
@@ -196,7 +228,7 @@ class Instances:
                         return await self._join(instance_id, spec, exc.ballot)
                     except (StageLostError, DeadlineError) as lost:
                         failure = lost
-                except (StageLostError, TransportError, DeadlineError) as exc:
+                except (StageLostError, StageFailedError, TransportError, DeadlineError) as exc:
                     failure = exc
                 _log.info("%s: attempt %d: %s", instance_id, attempt + 1, failure)
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5) * (attempt + 1))

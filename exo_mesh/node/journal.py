@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.replay import Kept, ReplayStore
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
-from exo_mesh.errors import InputError, OverloadError, TransportError
+from exo_mesh.errors import (
+    CancelledRequestError,
+    InputError,
+    MeshError,
+    OverloadError,
+    SupersededError,
+    TransportError,
+)
 from exo_mesh.node.history import History, Outcome
 from exo_mesh.node.traces import Trace
 
 MAX_LIVE = 1024
 """Requests that one entry peer holds; its own memory bounds this, not the rings."""
+
+
+MAX_SHOWN = 128
 
 
 @dataclass(slots=True)
@@ -28,6 +42,18 @@ class Entry:
     trace: Trace | None = None
     timed_out: bool = False
     memory_before_bytes: int = 0
+    instance_id: str = ""
+    """Where it runs now."""
+    kept: Kept | None = None
+    """Where its events are kept, if the client gave an idempotency key."""
+    superseded: bool = False
+
+    @property
+    def state(self) -> str:
+        """placing: it waits for a ring. waiting: for its turn there, or its prompt is being computed. generating."""
+        if not self.instance_id:
+            return "placing"
+        return "generating" if self.last_token_at is not None else "waiting"
 
     @property
     def resumption(self) -> GenerateRequest:
@@ -46,7 +72,25 @@ class Entry:
             raise TransportError(f"the driver skipped from token {self.next_index} to token {event.index}")
         if event.token_id is not None:
             self.emitted.append(event.token_id)
+        if self.kept is not None and not self.superseded:
+            self.kept.add(event)
         return True
+
+    def replay(self) -> list[TokenEvent]:
+        """What came out under the same key before; it counts as emitted from now on."""
+        if self.kept is None:
+            return []
+        self.kept.meet(())
+        events = self.kept.events(0)
+        self.emitted.extend(event.token_id for event in events if event.token_id is not None)
+        return events
+
+    @property
+    def end_error(self) -> MeshError:
+        """What it ends with once it is cancelled."""
+        if self.superseded:
+            return SupersededError("the same request was asked for again, and goes on there")
+        return CancelledRequestError(f"request {self.request.request_id} was cancelled")
 
 
 class Journal:
@@ -57,8 +101,12 @@ class Journal:
         max_live: int = MAX_LIVE,
         history: History | None = None,
         used_bytes: Callable[[], int] = lambda: 0,
+        clock: Clock = monotonic,
     ) -> None:
+        self._clock = clock
         self._live: dict[str, Entry] = {}
+        self._by_key: dict[bytes, Entry] = {}
+        self._replays = ReplayStore()
         self._max_live = max_live
         self._used_bytes = used_bytes
         self.history = History() if history is None else history
@@ -67,17 +115,37 @@ class Journal:
         return len(self._live)
 
     def open(self, request: GenerateRequest, model: str, now: float) -> Entry:
-        """Begin. Raises InputError if the id is in use, OverloadError if there is no room."""
-        if request.request_id in self._live:
+        """Begin; who works on the same idempotency key ends. Raises InputError if the id is in use, KeyReusedError if
+        the key is, OverloadError if there is no room."""
+        before = self._by_key.get(request.key_hash)
+        running = self._live.get(request.request_id)
+        if running is not None and running is not before:
             raise InputError(f"a request {request.request_id} is running already", param="request_id")
         if len(self._live) >= self._max_live:
             raise OverloadError(f"{len(self._live)} requests are live on this peer already")
-        entry = self._live[request.request_id] = Entry(request, model, now, memory_before_bytes=self._used_bytes())
+        kept = self._replays.open(request, now) if request.key_hash else None
+        if before is not None:
+            self._supersede(before)
+        entry = self._live[request.request_id] = Entry(
+            request, model, now, memory_before_bytes=self._used_bytes(), kept=kept
+        )
+        if kept is not None:
+            self._by_key[request.key_hash] = entry
         return entry
+
+    def _supersede(self, entry: Entry) -> None:
+        entry.superseded = True
+        if self._live.get(entry.request.request_id) is entry:
+            del self._live[entry.request.request_id]
+        self._cancel(entry)
 
     def close(self, entry: Entry, outcome: str, ttft_s: float | None, now: float) -> None:
         """End, however it ended."""
-        self._live.pop(entry.request.request_id, None)
+        if self._live.get(entry.request.request_id) is entry:
+            del self._live[entry.request.request_id]
+        if entry.kept is not None and self._by_key.get(entry.request.key_hash) is entry:
+            del self._by_key[entry.request.key_hash]
+            self._replays.close(entry.kept, now)
         ended = Outcome(
             entry.request.request_id,
             entry.model,
@@ -93,12 +161,39 @@ class Journal:
         )
         self.history.add(ended)
 
+    def describe_live(self) -> list[dict[str, Any]]:
+        """What runs, for people who look for what hangs: the oldest first."""
+        now = self._clock()
+        shown = []
+        for entry in list(self._live.values())[:MAX_SHOWN]:
+            last = entry.last_token_at
+            shown.append(
+                {
+                    "request_id": entry.request.request_id,
+                    "model": entry.model,
+                    "state": entry.state,
+                    "instance": entry.instance_id,
+                    "prompt_tokens": len(entry.request.prompt_ids),
+                    "output_tokens": entry.next_index,
+                    "age_s": round(now - entry.entered_at, 3),
+                    "since_last_token_s": None if last is None else round(now - last, 3),
+                }
+            )
+        return shown
+
+    def outstanding(self) -> Counter[str]:
+        """Live requests by instance."""
+        return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)
+
     def cancel(self, request_id: str) -> bool:
         """Ask a live request to end; False if there is none of this id."""
         entry = self._live.get(request_id)
         if entry is None:
             return False
+        self._cancel(entry)
+        return True
+
+    def _cancel(self, entry: Entry) -> None:
         entry.cancelled = True
         if entry.on_cancel is not None:
             entry.on_cancel()
-        return True

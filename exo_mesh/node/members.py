@@ -104,7 +104,7 @@ class RemoteMember:
     async def _ask(self, request: pb.ReserveRequest) -> Answer:
         reply = await self._client.reserve(request)
         if reply.never:
-            raise ReservationError(reply.reason, peer_id=self._peer_id)
+            raise ReservationError(reply.reason, peer_id=self._peer_id, why=reply.never_code)
         beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
         return Answer(reply.granted, reply.usable_bytes, reply.reason, beaten_by)
 

@@ -29,6 +29,7 @@ from exo_mesh.domain.rings import Candidate
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.membership.service import Membership
+from exo_mesh.node.disk import Disk
 from exo_mesh.node.selftests import MAX_RANGES, SelfTests
 from exo_mesh.node.surveys import Surveys, write_kept
 from exo_mesh.proto import control_pb2 as pb
@@ -62,7 +63,15 @@ class Outcome:
 class Mixing:
     """Asks one peer of each build to compute the same few layers, and compares."""
 
-    def __init__(self, membership: Membership, surveys: Surveys, here: SelfTests, cache_dir: Path) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        surveys: Surveys,
+        here: SelfTests,
+        cache_dir: Path,
+        disk: Disk | None = None,
+    ) -> None:
+        self._disk = disk or Disk(cache_dir)
         self._membership = membership
         self._surveys = surveys
         self._here = here
@@ -125,7 +134,8 @@ class Mixing:
                     _trim(self._failed)
                     _log.warning("%s: %s", card.name, failure)
                     return failure
-                await asyncio.to_thread(_write, kept, tried)
+                text = json.dumps(asdict(tried))
+                await asyncio.to_thread(write_kept, self._disk, kept, text, "verdicts on engines", MAX_KEPT)
             self._known[key] = tried
             _trim(self._known)
             return tried
@@ -198,10 +208,3 @@ def _read(file: Path) -> Tried | None:
         return msgspec.json.decode(file.read_bytes(), type=Tried)
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def _write(file: Path, tried: Tried) -> None:
-    try:
-        write_kept(file, json.dumps(asdict(tried)), MAX_KEPT)
-    except OSError as exc:
-        _log.warning("%s cannot be kept: %s", file, exc.strerror or exc)

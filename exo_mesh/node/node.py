@@ -18,7 +18,7 @@ from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
-from exo_mesh.domain.view import Record
+from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.membership.detector import Timing
@@ -33,7 +33,12 @@ from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.closed_mesh import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
+from exo_mesh.node.diagnostics import Diagnostics
+from exo_mesh.node.disk import Disk
+from exo_mesh.node.flight_recorder import FlightRecorder
 from exo_mesh.node.generate import Patience, Router
+from exo_mesh.node.guard import Guard
+from exo_mesh.node.health import Health
 from exo_mesh.node.history import History
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
@@ -45,14 +50,16 @@ from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.observed import Observed
 from exo_mesh.node.own_addresses import keep_addresses
+from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
+from exo_mesh.node.quarantine import Quarantine
 from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.request_file import request_file
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
-from exo_mesh.node.stage_host import HostLimits, StageHost
+from exo_mesh.node.stage_host import HostLimits, Keeping, StageHost
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.tasks import TaskOwner
@@ -95,7 +102,6 @@ class Node(Observed):
         self._memory = DeviceMemory(memory_reader)
         self._clock = clock
         self._phase = "starting"
-        self._problems: list[dict[str, str]] = []
         self._tasks = TaskOwner()
         self._credentials = own_credentials(settings)
         self._identity = take_identity(settings.home)
@@ -103,14 +109,18 @@ class Node(Observed):
         self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
         self.membership = self._new_membership(tuning.timing)
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
+        self._disk = disk = Disk(settings.home)
+        self._keeping = self._new_keeping()
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
-        self._surveys = surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys")
+        self._surveys = surveys = Surveys(
+            self._registry, self._catalogue, self.membership, settings.home / "surveys", disk=disk
+        )
         self._self_tests = self_tests = SelfTests(
-            self._registry, self._catalogue, settings.engine_options, settings.home / "scratch"
+            self._registry, self._catalogue, settings.engine_options, settings.home / "scratch", disk=disk
         )
         here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
-        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests")
+        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests", disk)
         self._placer = Placer(
             settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner
         )
@@ -125,11 +135,23 @@ class Node(Observed):
         self._monitor = self._new_monitor(memory_reader)
         self.journal = self._new_journal()
         self._router = self._new_router(members, tuning.patience)
-        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
-        self._server = self._new_server()
+        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership, disk)
         self.observation = Observation(
             self.journal, self._monitor, self._host.beats, self._readings, settings.max_queued
         )
+        self._health = Health(
+            settings, self.membership, disk, self._keeping.guard, self._monitor, self._known_instances, clock
+        )
+        self.diagnostics = Diagnostics(
+            self.membership,
+            self._keeping.flights,
+            self.journal,
+            self._monitor,
+            disk,
+            self._host.beats,
+            self.health,
+        )
+        self._server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
         own = PeerInfo(
@@ -151,6 +173,15 @@ class Node(Observed):
             dial=lambda address: ControlClient(address, self._credentials),
         )
 
+    def _new_keeping(self) -> Keeping:
+        settings, own_id = self.settings, self.membership.own.id
+        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", self._disk)
+        guard = Guard(own_id, quarantine, settings.engine_options, self._clock)
+        return Keeping(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, self._disk))
+
+    def _known_instances(self) -> list[InstanceInfo]:
+        return [instance for _, instance in self._instances.all()]
+
     def _new_host(self, limits: HostLimits) -> StageHost:
         return StageHost(
             self.membership.own.id,
@@ -164,6 +195,7 @@ class Node(Observed):
             credentials=self._credentials,
             hosts_of=self._hosts_of,
             engine=lambda: next((device.engine for device in self.membership.own.devices), ""),
+            keep=self._keeping,
         )
 
     def _new_monitor(self, memory_reader: MemoryReader) -> MemoryMonitor:
@@ -178,7 +210,7 @@ class Node(Observed):
     def _new_journal(self) -> Journal:
         write = self._request_file.write if self._request_file is not None else None
         history = History(max_recent=self.settings.request_log_max, write=write)
-        return Journal(history=history, used_bytes=lambda: self._monitor.used_bytes)
+        return Journal(history=history, used_bytes=lambda: self._monitor.used_bytes, clock=self._clock)
 
     def _new_router(self, members: Members, patience: Patience) -> Router:
         settings = self.settings
@@ -201,7 +233,14 @@ class Node(Observed):
 
     def _new_server(self) -> ControlServer:
         service = ControlService(
-            self.membership, self._host, self._catalogue, self._surveys, self._self_tests, self._instances, self.journal
+            self.membership,
+            self._host,
+            self._catalogue,
+            self._surveys,
+            self._self_tests,
+            self._instances,
+            self.journal,
+            self.diagnostics,
         )
         return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
 
@@ -214,6 +253,7 @@ class Node(Observed):
         """Serve, and look for peers. Raises MeshErrors for what makes this node useless; what only makes it poorer
         (a discovery that cannot work, no engine) goes to `health`."""
         settings = self.settings
+        await asyncio.to_thread(self._keeping.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
         device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine, self._memory.follow)
         await self._catalogue.rescan()
@@ -232,7 +272,7 @@ class Node(Observed):
         self._start_tasks(port)
         await self._start_discoveries(port)
         if not device.engine:
-            self._problem("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
+            self._health.note("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
         if settings.wait_for_peers:
             self._phase = "waiting_for_peers"
             self._tasks.start(self._await_peers(settings.wait_for_peers), "wait for peers")
@@ -249,6 +289,8 @@ class Node(Observed):
             self.metrics,
             self._clock,
             self._model_engines,
+            self._disk,
+            self._health,
         )
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
@@ -265,7 +307,7 @@ class Node(Observed):
             try:
                 await discovery.start(own, self.membership.suggest)
             except MeshError as exc:
-                self._problem(
+                self._health.note(
                     "discovery_failed",
                     f"{discovery.name}: {exc}",
                     "name peers with --bootstrap-peers host:port or --peers-file; see docs/discovery.md",
@@ -284,6 +326,7 @@ class Node(Observed):
         self._memory.close()
         if self._request_file is not None:
             await asyncio.to_thread(self._request_file.close)
+        self._texts.close()
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
@@ -329,6 +372,14 @@ class Node(Observed):
         owners = [owner for owner, held in self._instances.all() if held.plan.digest == instance.plan.digest]
         return state.describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
 
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        spec = with_peer_ids(spec, self.membership.view.peers())
+        made: list[dict[str, Any]] = []
+        while len(made) < count:
+            used = {stage["peer"] for one in made for stage in one["stages"]}
+            made.append(await self.create_instance(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
+        return made
+
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         peers = self.membership.view.peers()
         card = await self._catalogue.card(spec.model)
@@ -340,6 +391,9 @@ class Node(Observed):
     def drain(self, *, on: bool) -> None:
         self._host.draining = on
         _log.info("draining: nothing new is taken" if on else "taking requests again")
+
+    def lift_quarantine(self) -> int:
+        return self._keeping.guard.lift()
 
     # the inside
 
@@ -371,6 +425,8 @@ class Node(Observed):
             os.getloadavg()[0],
             self._host.s_per_gb,
             self._host.tokens,
+            self._host.outstanding,
+            self._health.problems(),
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
@@ -389,7 +445,3 @@ class Node(Observed):
 
     def _instance_ids(self, name: str) -> tuple[str, ...]:
         return tuple(instance.plan.instance_id for instance in self._instances.of_model(name))
-
-    def _problem(self, code: str, message: str, remedy: str) -> None:
-        _log.warning("%s", message)
-        self._problems.append({"code": code, "message": message, "remedy": remedy})

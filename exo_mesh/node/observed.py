@@ -8,7 +8,9 @@ from exo_mesh.config import Settings
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.membership.service import Membership
 from exo_mesh.node import state
+from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.generate import Router
+from exo_mesh.node.health import Health
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.observation import Observation
@@ -27,7 +29,8 @@ class Observed:
     _instances: Instances
     _router: Router
     _phase: str
-    _problems: list[dict[str, str]]
+    diagnostics: Diagnostics
+    _health: Health
 
     @property
     def node_id(self) -> str:
@@ -80,10 +83,16 @@ class Observed:
         return self.observation.memory_live()
 
     def health(self) -> dict[str, Any]:
-        mesh = "closed" if self.settings.secret else "open"
-        wait_for = self.settings.wait_for_peers
-        phase = "draining" if self._phase == "ok" and self._host.draining else self._phase
-        return {**state.describe_health(phase, self._problems, self.membership, wait_for), "mesh": mesh}
+        return self._health.describe("draining" if self._phase == "ok" and self._host.draining else self._phase)
+
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        return await self.diagnostics.of(peer_id)
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster()
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster_timeline()
 
     def _readings(self) -> list[tuple[str, str, Telemetry]]:
         """(id, name, last reading) of every live peer."""

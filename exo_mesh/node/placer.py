@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
@@ -26,12 +26,16 @@ from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.rings import without
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
+    CrashLoopError,
     DeadlineError,
+    EngineError,
     InputError,
     MeshError,
     ModelError,
     PlacementError,
+    QuarantinedError,
     ReservationError,
+    StageLostError,
     TransportError,
 )
 from exo_mesh.membership.service import Membership
@@ -56,6 +60,19 @@ class BallotBeatenError(ReservationError):
     def __init__(self, message: str, *, peer_id: str, ballot: Ballot) -> None:
         super().__init__(message, peer_id=peer_id)
         self.ballot = ballot
+
+
+class StageFailedError(EngineError):
+    """An engine failed while its stage was being loaded; the peer counts that, and refuses when it was too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A plan that every member has reserved for. avoided: why peers were left out, where their runners had crashed or
+    got stuck."""
+
+    plan: Plan
+    avoided: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +201,11 @@ class Placer:
     ) -> tuple[RingKeeper, InstanceInfo]:
         """A ready ring of a ballot above `above`, and what to tell the mesh of it.
 
-        Raises PlacementError, BallotBeatenError, or the failure of a stage; then nothing is left of the plan.
+        Raises PlacementError, BallotBeatenError, CrashLoopError, QuarantinedError, or the failure of a stage; then
+        nothing is left of the plan.
         """
-        plan = await self._reserve(card, spec, instance_id, above)
+        reserved = await self._reserve(card, spec, instance_id, above)
+        plan = reserved.plan
         self._membership.put_instance(instance_id, InstanceInfo(plan, InstanceState.LOADING))
         keeper = RingKeeper(plan, self._members, on_progress, self._runner_limits)
         try:
@@ -198,13 +217,23 @@ class Placer:
                 await keeper.release()  # which may be cancelled in its turn: two peers may delete at once
             finally:
                 self._membership.put_instance(instance_id, None)
+            self._give_up_if_hopeless(reserved, exc)
+            if isinstance(exc, EngineError):
+                raise StageFailedError(str(exc)) from exc
             raise
         self._metrics.placements.labels("ready").inc()
         return keeper, instance
 
-    async def _reserve(self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot) -> Plan:
+    def _give_up_if_hopeless(self, reserved: Reserved, error: BaseException) -> None:
+        """A model that crashed on one peer until that refused it, and then on others, will not do better on the next
+        ones. Raises CrashLoopError; not if peers are gone, for then that is why."""
+        crashed = isinstance(error, StageLostError | EngineError | DeadlineError)
+        if crashed and reserved.avoided and all(map(self._membership.is_alive, reserved.plan.peer_ids)):
+            raise CrashLoopError(f"{error}; before that, " + "; ".join(reserved.avoided)) from error
+
+    async def _reserve(self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot) -> Reserved:
         caps: dict[str, int] = {}
-        unable: dict[str, str] = {}
+        unable: dict[str, ReservationError] = {}
         own_id = self._membership.own.id
         refusals: list[str] = []
         for _ in range(MAX_SOLVES):
@@ -214,7 +243,7 @@ class Placer:
             except PlacementError as exc:
                 self._metrics.placements.labels(exc.code).inc()
                 if unable and not self.candidates(card, able):
-                    raise ModelError(
+                    raise _nobody_left(unable.values())(
                         f"no peer can run {card.name} ({card.architecture}): " + "; ".join(refusals)
                     ) from exc
                 raise PlacementError(
@@ -226,11 +255,12 @@ class Placer:
                 ) from exc
             answers = await asyncio.gather(*(self._ask(plan, index) for index in range(len(plan.stages))))
             if all(isinstance(answer, Answer) and answer.granted for answer in answers):
-                return plan
+                avoided = [text for peer_id, exc in unable.items() if exc.why and (text := f"{peer_id[:8]}: {exc}")]
+                return Reserved(plan, avoided)
             await release_all(plan, self._members)
             for stage, answer in zip(plan.stages, answers, strict=True):
                 if isinstance(answer, ReservationError):
-                    unable[stage.peer_id] = reason = str(answer)
+                    unable[stage.peer_id], reason = answer, str(answer)
                 elif answer.beaten_by is not None:
                     self._metrics.placements.labels("ballot_beaten").inc()
                     raise BallotBeatenError(answer.reason, peer_id=stage.peer_id, ballot=answer.beaten_by)
@@ -295,6 +325,12 @@ class Placer:
 
     def _held_elsewhere(self, model: str) -> bool:
         return any(model in peer.info.models for peer in self._membership.peers)
+
+
+def _nobody_left(refusals: Iterable[ReservationError]) -> type[MeshError]:
+    """What it is called when every peer that could have run the model has refused."""
+    by_code = {error.code: error for error in (CrashLoopError, QuarantinedError)}
+    return next((by_code[refusal.why] for refusal in refusals if refusal.why in by_code), ModelError)
 
 
 def ring_of(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -15,6 +15,7 @@ import msgspec
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, InputError, ModelError, error_from_code
 from exo_mesh.node.catalogue import Catalogue
+from exo_mesh.node.disk import Disk
 from exo_mesh.node.engine_child import ask_child
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2
@@ -54,7 +55,9 @@ class SelfTests:
         options: Mapping[str, str],
         scratch: Path,
         command: Sequence[str] = SELF_TEST_COMMAND,
+        disk: Disk | None = None,
     ) -> None:
+        self._disk = disk or Disk(scratch)
         self._registry = registry
         self._catalogue = catalogue
         self._options = options
@@ -77,6 +80,10 @@ class SelfTests:
             raise EngineError(f"engine {request.engine} cannot run here")
         if self._waiting >= MAX_WAITING:
             raise EngineError("too many self-tests wait here already")
+        # what the child writes: these layers in float32, which are half as large on disk as a rule
+        need = 2 * sum(card.shard_bytes(start, stop) for start, stop in ranges)
+        if not await asyncio.to_thread(self._disk.has_room, need):
+            raise EngineError(f"a self-test of {card.name} writes up to {need / 1e9:.1f} GB, and the disk has no room")
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, request.model)
         self._waiting += 1
         try:
@@ -86,7 +93,11 @@ class SelfTests:
             self._waiting -= 1
 
     async def _ask_child(self, engine: str, model_dir: Path, ranges: Sequence[tuple[int, int]]) -> pb.SelfTestReply:
-        await asyncio.to_thread(self._scratch.mkdir, parents=True, exist_ok=True)
+        try:
+            await asyncio.to_thread(self._scratch.mkdir, parents=True, exist_ok=True)
+        except OSError as exc:
+            self._disk.failed(exc, "a self-test")
+            raise EngineError(f"a self-test cannot write below {self._scratch}: {exc.strerror or exc}") from exc
         wanted = ",".join(f"{start}:{stop}" for start, stop in ranges)
         command = [*self._command, engine, str(model_dir), str(self._scratch), wanted, json.dumps(dict(self._options))]
         what = f"the self-test of {engine} with {model_dir.name} failed"

@@ -81,6 +81,10 @@ class MeshService(Protocol):
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""
 
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        """As create_instance, so many times, on peers of their own; instances that there are already count. If one
+        cannot be placed the ones before it stay."""
+
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
 
@@ -121,4 +125,18 @@ class MeshService(Protocol):
         """The last readings of this machine's memory, oldest first."""
 
     def health(self) -> dict[str, Any]:
-        """{"status": "ok" | "degraded" | "starting" | "stopping", "reasons": [{"code", "message", "remedy"}], ...}"""
+        """{"status": "ok" | "degraded" | "starting" | "stopping" | …, "level", "reasons": [{"code", "level", "message",
+        "remedy"}], "peer_health": [{"id", "name", "level", "reasons"}], "instance_health": likewise, …}"""
+
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        """What a node can tell of itself: this one, or a live peer by its id or the first digits of it; None if there
+        is none."""
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        """{"nodes": [as diagnostics_of], "unreachable": [{"id", "name", "why"}]}"""
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        """{"entries": [phases of all runners of the mesh by time], "left_out", "unreachable"}"""
+
+    def lift_quarantine(self) -> int:
+        """Models and engines that were not tried here for a while may be tried again; answers how many there were."""

@@ -12,10 +12,15 @@ from exo_mesh.config import Settings
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.flight_recorder import FlightRecorder
+from exo_mesh.node.guard import Guard
 from exo_mesh.node.hops import Hops
 from exo_mesh.node.local_models import LocalModels, refuse_misfit
 from exo_mesh.node.memory import MemoryReader, usable_bytes
+from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.reservations import Answer, Lease, Reservations
+from exo_mesh.node.runner_end import End
+from exo_mesh.node.runner_limits import Pace
 from exo_mesh.node.spares import SparePool
 from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
@@ -43,6 +48,15 @@ class HostLimits:
     command: Sequence[str] = RUNNER_COMMAND
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of the runners here beyond their lives: whether to try again, what they went through, their pids."""
+
+    guard: Guard
+    flights: FlightRecorder
+    pid_files: PidFiles
+
+
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
@@ -65,6 +79,7 @@ class StageHost:
         make_runner: Callable[..., Runner] = Runner,
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
         engine: Callable[[], str] = lambda: "",
+        keep: Keeping,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -81,6 +96,8 @@ class StageHost:
         self._spares = SparePool(settings.spare_runners, engine, limits.command)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
+        self._keep = keep
+        self._pace = Pace()
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self.draining = False
@@ -134,6 +151,11 @@ class StageHost:
         beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
         return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
 
+    @property
+    def outstanding(self) -> dict[str, int]:
+        """Requests that wait or run, by instance whose driver runs here."""
+        return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}
+
     def promised(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node has promised itself to."""
         return self._reservations.promised(instance_id)
@@ -163,6 +185,7 @@ class StageHost:
         Raises ReservationError if this stage can never run here: wrong peer, model, digest or engine.
         """
         await refuse_misfit(plan, index, self._own_id, self._models, self._can_run)
+        self._keep.guard.check(plan, index)
         async with self._turn:
             if self._stopping:
                 return Answer(False, 0, "this node is stopping")
@@ -284,9 +307,11 @@ class StageHost:
             label,
             start,
             self._settings.host,
-            limits=self._limits.runner,
+            limits=self._pace.scaled(self._limits.runner, lease.stage.engine),
             command=self._limits.command,
             spare=self._spares.take(lease.stage.engine),
+            flight=self._keep.flights.open(label),
+            pid_files=self._keep.pid_files,
         )
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
@@ -309,11 +334,19 @@ class StageHost:
                 self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
             before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
+            if runner.board.ready and not lease.ready:
+                self._pace.started(runner.started_s)
+                self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
             lease.ready = runner.board.ready
             self._metrics.stage_beat(instance_id, lease.index, beat)
 
+        def on_end(end: End, why: str) -> None:
+            self._metrics.stage_ends.labels(instance_id, str(end)).inc()
+            beat = runner.beat or runner_pb2.Heartbeat()
+            self._keep.guard.ended(lease.plan, lease.index, end, why, beat.prefill_frames + beat.decode_frames)
+
         try:
-            await runner.run(on_beat)
+            await runner.run(on_beat, on_end)
         finally:
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]

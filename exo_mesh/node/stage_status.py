@@ -42,6 +42,12 @@ class StatusBoard:
     def ready(self) -> bool:
         return "ready" in self._latest
 
+    @property
+    def load_s(self) -> float:
+        """How long loading took; 0 before it is ready."""
+        entry = self._latest.get("ready")
+        return entry[1].ready.load_s if entry else 0.0
+
     def publish(self, status: pb.StageStatus) -> None:
         """Tell all watchers. What comes after "failed" is dropped."""
         kind = status.WhichOneof("status")

@@ -104,31 +104,6 @@ def describe_beat(beat: Heartbeat) -> dict[str, Any]:
     }
 
 
-def describe_health(
-    phase: str, problems: list[dict[str, str]], membership: Membership, wait_for_peers: int = 0
-) -> dict[str, Any]:
-    """phase: "starting", "waiting_for_peers", "ok" or "stopping". problems: what this node found at its start."""
-    num_others = len(membership.peers)
-    waiting = [
-        {
-            "code": "waiting_for_peers",
-            "message": f"{num_others} of {wait_for_peers} other peers seen",
-            "remedy": "start them, or see exo-mesh doctor if they run",
-        }
-    ]
-    refused = [
-        {
-            "code": "peer_refused",
-            "message": text,
-            "remedy": "give both one --namespace, secret and version; each its --home",
-        }
-        for text in membership.refusals
-    ]
-    status = "degraded" if phase == "ok" and problems else phase
-    reasons = [*(waiting if phase == "waiting_for_peers" else ()), *problems, *refused]
-    return {"status": status, "reasons": reasons, "peers": num_others + 1}
-
-
 def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
     """The way by which this node reaches a peer, and what was measured of each way that it knows.
 

@@ -7,16 +7,25 @@ import contextlib
 import logging
 import math
 import os
-import signal
 import sys
+import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
-from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError
+from exo_mesh.errors import (
+    EngineError,
+    MeshError,
+    StageLostError,
+    TransportError,
+)
+from exo_mesh.node.flight_recorder import FlightLog
+from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.runner_child import Child, spawn
+from exo_mesh.node.runner_end import REPORTED, End, StuckError, end_process, ended, exit_of, post_mortem, shielded
+from exo_mesh.node.runner_limits import DEFAULT_LIMITS
+from exo_mesh.node.runner_limits import Limits as Limits
 from exo_mesh.node.stage_status import StatusBoard
+from exo_mesh.node.stage_watch import Phase, StageWatch
 from exo_mesh.proto import control_pb2, plan_pb2, runner_pb2
 from exo_mesh.transport import runner_pipe
 from exo_mesh.transport.channel_options import bracketed
@@ -26,34 +35,21 @@ RUNNER_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner")
 MAX_LINE_BYTES = 2000
 """Longer lines of a runner's stderr are cut; a native library may write megabytes without a line end."""
 
-SECOND_LOOK_S = 1.0
-"""Two heartbeats."""
-
 CHANGE_S = 30.0
 """How long a runner may take to go on by another plan: it does what it is computing first, and a chunk of prefill on a
 slow board takes seconds."""
 
+LISTEN_STEP_S = 0.25
+"""Silence is counted in steps of this: when this node itself stood still, it is not the runner that was silent."""
+
+DRAIN_S = 0.2
+"""After the end of the process: how long its last words may take to get here."""
+
 OnBeat = Callable[[runner_pb2.Heartbeat], None]
+OnEnd = Callable[[End, str], None]
+"""How it came to its end, and why; called before anybody else hears of it, and not if the owner was cancelled."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Seconds. first_message_s: process start to its first report (imports of grpc and numpy on a slow board).
-    silence_s: between any two reports afterwards; a heartbeat comes every 0.5 s. polite_s + terminate_s + a moment for
-    the kernel is the longest a stop takes."""
-
-    first_message_s: float = 20.0
-    silence_s: float = 10.0
-    load_base_s: float = 120.0
-    load_bytes_per_s: float = 50e6
-    polite_s: float = 2.0
-    terminate_s: float = 1.0
-
-    def load_s(self, reserve_bytes: int) -> float:
-        """How long a stage of this size may take from its start to ready: a hard disk reads 50 MB/s."""
-        return self.load_base_s + reserve_bytes / self.load_bytes_per_s
 
 
 class Runner:
@@ -65,10 +61,12 @@ class Runner:
         start: runner_pb2.StartStage,
         host: str,
         *,
-        limits: Limits = Limits(),
+        limits: Limits = DEFAULT_LIMITS,
         command: Sequence[str] = RUNNER_COMMAND,
         environment: Mapping[str, str] = os.environ,
         spare: Child | None = None,
+        flight: FlightLog | None = None,
+        pid_files: PidFiles | None = None,
     ) -> None:
         """spare: a process that waits for a stage, to be used instead of a new one."""
         self._spare = spare
@@ -77,8 +75,15 @@ class Runner:
         self.beat: runner_pb2.Heartbeat | None = None
         self.pid = 0
         self.rolls_back = False
+        self.end: End | None = None
+        self._on_end: OnEnd = lambda end, why: None
+        self.started_s = 0.0
+        """From the start of the process to its first report, once that has come."""
+        self.flight = FlightLog(label) if flight is None else flight
+        self._pid_files = pid_files
         self._heard_at = 0.0
-        self._ready_by = math.inf
+        self._spawned_at = 0.0
+        self._changed_by = math.inf
         self._standing: dict[str, control_pb2.StageStatus] = {}
         self._ballot = start.plan.ballot
         self._start = start
@@ -91,16 +96,26 @@ class Runner:
         self._gone = asyncio.Event()
         self._last_lines: deque[str] = deque(maxlen=5)
 
-    async def run(self, on_beat: OnBeat = lambda beat: None) -> None:
-        """Start the process, follow it, and see it off. Never raises a MeshError: failures go to the board."""
+    async def run(self, on_beat: OnBeat = lambda beat: None, on_end: OnEnd = lambda end, why: None) -> None:
+        """Start the process, follow it, and see it off. Never raises a MeshError: failures go to the board, at once,
+        also if the process then has to be killed. `end` says how it came to its end, once this has returned."""
+        self._on_end = on_end
         try:
             await self._run(on_beat)
         except MeshError as exc:
-            self.board.fail(exc.code, str(exc))
+            self._ends(End.CRASHED, exc.code, str(exc))
         except OSError as exc:
-            self.board.fail(EngineError.code, f"the runner of {self.label} cannot be started: {exc}")
+            self._ends(End.CRASHED, EngineError.code, f"the runner of {self.label} cannot be started: {exc}")
         finally:
+            self.flight.ended = True
             self._gone.set()
+
+    def _ends(self, end: End, code: str, message: str) -> None:
+        if self.end is None:
+            self.end = end
+            self.flight.note("end", message, end=str(end), code=code)
+            self._on_end(end, message)
+        self.board.fail(code, message)
 
     @property
     def silent_s(self) -> float:
@@ -113,6 +128,7 @@ class Runner:
         keep_stream: it is the same stage by another way, for the next dial; see RingLink.set_endpoint.
         """
         await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
+        self.flight.note("linked", endpoint)
 
     async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
         """Let the process go on by another plan, with the layers that it has; see ChangePlan. From now on `board` is
@@ -120,9 +136,10 @@ class Runner:
         old, self.board = self.board, StatusBoard()
         old.fail(StageLostError.code, f"{self.label} goes on by ballot {plan.ballot.counter}")
         self._ballot = plan.ballot
-        self._ready_by = asyncio.get_running_loop().time() + CHANGE_S
+        self._changed_by = asyncio.get_running_loop().time() + CHANGE_S
         change = runner_pb2.ChangePlan(plan=plan, stage=stage, keep_kv_from=keep_kv_from)
         await self._tell(runner_pb2.ToRunner(change=change))
+        self.flight.note("change of plan", ballot=plan.ballot.counter, stage=stage, keep_kv_from=keep_kv_from)
 
     async def show(self, tls: runner_pb2.TlsCredentials) -> None:
         """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
@@ -144,87 +161,104 @@ class Runner:
 
     async def stop(self) -> None:
         """End the process within 4 s, politely first; `run` then returns. Returns when it is gone."""
+        if not self._stopping.is_set():
+            self.flight.note("stop asked")
         self._stopping.set()
         await self._gone.wait()
 
     async def _run(self, on_beat: OnBeat) -> None:
         child = self._spare or await spawn(self._command, self._environment)
         process = child.process
-        self.pid = process.pid
+        self.pid = self.flight.pid = process.pid
+        self._spawned_at = time.monotonic()
+        self.flight.note("spawned", pid=process.pid)
+        if self._pid_files is not None:
+            self._pid_files.note(process.pid, self.label)
         output = asyncio.create_task(self._log_output(process), name=f"output of {self.label}")
         try:
-            await self._talk(child, process, on_beat)
+            await self._talk(child, output, on_beat)
+        except StuckError as exc:
+            self._ends(exc.end, exc.code, str(exc))
+        except MeshError as exc:
+            self._ends(End.CRASHED, exc.code, str(exc))
         finally:
-            await _shielded(self._see_off(process, output))
+            await shielded(self._see_off(process, output))
 
-    async def _talk(self, child: Child, process: asyncio.subprocess.Process, on_beat: OnBeat) -> None:
+    async def _talk(self, child: Child, output: asyncio.Task[None], on_beat: OnBeat) -> None:
+        """Follow the process until it has ended, is stuck, or is to stop. The end is noted, or raised."""
         await child.open()
-        reader, self._writer = child.reader, child.writer
+        process, reader, self._writer = child.process, child.reader, child.writer
         await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")
+        # not only the end of its pipe: a child of the runner may hold that open
+        exited = asyncio.create_task(exit_of(process), name=f"exit of {self.label}")
         try:
-            await asyncio.wait((listener, stopped), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((listener, stopped, exited), return_when=asyncio.FIRST_COMPLETED)
+            if exited.done() and not self._stopping.is_set():
+                # its own last words say more than its exit code
+                await asyncio.wait((listener, output), timeout=DRAIN_S)
         finally:
-            for task in (listener, stopped):
+            for task in (listener, stopped, exited):
                 task.cancel()
-            results = await asyncio.gather(listener, stopped, return_exceptions=True)
+            results = await asyncio.gather(listener, stopped, exited, return_exceptions=True)
         if self._stopping.is_set():
-            self.board.fail(StageLostError.code, f"{self.label} was stopped")
+            self._ends(End.STOPPED, StageLostError.code, f"{self.label} was stopped")
         elif isinstance(results[0], MeshError):
             raise results[0]
         elif self.board.failed is None:
-            await _ended(process, 0.5)
-            raise StageLostError(self._post_mortem(process.returncode))
+            await ended(process, 0.5)
+            raise StageLostError(f"the runner of {self.label} {post_mortem(process.returncode, self._last_lines)}")
 
     async def _listen(self, reader: asyncio.StreamReader, on_beat: OnBeat) -> None:
-        """Follow the reports until the process is gone. Raises DeadlineError when one does not come in time."""
+        """Follow the reports until the pipe ends. Raises StuckError when the runner does not get on."""
         loop = asyncio.get_running_loop()
-        self._ready_by = loop.time() + self._limits.load_s(self._stage_bytes)
-        patience_s = self._limits.first_message_s
-        while True:
-            report = await self._next_report(reader, patience_s)
-            if report is None:
-                return
-            self._take(report, on_beat)
-            if not self.board.ready and loop.time() > self._ready_by:
-                raise DeadlineError(f"{self.label} {self._overdue}")
-            patience_s = self._limits.silence_s
-
-    async def _next_report(self, reader: asyncio.StreamReader, patience_s: float) -> runner_pb2.FromRunner | None:
-        """Raises DeadlineError without one. A node that was stopped itself finds the reports of all that time in the
-        pipe, so it looks once more before it calls its runner silent."""
-        reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
+        watch = StageWatch(self._limits, self._stage_bytes)
+        last = loop.time()
+        reading: asyncio.Task[runner_pb2.FromRunner | None] | None = None
         try:
-            for wait_s in (patience_s, SECOND_LOOK_S):
-                if (await asyncio.wait((reading,), timeout=wait_s))[0]:
-                    return reading.result()
-            raise DeadlineError(f"the runner of {self.label} has been silent for {patience_s:.0f} s")
+            while True:
+                reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
+                while not (await asyncio.wait((reading,), timeout=LISTEN_STEP_S))[0]:
+                    self._check(watch, watch.silent(LISTEN_STEP_S))
+                if (report := reading.result()) is None:
+                    return
+                gap_s, last = loop.time() - last, loop.time()
+                self._take(report, on_beat)
+                self._check(watch, watch.heard(report, gap_s))
+                if last > self._changed_by:
+                    self._check(watch, f"did not go on by another plan within {CHANGE_S:.0f} s")
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    def _check(self, watch: StageWatch, problem: str) -> None:
+        if problem:
+            ends = {Phase.STARTING: End.CRASHED, Phase.LOADING: End.WEDGED, Phase.READY: End.STALLED}
+            raise StuckError(f"the runner of {self.label} {problem}", ends[watch.phase])
 
     @property
     def _stage_bytes(self) -> int:
         return self._start.plan.stages[self._start.stage].reserve_bytes
 
-    @property
-    def _overdue(self) -> str:
-        if self._ballot != self._start.plan.ballot:
-            return f"did not go on by another plan within {CHANGE_S:.0f} s"
-        return f"was not loaded after {self._limits.load_s(self._stage_bytes):.0f} s"
-
     def _take(self, report: runner_pb2.FromRunner, on_beat: OnBeat) -> None:
+        if not self._heard_at:
+            self.started_s = time.monotonic() - self._spawned_at
+            self.flight.note("first report", after_s=round(self.started_s, 3))
         self._heard_at = asyncio.get_running_loop().time()
         status = control_pb2.StageStatus()
         match report.WhichOneof("message"):
             case "listening":
+                self.flight.note("listening", port=report.listening.port)
                 status.listening.endpoint = f"{bracketed(self._host)}:{report.listening.port}"
                 status.listening.pid = report.listening.pid
             case "loading":
+                self.flight.goes_on("loading", done=report.loading.done, total=report.loading.total)
                 status.loading.done, status.loading.total = report.loading.done, report.loading.total
             case "ready":
                 ready = report.ready
+                self.flight.note("ready", load_s=round(ready.load_s, 3), memory_bytes=ready.memory_bytes)
                 status.ready.memory_bytes, status.ready.load_s = ready.memory_bytes, ready.load_s
                 status.ready.inputs.extend(ready.inputs)
                 status.ready.outputs.extend(ready.outputs)
@@ -232,12 +266,16 @@ class Runner:
             case "changed":
                 self._go_on(report.changed)
             case "hop_lost":
+                self.flight.note("hop lost", report.hop_lost.message)
                 status.hop_lost.message = report.hop_lost.message
             case "heartbeat":
                 self.beat = report.heartbeat
+                if self.board.ready:
+                    self.flight.beat(report.heartbeat)
                 on_beat(report.heartbeat)
             case "failed":
-                status.failed.code, status.failed.message = report.failed.code, report.failed.message
+                failed = report.failed
+                self._ends(REPORTED.get(failed.code, End.CRASHED), failed.code, failed.message)
         if status.HasField("listening") or status.HasField("ready"):
             self._standing[str(status.WhichOneof("status"))] = status
         self.board.publish(status)
@@ -246,38 +284,34 @@ class Runner:
         """The process works for another plan now; of plans in quick succession only the last one counts."""
         if changed.ballot != self._ballot:
             return
+        self._changed_by = math.inf
+        self.flight.note("changed", resumed=changed.resumed)
         self.board.publish(self._standing["listening"])
         ready = control_pb2.StageStatus()
         ready.CopyFrom(self._standing["ready"])
         ready.ready.resumed = changed.resumed
         self.board.publish(ready)
 
-    def _post_mortem(self, returncode: int | None) -> str:
-        if returncode is not None and returncode < 0:
-            how = f"was killed by {signal.Signals(-returncode).name}"
-        else:
-            how = f"ended with exit code {returncode}"
-        last = f"; its last words: {self._last_lines[-1]}" if self._last_lines else ""
-        return f"the runner of {self.label} {how}{last}"
-
     async def _see_off(self, process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:
-        limits = self._limits
-        if process.returncode is None and self._writer is not None and self._stopping.is_set():
-            with contextlib.suppress(TransportError, TimeoutError):
-                async with asyncio.timeout(0.5):
-                    await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(stop=runner_pb2.StopStage()))
-            await _ended(process, limits.polite_s)
-        for sign, patience_s in ((signal.SIGTERM, limits.terminate_s), (signal.SIGKILL, limits.terminate_s)):
-            if process.returncode is None:
-                _signal_group(process.pid, sign)
-                await _ended(process, patience_s)
-        # what the runner itself started ends with it
-        _signal_group(process.pid, signal.SIGKILL)
+        ask = self._ask_to_stop if self._stopping.is_set() and self._writer is not None else None
+        if await end_process(process, self._limits, self.flight, ask):
+            if self._pid_files is not None:
+                self._pid_files.forget(process.pid)
+        else:
+            _log.error(
+                "runner %s (pid %d) does not end though it was killed: its driver holds it", self.label, self.pid
+            )
         if self._writer is not None:
             self._writer.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.5):
                 await output
+
+    async def _ask_to_stop(self) -> None:
+        assert self._writer is not None
+        with contextlib.suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(0.5):
+                await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(stop=runner_pb2.StopStage()))
 
     async def _log_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None, "created with a pipe"
@@ -294,29 +328,3 @@ class Runner:
         if text:
             self._last_lines.append(text)
             _log.info("runner %s: %s", self.label, text)
-
-
-async def _ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(patience_s):
-            await process.wait()
-
-
-def _signal_group(pid: int, sign: signal.Signals) -> None:
-    """To the runner's process group: it is its leader, so this reaches what it started, too."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, sign)
-
-
-async def _shielded(work: Coroutine[Any, Any, None]) -> None:
-    """Finish `work` even when this task is cancelled meanwhile; the cancellation goes on afterwards."""
-    task = asyncio.create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    if cancelled is not None:
-        raise cancelled
-    task.result()

@@ -21,6 +21,7 @@ from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, MeshError, ModelError, UnknownModelError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.catalogue import Catalogue, card_from_json
+from exo_mesh.node.disk import Disk
 from exo_mesh.node.engine_child import ask_child
 from exo_mesh.transport.control_client import SURVEY_S
 from exo_mesh.weights.store import SHIPPED
@@ -83,7 +84,9 @@ class Surveys:
         membership: Membership,
         cache_dir: Path,
         command: Sequence[str] = SURVEY_COMMAND,
+        disk: Disk | None = None,
     ) -> None:
+        self._disk = disk or Disk(cache_dir)
         self._registry = registry
         self._catalogue = catalogue
         self._membership = membership
@@ -134,7 +137,8 @@ class Surveys:
             if survey is None:
                 survey = await self._ask_child(card, engine, model_dir)
                 if survey.legal_cuts:  # "in one piece only" may also be a file that is not complete yet
-                    await asyncio.to_thread(_write, kept, survey)
+                    text = json.dumps(asdict(survey))
+                    await asyncio.to_thread(write_kept, self._disk, kept, text, "what engines say of models", MAX_KEPT)
         return survey
 
     async def _find(self, card: ModelCard, engine: str) -> ModelSurvey:
@@ -181,20 +185,11 @@ def _read(file: Path, num_layers: int) -> ModelSurvey | None:
         return None
 
 
-def _write(file: Path, survey: ModelSurvey) -> None:
-    try:
-        write_kept(file, json.dumps(asdict(survey)), MAX_KEPT)
-    except OSError as exc:
-        _log.warning("%s cannot be kept: %s", file, exc.strerror or exc)
-
-
-def write_kept(file: Path, text: str, max_files: int) -> None:
-    """Write a file at once or not at all, and delete the oldest ones beside it beyond so many. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_suffix(".new")
-    scratch.write_text(text)
-    scratch.replace(file)
-    ages = {path: path.stat().st_mtime_ns for path in file.parent.glob("*.json")}
-    for path in sorted(ages, key=ages.__getitem__)[: max(0, len(ages) - max_files)]:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+def write_kept(disk: Disk, file: Path, text: str, what: str, max_files: int) -> None:
+    """Keep a file if there is room for it, and delete the oldest ones beside it beyond so many."""
+    if not disk.write(file, text, what):
+        return
+    with contextlib.suppress(OSError):
+        ages = {path: path.stat().st_mtime_ns for path in file.parent.glob("*.json")}
+        for path in sorted(ages, key=ages.__getitem__)[: max(0, len(ages) - max_files)]:
+            path.unlink(missing_ok=True)

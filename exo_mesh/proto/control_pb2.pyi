@@ -99,7 +99,7 @@ class PeerInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,13 @@ class Telemetry(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class OutstandingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +129,8 @@ class Telemetry(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     S_PER_GB_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -130,7 +139,21 @@ class Telemetry(_message.Message):
     load: float
     s_per_gb: _containers.ScalarMap[str, float]
     tokens: _containers.ScalarMap[str, int]
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    outstanding: _containers.ScalarMap[str, int]
+    reasons: _containers.RepeatedCompositeFieldContainer[HealthReason]
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ...) -> None: ...
+
+class HealthReason(_message.Message):
+    __slots__ = ("code", "level", "message", "remedy")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    level: str
+    message: str
+    remedy: str
+    def __init__(self, code: _Optional[str] = ..., level: _Optional[str] = ..., message: _Optional[str] = ..., remedy: _Optional[str] = ...) -> None: ...
 
 class PeerUpdate(_message.Message):
     __slots__ = ("peer_id", "state", "incarnation", "refutation", "record", "accusers")
@@ -187,20 +210,22 @@ class ProbeRequest(_message.Message):
     def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., target: _Optional[str] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
 
 class ProbeReply(_message.Message):
-    __slots__ = ("unknown_sender", "peer_id", "incarnation", "updates", "records", "telemetry")
+    __slots__ = ("unknown_sender", "unix_s", "peer_id", "incarnation", "updates", "records", "telemetry")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
+    unix_s: float
     peer_id: str
     incarnation: int
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
     records: _containers.RepeatedCompositeFieldContainer[Record]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
-    def __init__(self, unknown_sender: bool = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, unknown_sender: bool = ..., unix_s: _Optional[float] = ..., peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ...) -> None: ...
 
 class IndirectProbeRequest(_message.Message):
     __slots__ = ("from_peer", "target", "incarnation")
@@ -411,18 +436,20 @@ class ReserveRequest(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., adopt: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
-    __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never")
+    __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never", "never_code")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BEATEN_BY_FIELD_NUMBER: _ClassVar[int]
     NEVER_FIELD_NUMBER: _ClassVar[int]
+    NEVER_CODE_FIELD_NUMBER: _ClassVar[int]
     granted: bool
     reason: str
     usable_bytes: int
     beaten_by: _plan_pb2.Ballot
     never: bool
-    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ...) -> None: ...
+    never_code: str
+    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ..., never_code: _Optional[str] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("instance_id", "ballot", "keep_kv_from")
@@ -567,3 +594,15 @@ class DeleteInstanceReply(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool
     def __init__(self, found: bool = ...) -> None: ...
+
+class DiagnoseRequest(_message.Message):
+    __slots__ = ("timeline",)
+    TIMELINE_FIELD_NUMBER: _ClassVar[int]
+    timeline: bool
+    def __init__(self, timeline: bool = ...) -> None: ...
+
+class DiagnoseReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...

@@ -40,7 +40,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., seed: _Optional[int] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id")
+    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +55,8 @@ class GenerateRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_HASH_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
     request_id: str
@@ -69,7 +71,9 @@ class GenerateRequest(_message.Message):
     priority: int
     resumed: bool
     trace_id: str
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ...) -> None: ...
+    key_hash: bytes
+    fingerprint: bytes
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -136,3 +140,17 @@ class GenerateEvents(_message.Message):
     trace: _containers.RepeatedCompositeFieldContainer[FrameTrace]
     queued: int
     def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., prefilled: _Optional[int] = ..., trace: _Optional[_Iterable[_Union[FrameTrace, _Mapping]]] = ..., queued: _Optional[int] = ...) -> None: ...
+
+class RecallRequest(_message.Message):
+    __slots__ = ("key_hash",)
+    KEY_HASH_FIELD_NUMBER: _ClassVar[int]
+    key_hash: bytes
+    def __init__(self, key_hash: _Optional[bytes] = ...) -> None: ...
+
+class RecallReply(_message.Message):
+    __slots__ = ("found", "num_tokens")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    num_tokens: int
+    def __init__(self, found: bool = ..., num_tokens: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,11 @@ class DriverStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_driver__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_driver__pb2.GenerateEvents.FromString,
                 _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/exo_mesh.Driver/Recall',
+                request_serializer=exo__mesh_dot_proto_dot_driver__pb2.RecallRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_driver__pb2.RecallReply.FromString,
+                _registered_method=True)
 
 
 class DriverServicer(object):
@@ -51,6 +56,13 @@ class DriverServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Recall(self, request, context):
+        """Is an answer kept here under the hash of an idempotency key?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DriverServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_DriverServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=exo__mesh_dot_proto_dot_driver__pb2.GenerateRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_driver__pb2.GenerateEvents.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=exo__mesh_dot_proto_dot_driver__pb2.RecallRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_driver__pb2.RecallReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class Driver(object):
             '/exo_mesh.Driver/Generate',
             exo__mesh_dot_proto_dot_driver__pb2.GenerateRequest.SerializeToString,
             exo__mesh_dot_proto_dot_driver__pb2.GenerateEvents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Driver/Recall',
+            exo__mesh_dot_proto_dot_driver__pb2.RecallRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_driver__pb2.RecallReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,6 +10,8 @@ import sys
 
 from exo_mesh.logs import quiet_libraries
 
+_PR_SET_PDEATHSIG = 1
+
 
 def main() -> int:
     """Parse the one argument, then run the stage that the pipe asks for."""
@@ -18,11 +20,21 @@ def main() -> int:
     args = parser.parse_args()
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     quiet_libraries()
+    _end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to stop
 
     from exo_mesh.runner.process import run_process
 
     return run_process(args.control_fd)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its node dies, where it can (Linux). The end of the pipe says so, too, but
+    the thread that would see it waits as long as an engine holds the interpreter's lock."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":

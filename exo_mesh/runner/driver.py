@@ -11,8 +11,17 @@ import numpy as np
 
 from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Retain, Shutdown
 from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
-from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
+from exo_mesh.errors import (
+    CancelledRequestError,
+    InputError,
+    KeyReusedError,
+    MeshError,
+    OverloadError,
+    SupersededError,
+    error_from_code,
+)
 from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.runner.generation import (
@@ -26,6 +35,7 @@ from exo_mesh.runner.generation import (
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.scheduler import Limits, Scheduler, Work
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
@@ -61,6 +71,7 @@ class Driver:
         self._last_sequence = 0
         self._signed_at = 0.0
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
+        self.replays = Replays()
         self.laps = LapTimes()
         self.tokens = 0
         self.evictions = 0
@@ -120,11 +131,23 @@ class Driver:
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         """Queue a request, or refuse it through its mailbox."""
         self._last_sequence += 1
+        kept: Kept | None = None
+        if request.key_hash:
+            try:
+                kept = self.replays.open(request)
+            except KeyReusedError as exc:
+                self._fail(Generation.begin(request, self._last_sequence, mailbox), exc)
+                return
+            assert kept is not None, "it has a key"
+            request = self._take_over(request, kept, mailbox)
+            if kept.finish is not None:
+                return
         generation = Generation.begin(request, self._last_sequence, mailbox)
+        generation.kept = kept
         if request.request_id in self._by_request:
-            self._fail(generation, InputError(f"request {request.request_id} is already running here"))
+            self._refuse(generation, InputError(f"request {request.request_id} is already running here"))
         elif not self._scheduler.submit(generation.sequence):
-            self._fail(generation, OverloadError(self._scheduler.why_refused))
+            self._refuse(generation, OverloadError(self._scheduler.why_refused))
         else:
             self._live[self._last_sequence] = generation
             self._num_traced += bool(request.trace_id)
@@ -132,6 +155,19 @@ class Driver:
             self.pump()
             if generation.sequence in self._scheduler.waiting:
                 self._tell_place(generation)
+
+    def _take_over(self, request: GenerateRequest, kept: Kept, mailbox: Mailbox) -> GenerateRequest:
+        """Tell what is kept of an answer that the caller has not heard of, and end whoever works on it now. Answers
+        the request for the rest."""
+        worker = self.replays.worker(request.key_hash)
+        if worker is not None:
+            self._end(worker, SupersededError("the same request was asked for again, and goes on there"))
+        request, events = self.replays.begin(request, kept, self._last_sequence)
+        for message in replay_messages(self._ballot_proto, events):
+            self._news.append((mailbox, partial(_the, message)))
+        if kept.finish is not None:
+            self.replays.told(kept)
+        return request
 
     def cancel(self, request_id: str, mailbox: Mailbox) -> None:
         """Whoever waits at `mailbox` is gone: free the sequence everywhere. An unknown request changes nothing, and one
@@ -263,6 +299,8 @@ class Driver:
             self._end(generation.sequence.id, exc)
             return
         self.tokens += 1
+        if generation.kept is not None:
+            generation.kept.add(generation.event(index, draw, finish))
         if finish and generation.laps:
             self._tell(generation, trace_events, generation.laps)
         self._tell(generation, token_events, index, draw, finish)
@@ -279,6 +317,8 @@ class Driver:
         if generation is None:
             return
         del self._by_request[generation.request.request_id]
+        if generation.kept is not None:
+            self.replays.end(generation.request.key_hash, generation.kept, sequence_id)
         self._num_traced -= bool(generation.request.trace_id)
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
@@ -287,8 +327,19 @@ class Driver:
                 self._tell(generation, trace_events, generation.laps)
             self._fail(generation, error)
 
+    def _refuse(self, generation: Generation, error: MeshError) -> None:
+        """It never gets into the queue."""
+        if generation.kept is not None:
+            self.replays.end(generation.request.key_hash, generation.kept, generation.sequence.id)
+        self._fail(generation, error)
+
     def _fail(self, generation: Generation, error: MeshError) -> None:
         self._tell(generation, error_events, error)
 
     def _tell(self, generation: Generation, make: Callable[..., GenerateEvents], *arguments: object) -> None:
         self._news.append((generation.mailbox, partial(make, self._ballot_proto, *arguments)))
+
+
+def _the(message: GenerateEvents) -> GenerateEvents:
+    """News that is made already."""
+    return message

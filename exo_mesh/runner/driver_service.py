@@ -53,6 +53,12 @@ class DriverService(driver_pb2_grpc.DriverServicer):
             # after a good end the driver no longer knows the request, and this changes nothing
             self._worker.inbox.put_nowait(Cancel(wanted.request_id, mailbox))
 
+    async def Recall(self, request: pb.RecallRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.RecallReply:
+        """Is an answer kept here?"""
+        driver = self._worker.driver
+        num_tokens = driver.replays.num_tokens(request.key_hash) if driver is not None else None
+        return pb.RecallReply(found=num_tokens is not None, num_tokens=num_tokens or 0)
+
     def _checked(self, request: pb.GenerateRequest) -> GenerateRequest:
         plan = self._plan
         ballot = ballot_from_proto(request.ballot)

@@ -169,10 +169,9 @@ class Endpoint:
         return (alone or self._link.linked) and (self._ranks is None or self._ranks.linked)
 
     def heartbeat(self) -> pb.Heartbeat:
-        """The counters of this moment. Raises EngineError if the engine hangs."""
+        """The counters of this moment."""
         worker, link, driver = self._worker, self._link, self._worker.driver
-        worker.check_alive()
-        engine = worker.engine
+        engine, clock = worker.engine, worker.clock
         beat = pb.Heartbeat(
             progress=worker.progress,
             busy_s=worker.busy_s,
@@ -182,6 +181,11 @@ class Endpoint:
             linked=self._linked,
             sequences=len(engine.sequences()) if engine else 0,
             memory_bytes=engine.memory_bytes() if engine else 0,
+            computing_tokens=clock.tokens,
+            computing_prefill=clock.is_prefill,
+            expected_s=clock.expected_s(),
+            prefill_frames=clock.prefill_frames,
+            decode_frames=clock.decode_frames,
         )
         if driver is not None:
             beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.tokens

@@ -11,7 +11,8 @@ from functools import partial
 import numpy as np
 
 from exo_mesh.domain.frame import Frame
-from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, StageSpan
+from exo_mesh.domain.replay import Kept
+from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, StageSpan, TokenEvent
 from exo_mesh.errors import MeshError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
@@ -38,6 +39,8 @@ class Generation:
     """Its caller was told that it waits."""
     submitted_at: float = field(default_factory=time.perf_counter)
     laps: deque[FrameTrace] = field(default_factory=partial(deque, maxlen=MAX_LAPS))
+    kept: Kept | None = None
+    """Where its output is kept, if the client gave an idempotency key."""
 
     @staticmethod
     def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
@@ -60,6 +63,12 @@ class Generation:
             sent_s = sent_at - self.submitted_at
             lap = FrameTrace(frame.step, is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
             self.laps.append(lap)
+
+    def event(self, index: int, draw: Draw, finish: FinishReason | None) -> TokenEvent:
+        """A draw as the caller is told of it; a stop id that was drawn is only an end."""
+        if finish is FinishReason.STOP:
+            return TokenEvent(index, None, finish=finish)
+        return TokenEvent(index, draw.token_id, draw.logprob, tuple(draw.top), finish)
 
     def draw(self, logits: np.ndarray) -> tuple[Draw, FinishReason | None]:
         """Draw the next token from float32 `[vocab]` logits; answer it and why the request ends, if it does.

@@ -19,6 +19,7 @@ from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
+from exo_mesh.runner.frame_clock import FrameClock
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
@@ -26,8 +27,7 @@ from exo_mesh.runner.scheduler import PREFILL_CHUNK, Limits
 from exo_mesh.runner.stage import Stage, StageResult
 
 STUCK_S = 120.0
-"""Longest that an engine may take for one frame: 512 tokens of prefill on a slow board take some seconds. A device that
-hangs never comes back, and only the end of the process frees it."""
+"""Longest that a rank may be at one frame, whatever was measured when its group was checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,8 @@ class Worker:
     answers between them, and where frames take long both to compute and to send.
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
-    `progress` rises with each item done, and during a load. `pressure` is set by the node: see StageReport.
+    `progress` rises with each item done, and during a load; `clock` tells of the frame that is being computed: by these
+    the node sees from outside whether the engine gets on. `pressure` is set by the node: see StageReport.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class Worker:
         self.progress = 0
         self.pressure = 0
         self.busy_s = self.load_s = 0.0
+        self.clock = FrameClock()
         self._computing_since = 0.0
         self.deadline_s = STUCK_S
         self.check: GroupCheck | None = None
@@ -232,15 +234,14 @@ class Worker:
         self.deadline_s = frame_deadline_s(self.check, STUCK_S)
 
     def check_alive(self) -> None:
-        """Raises EngineError if the engine has been computing one frame for longer than it may. From any thread."""
-        since = self._computing_since
-        if since and time.perf_counter() - since > self.deadline_s:
-            if self._setup.rank is not None:
-                raise RankLostError(
-                    f"rank {self._setup.rank.rank} has not come back from one frame for {self.deadline_s:.0f} s: "
-                    "another rank, or the way to it, hangs"
-                )
-            raise EngineError(f"the engine has not come back from one frame for {self.deadline_s:.0f} s")
+        """Raises RankLostError if a rank has been computing one frame for longer than its group may: it waits for
+        another one. From any thread. Of other stages their node decides that; see `clock`."""
+        since, rank = self._computing_since, self._setup.rank
+        if rank is not None and since and time.perf_counter() - since > self.deadline_s:
+            raise RankLostError(
+                f"rank {rank.rank} has not come back from one frame for {self.deadline_s:.0f} s: another rank, or the "
+                "way to it, hangs"
+            )
 
     async def run(self, send: Send, hand_out: Send | None = None) -> None:
         """Work until a Shutdown op has come round, or until cancelled. `send` takes a frame to the next stage;
@@ -380,10 +381,11 @@ class Worker:
         """In the engine's thread: run a frame through the stage, and add the stage's report to it."""
         assert self._stage is not None, "load first"
         start = self._computing_since = time.perf_counter()
+        self.clock.begin(len(frame.token_ids), is_prefill=not any(row.num_logits for row in frame.rows))
         result = self._stage.process(frame)
-        compute_s = time.perf_counter() - start
-        self.busy_s += compute_s
+        compute_s = self.clock.end()
         self._computing_since = 0.0
+        self.busy_s += compute_s
         report = StageReport(compute_s, start - since, self.pressure)
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown

@@ -158,6 +158,10 @@ class ControlClient:
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
         return reply.found
 
+    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
+        reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)
+        return reply
+
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model)
         async for item in self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S):

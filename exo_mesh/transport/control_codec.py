@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
+from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, Level, Reason
 from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
@@ -152,6 +153,11 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         load=reading.load,
         s_per_gb=reading.s_per_gb,
         tokens=reading.tokens,
+        outstanding=reading.outstanding,
+        reasons=[
+            pb.HealthReason(code=reason.code, level=reason.level, message=reason.message, remedy=reason.remedy)
+            for reason in reading.reasons[:MAX_REASONS]
+        ],
     )
 
 
@@ -165,4 +171,11 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         message.load,
         dict(islice(message.s_per_gb.items(), MAX_ITEMS)),
         dict(islice(message.tokens.items(), MAX_ITEMS)),
+        dict(islice(message.outstanding.items(), MAX_ITEMS)),
+        tuple(_reason_from_proto(reason) for reason in message.reasons[:MAX_REASONS]),
     )
+
+
+def _reason_from_proto(message: pb.HealthReason) -> Reason:
+    level = Level(message.level) if message.level in set(Level) else Level.DEGRADED
+    return Reason(message.code[:64], level, message.message[:MAX_TEXT], message.remedy[:MAX_TEXT])

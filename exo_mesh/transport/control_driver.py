@@ -32,6 +32,8 @@ _DIAL_OPTIONS = [
 
 
 MAX_RETRY_AFTER_S = 30.0
+RECALL_S = 1.0
+"""For an answer from memory; the client waits, and without it the answer is only computed anew."""
 
 _Key = tuple[str, Credentials | None]
 
@@ -121,6 +123,18 @@ class DriverChannels:
                     yield Place(message.queued) if message.queued else message.prefilled
         finally:
             call.cancel()
+            await self._give_back(key)
+
+    async def recall(self, endpoint: str, key_hash: bytes) -> int | None:
+        """How many tokens of an answer the driver there keeps under a key; None if none, or if it does not say."""
+        key = (endpoint, self._credentials.current if self._credentials else None)
+        stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
+        try:
+            reply = await stub.Recall(pb.RecallRequest(key_hash=key_hash), timeout=RECALL_S)
+            return int(reply.num_tokens) if reply.found else None
+        except grpc.aio.AioRpcError:
+            return None
+        finally:
             await self._give_back(key)
 
     async def close(self) -> None:

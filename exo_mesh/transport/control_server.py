@@ -48,6 +48,7 @@ class ControlHandler(Protocol):
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply: ...
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
+    async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply: ...
 
 
 class ControlServer:
@@ -145,6 +146,9 @@ class _Servicer(rpc.ControlServicer):
 
     async def DeleteInstance(self, request: pb.DeleteInstanceRequest, context: Any) -> Any:
         return await _answer(context, self._handler.delete_instance, request)
+
+    async def Diagnose(self, request: pb.DiagnoseRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.diagnose, request)
 
     async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
         async for item in _stream(context, self._handler.read_text_files(request)):

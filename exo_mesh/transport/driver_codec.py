@@ -23,6 +23,7 @@ MAX_LOGPROBS = 20
 MIN_REPETITION_PENALTY = 1e-3
 MAX_CLIENT_CHARS = 64
 MAX_PRIORITY = 10
+HASH_BYTES = 32
 
 
 def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
@@ -41,6 +42,8 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
         priority=request.priority,
         resumed=request.resumed,
         trace_id=request.trace_id,
+        key_hash=request.key_hash,
+        fingerprint=request.fingerprint,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -76,6 +79,8 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         priority=max(-MAX_PRIORITY, min(message.priority, MAX_PRIORITY)),
         resumed=message.resumed,
         trace_id=message.trace_id[:MAX_CLIENT_CHARS],
+        key_hash=_hash(message.key_hash),
+        fingerprint=_hash(message.fingerprint),
         sampling=SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -89,6 +94,22 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         ),
     )
+
+
+def _hash(value: bytes) -> bytes:
+    if len(value) not in (0, HASH_BYTES):
+        raise ValueError(f"a hash has {HASH_BYTES} bytes, not {len(value)}")
+    return value
+
+
+def event_to_proto(event: TokenEvent) -> pb.TokenEvent:
+    message = pb.TokenEvent(index=event.index, finish=event.finish or "")
+    if event.token_id is not None:
+        message.token_id = event.token_id
+    if event.logprob is not None:
+        message.logprob = event.logprob
+        message.top.extend(pb.TokenLogprob(token_id=top.token_id, logprob=top.logprob) for top in event.top)
+    return message
 
 
 def _check_sampling(sampling: pb.Sampling) -> None:

@@ -106,6 +106,9 @@ class ScriptedMesh:
         self.instances.append({"id": f"i{len(self.instances) + 1}", "model": spec.model})
         return self.instances[-1]
 
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        return [await self.create_instance(spec) for _ in range(count)]
+
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         self.specs.append(spec)
         return [{"width": 1, "policies": ["memory"], "stages": [], "request": {"model": spec.model}}]
@@ -144,6 +147,18 @@ class ScriptedMesh:
 
     def memory_live(self) -> list[dict[str, float]]:
         return [{"pressure_pct": 10.0}]
+
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        return {"node_id": "peer1"} if "peer1".startswith(peer_id) else None
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        return {"nodes": [{"node_id": "peer1"}], "unreachable": []}
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        return {"entries": [], "left_out": 0, "unreachable": []}
+
+    def lift_quarantine(self) -> int:
+        return 1
 
     def topology(self) -> dict[str, Any]:
         return {"peers": [], "links": []}

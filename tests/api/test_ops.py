@@ -74,6 +74,25 @@ async def test_instances_are_made_shown_and_deleted(api: Served) -> None:
     assert (status, body["error"]["param"]) == (400, "min_peers")
 
 
+async def test_replicas_are_made_as_a_list(api: Served) -> None:
+    status, made = await get(api, "/instance", "POST", json={"model": "m", "replicas": 3})
+    assert status == 201 and [one["id"] for one in made["data"]] == ["i2", "i3", "i4"]
+    for wrong in ({"replicas": 0}, {"replicas": 65}):
+        status, body = await get(api, "/instance", "POST", json={"model": "m", **wrong})
+        assert (status, body["error"]["param"]) == (400, "replicas")
+    status, body = await get(api, "/instance", "POST", json={"model": "m", "replicas": 2, "pins": {"a": [0, 4]}})
+    assert (status, body["error"]["param"]) == (400, "pins")
+
+
+async def test_diagnostics_of_one_node_and_of_all(api: Served) -> None:
+    assert (await get(api, "/v1/diagnostics/node"))[1] == {"node_id": "peer1"}
+    assert (await get(api, "/v1/diagnostics/cluster/peer"))[1] == {"node_id": "peer1"}
+    assert (await get(api, "/v1/diagnostics/cluster/other"))[0] == 404
+    assert (await get(api, "/v1/diagnostics/cluster"))[1]["unreachable"] == []
+    assert (await get(api, "/v1/diagnostics/cluster/timeline"))[1]["entries"] == []
+    assert (await get(api, "/v1/diagnostics/node/quarantine", "DELETE"))[1]["lifted"] == 1
+
+
 async def test_previews_are_asked_for_and_can_be_sent_back(api: Served) -> None:
     path = "/instance/previews?model=m&context_limit=512&engine=dummy&exclude_peers=a,b"
     status, answer = await get(api, path)

@@ -245,6 +245,23 @@ def test_peers() -> None:
     assert (found[1].text, found[1].remedy) == ("gamma: protocol 2 is not 1", "one version")
 
 
+def test_what_other_peers_and_instances_say_of_themselves() -> None:
+    assert checks.check_health(None) == []
+    mesh = state("alpha", "beta")
+    full = {"code": "disk_full", "level": "degraded", "message": "2 MB are free", "remedy": "make room"}
+    note = {"code": "loading", "level": "ok", "message": "is being loaded", "remedy": ""}
+    mesh["health"] |= {
+        "peer_health": [{"id": name, "name": name, "reasons": [full]} for name in ("alpha", "beta")],
+        "instance_health": [{"id": "m-1", "reasons": [note]}],
+    }
+    found = one(checks.check_health(mesh))
+    assert (found.level, found.text, found.remedy) == ("warn", "beta: 2 MB are free", "make room"), (
+        "alpha's own are told"
+    )
+    mesh["health"]["peer_health"] = []
+    assert one(checks.check_health(mesh)).level == "ok"
+
+
 @pytest.mark.parametrize(
     ("reading", "expected"),
     [

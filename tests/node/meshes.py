@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from exo_mesh.node.generate import Patience
 from exo_mesh.node.memory import MemoryReading
 from exo_mesh.node.node import Node, Tuning
 from exo_mesh.node.stage_host import HostLimits
-from exo_mesh.node.supervisor import Limits
+from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits
 
 MODEL = "exo-mesh-demo"
 GB = 10**9
@@ -52,7 +52,15 @@ class Machine:
 
 
 def make_node(
-    home: Path, name: str, machine: Machine, *, max_resumes: int = 3, silence_s: float = 10.0, **settings: Any
+    home: Path,
+    name: str,
+    machine: Machine,
+    *,
+    max_resumes: int = 3,
+    silence_s: float = 10.0,
+    limits: Limits | None = None,
+    command: Sequence[str] = RUNNER_COMMAND,
+    **settings: Any,
 ) -> Node:
     """Not started yet."""
     values: dict[str, Any] = {
@@ -66,14 +74,19 @@ def make_node(
         "engine_options": {},
         "context_limit": 2048,
     }
-    host = HostLimits(Limits(silence_s=silence_s))
+    host = HostLimits(limits or Limits(silence_s=silence_s), command)
     tuning = Tuning(timing=FAST, host=host, patience=Patience(max_resumes=max_resumes))
     return Node(Settings(**{**values, **settings}), memory_reader=machine.read_memory, tuning=tuning)
 
 
 @asynccontextmanager
 async def mesh(
-    tmp_path: Path, count: int, *, usable_bytes: tuple[int, ...] = (), **options: Any
+    tmp_path: Path,
+    count: int,
+    *,
+    usable_bytes: tuple[int, ...] = (),
+    commands: tuple[Sequence[str], ...] = (),
+    **options: Any,
 ) -> AsyncIterator[list[Node]]:
     """Nodes that all know each other, the first by address; stopped at the end, leaving no child process."""
     nodes: list[Node] = []
@@ -81,7 +94,10 @@ async def mesh(
         for index in range(count):
             machine = Machine(usable_bytes[index] if usable_bytes else 8 * GB)
             bootstrap = (f"127.0.0.1:{nodes[0].grpc_port}",) if nodes else ()
-            node = make_node(tmp_path / f"n{index}", f"n{index}", machine, bootstrap_peers=bootstrap, **options)
+            command = commands[index] if commands else RUNNER_COMMAND
+            node = make_node(
+                tmp_path / f"n{index}", f"n{index}", machine, bootstrap_peers=bootstrap, command=command, **options
+            )
             nodes.append(node)
             await node.start()
         await until(lambda: all(knows_all(node, count) for node in nodes))

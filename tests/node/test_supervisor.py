@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import time
+from dataclasses import replace
 
+import psutil
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
+from exo_mesh.node.runner_end import End
 from exo_mesh.node.supervisor import Limits, Runner
 from exo_mesh.proto import runner_pb2
 from exo_mesh.transport.plan_codec import plan_to_proto
+from tests.node.meshes import until
 
 QUICK = Limits(first_message_s=5.0, silence_s=1.0, load_base_s=2.0, polite_s=0.3, terminate_s=0.3)
 
@@ -67,6 +72,67 @@ BEATS_ONLY = "while True: say(pb.FromRunner(heartbeat=pb.Heartbeat())); time.sle
 async def test_every_end_is_named(script: str, code: str, message: str) -> None:
     ended = await verdict(script)
     assert ended[0] == code and message in ended[1]
+
+
+BEAT = "say(pb.FromRunner(heartbeat=pb.Heartbeat({})))\n"
+IN_A_FRAME = READY + "while True:\n " + BEAT.format("computing_tokens=4, expected_s=0.01") + " time.sleep(0.1)"
+STANDS_STILL = "while True:\n " + BEAT.format("progress=1") + " time.sleep(0.1)"
+
+
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [
+        ("sys.exit(3)", End.CRASHED),
+        (READY + "sys.exit(3)", End.CRASHED),
+        ("say(pb.FromRunner(failed=pb.Failed(code='engine_error', message='no GPU')))", End.CRASHED),
+        ("say(pb.FromRunner(failed=pb.Failed(code='stage_lost', message='the next one is gone')))", End.LOST),
+        ("say(pb.FromRunner(failed=pb.Failed(code='invalid_request', message='no such option')))", End.REFUSED),
+        (STANDS_STILL, End.WEDGED),
+        (READY + "time.sleep(60)", End.STALLED),
+        (IN_A_FRAME, End.STALLED),
+    ],
+)
+async def test_each_end_says_whether_it_may_be_tried_again(script: str, end: End) -> None:
+    one = runner(script, replace(QUICK, decode_s=0.5))
+    told: list[End] = []
+    await asyncio.wait_for(one.run(on_end=lambda kind, why: told.append(kind)), 20)
+    assert one.end is end and told == [end]
+
+
+async def test_the_exit_is_seen_though_a_child_of_the_runner_holds_its_pipe_open() -> None:
+    script = "import subprocess; subprocess.Popen(['sleep', '60'], pass_fds=[pipe.fileno()]); sys.exit(3)"
+    one = runner(script, replace(QUICK, silence_s=60, first_message_s=60))
+    await asyncio.wait_for(one.run(), 20)
+    assert one.board.failed is not None and "exit code 3" in one.board.failed.message
+    await until(lambda: not alive_in_group(one.pid), 5)
+
+
+def alive_in_group(group: int) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+async def test_a_frozen_runner_is_killed_without_being_asked_first() -> None:
+    one = runner(READY + "import os; os.kill(os.getpid(), 19)", replace(QUICK, terminate_s=60, polite_s=60))
+    await asyncio.wait_for(one.run(), 20)
+    assert one.end is End.STALLED
+    assert [entry["phase"] for entry in one.flight.describe()][-3:] == ["end", "SIGKILL", "exit"]
+
+
+async def test_a_failure_is_told_before_the_process_is_gone() -> None:
+    script = "import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "while True: time.sleep(1)"
+    one = runner(script, replace(QUICK, terminate_s=1.0))
+    running = asyncio.create_task(one.run())
+    async with asyncio.timeout(10):
+        async for status in one.board.watch():
+            if status.HasField("failed"):
+                break
+    assert not running.done()
+    await running
 
 
 async def test_a_runner_that_never_speaks_is_ended() -> None:

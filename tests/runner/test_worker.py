@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from exo_mesh.domain.frame import Frame, Insert, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.errors import EngineError
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import StageSetup, Worker
 from tests.runner.test_stage_and_driver import TinyEngine
@@ -56,14 +54,3 @@ async def test_an_error_in_a_frame_that_was_read_directly_ends_the_runner() -> N
     await worker.accept(Frame(BALLOT, 1, 0, (Row(1, 0, 1),), (5,), ops=(Insert(1, 8),)))
     with pytest.raises(RuntimeError, match="no more room"):
         await asyncio.wait_for(running, 5)
-
-
-def test_an_engine_that_does_not_come_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.runner.worker.STUCK_S", 0.05)
-    worker = worker_of(TinyEngine(True, False))
-    worker.check_alive()
-    worker._computing_since = time.perf_counter()
-    worker.check_alive()
-    time.sleep(0.1)
-    with pytest.raises(EngineError, match="not come back"):
-        worker.check_alive()

@@ -1,0 +1,65 @@
+"""The Idempotency-Key header: one key stands for one request, whose answer is kept for a while and gone on with.
+
+As https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header has it, with one difference: while the
+first request still runs, a second one with its key is not refused but takes the answer over from the beginning, or from
+where its Last-Event-ID says. A client whose peer died cannot know whether the mesh has noticed that yet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.schema import GenerationBody
+from exo_mesh.errors import InputError
+
+KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"
+MAX_KEY_CHARS = 255
+
+_DELIVERY = ("stream", "stream_options", "user", "metadata", "priority")
+"""Fields that do not change the answer, only how and to whom it is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """key_hash: what the mesh knows of the key. fingerprint: of the request. told: events of the answer that the client
+    has had already."""
+
+    key_hash: bytes
+    fingerprint: bytes
+    told: int = 0
+
+    @property
+    def reply_id(self) -> str:
+        """The same at every peer: an answer that goes on elsewhere is the same answer."""
+        return hashlib.sha256(b"id" + self.key_hash).hexdigest()[:24]
+
+    def draw_seed(self, bits: int) -> int:
+        """Likewise: drawing goes on as it would have."""
+        drawn = int.from_bytes(hashlib.sha256(b"seed" + self.key_hash).digest())
+        return drawn % (1 << bits)
+
+
+def idempotency_of(request: web.Request, body: GenerationBody) -> Idempotency | None:
+    """None without a key. Raises InputError if a header cannot be used."""
+    key, last = request.headers.get(KEY), request.headers.get(LAST_EVENT)
+    if key is None:
+        if last is not None:
+            raise InputError(f"{LAST_EVENT} is only allowed together with {KEY}", param=LAST_EVENT)
+        return None
+    if not re.fullmatch(rf"[\x21-\x7e]{{1,{MAX_KEY_CHARS}}}", key):
+        raise InputError(f"{KEY} must be 1 to {MAX_KEY_CHARS} printable ASCII characters without blanks", param=KEY)
+    if last is not None and not (body.stream and re.fullmatch(r"[0-9]{1,9}", last)):
+        raise InputError(f"{LAST_EVENT} must be the id of an event of this answer, and stream true", param=LAST_EVENT)
+    asked = {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
+    text = json.dumps([request.path.removeprefix("/v1"), asked], sort_keys=True)
+    return Idempotency(
+        hashlib.sha256(b"exo-mesh idempotency key\0" + key.encode()).digest(),
+        hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),
+        int(last or 0),
+    )

@@ -1,0 +1,118 @@
+"""Answers that are kept for a while under the hash of a client's Idempotency-Key, to be told again and gone on with."""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from exo_mesh.errors import KeyReusedError
+
+RETENTION_S = 600.0
+"""From the last token: longer than a client retries."""
+
+MAX_KEPT = 1024
+MAX_TOKENS = 2**21
+"""Of all answers together: 8 MiB of ids. Those with log-probabilities count LOGPROBS_COUNT times."""
+
+LOGPROBS_COUNT = 50
+
+
+@dataclass(slots=True)
+class Kept:
+    """What came out so far. details: (logprob, likeliest others) of each token, if they are wanted; those of tokens
+    that another ring drew may be missing at the front, since a ring is only told their ids."""
+
+    fingerprint: bytes
+    wants_details: bool
+    at: float
+    ids: array[int] = field(default_factory=lambda: array("I"))
+    details: list[tuple[float | None, tuple[TokenLogprob, ...]]] = field(default_factory=list)
+    finish: FinishReason | None = None
+    live: bool = False
+
+    @property
+    def weight(self) -> int:
+        return 1 + len(self.ids) + LOGPROBS_COUNT * len(self.details)
+
+    def add(self, event: TokenEvent) -> None:
+        """The next event of the answer."""
+        if event.token_id is not None:
+            self.ids.append(event.token_id)
+            if self.wants_details:
+                self.details.append((event.logprob, event.top))
+        self.finish = event.finish or self.finish
+
+    def meet(self, told: Sequence[int]) -> None:
+        """Whoever asks has been told these tokens already: what another ring drew is taken over, and what could not be
+        told in full is forgotten, to be computed anew."""
+        if len(told) > len(self.ids):
+            self.ids, self.details, self.finish = array("I", told), [], None
+        elif self.wants_details and len(self.ids) - len(self.details) > len(told):
+            del self.ids[len(told) :]
+            self.details.clear()
+            self.finish = None
+
+    def events(self, start: int) -> list[TokenEvent]:
+        """The events from the token of this index on, as they came."""
+        unknown = len(self.ids) - len(self.details)
+        found = []
+        for index in range(start, len(self.ids)):
+            logprob, top = self.details[index - unknown] if index >= unknown else (None, ())
+            found.append(TokenEvent(index, self.ids[index], logprob, top))
+        if self.finish is FinishReason.STOP:
+            found.append(TokenEvent(len(self.ids), None, finish=self.finish))
+        elif self.finish is not None and found:
+            last = found[-1]
+            found[-1] = TokenEvent(last.index, last.token_id, last.logprob, last.top, self.finish)
+        elif self.finish is not None:
+            found.append(TokenEvent(len(self.ids), None, finish=self.finish))
+        return found
+
+
+class ReplayStore:
+    """Bounded by number, size and time. What is live is never dropped: whoever runs requests bounds those."""
+
+    def __init__(self, max_kept: int = MAX_KEPT, max_tokens: int = MAX_TOKENS) -> None:
+        self._kept: OrderedDict[bytes, Kept] = OrderedDict()
+        self._max_kept = max_kept
+        self._max_tokens = max_tokens
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def peek(self, key_hash: bytes) -> Kept | None:
+        """What is kept under a key; changes nothing, so that any thread may ask."""
+        return self._kept.get(key_hash)
+
+    def open(self, request: GenerateRequest, now: float) -> Kept:
+        """What is kept for a request, or an empty beginning; it is live from now on. Raises KeyReusedError if the key
+        stands for another request."""
+        self._forget(now)
+        kept = self._kept.get(request.key_hash)
+        if kept is not None and kept.fingerprint != request.fingerprint:
+            raise KeyReusedError(
+                "this Idempotency-Key came with another request before; a new request needs a new key",
+                param="Idempotency-Key",
+            )
+        if kept is None:
+            kept = Kept(request.fingerprint, request.sampling.logprobs is not None, now)
+            self._kept[request.key_hash] = kept
+        kept.live, kept.at = True, now
+        self._kept.move_to_end(request.key_hash)
+        return kept
+
+    def close(self, kept: Kept, now: float) -> None:
+        """Nobody adds to it any more."""
+        kept.live, kept.at = False, now
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        weight = sum(kept.weight for kept in self._kept.values())
+        for key_hash, kept in list(self._kept.items()):
+            too_many = len(self._kept) > self._max_kept or weight > self._max_tokens
+            if not kept.live and (too_many or now - kept.at > RETENTION_S):
+                weight -= kept.weight
+                del self._kept[key_hash]

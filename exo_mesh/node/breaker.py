@@ -1,0 +1,81 @@
+"""Runners that crash again and again: after a few in a row this node refuses, for a while, to start another. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+CRASHES = 3
+WINDOW_S = 60.0
+"""So many crashes within this are a loop."""
+
+OPEN_S = 60.0
+MOST_OPEN_S = 600.0
+"""The first refusal lasts OPEN_S; a crash at the first try after it doubles that, up to ten minutes."""
+
+MAX_KEYS = 256
+
+Key = tuple[str, str]
+"""(model digest, engine): the breaker belongs to one node."""
+
+
+@dataclass(slots=True)
+class _Record:
+    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=CRASHES))
+    open_until: float = float("-inf")
+    open_s: float = 0.0
+    model: str = ""
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A model and engine that are refused now. left_s: for how much longer."""
+
+    model: str
+    engine: str
+    cause: str
+    left_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"the runner of {self.model} with {self.engine} crashed {CRASHES} times within {WINDOW_S:.0f} s; "
+            f"it is tried again in {max(1.0, self.left_s):.0f} s; the last cause: {self.cause}"
+        )
+
+
+class Breaker:
+    """Closed: runners may start. Open, after CRASHES within WINDOW_S: none may. When that has passed one may try; if it
+    crashes within WINDOW_S the breaker opens again, for twice as long."""
+
+    def __init__(self) -> None:
+        self._records: dict[Key, _Record] = {}
+
+    def crashed(self, key: Key, model: str, cause: str, now: float) -> bool:
+        """A runner has; True if that opens the breaker now."""
+        record = self._records.setdefault(key, _Record())
+        record.model, record.cause = model, cause
+        record.crashes.append(now)
+        while len(self._records) > MAX_KEYS:
+            del self._records[next(iter(self._records))]
+        on_trial = record.open_s > 0 and now - record.open_until <= WINDOW_S
+        in_a_row = len(record.crashes) == CRASHES and now - record.crashes[0] <= WINDOW_S
+        if now < record.open_until or not (in_a_row or on_trial):
+            return False
+        record.open_s = min(MOST_OPEN_S, 2 * record.open_s) if on_trial else OPEN_S
+        record.open_until = now + record.open_s
+        return True
+
+    def loop(self, key: Key, now: float) -> Loop | None:
+        """Why no runner may start now, or None."""
+        record = self._records.get(key)
+        if record is None or now >= record.open_until:
+            return None
+        return Loop(record.model, key[1], record.cause, record.open_until - now)
+
+    def loops(self, now: float) -> list[Loop]:
+        return [loop for key in self._records if (loop := self.loop(key, now)) is not None]
+
+    def recent(self, now: float) -> int:
+        """Crashes within the last WINDOW_S."""
+        return sum(1 for record in self._records.values() for at in record.crashes if now - at <= WINDOW_S)

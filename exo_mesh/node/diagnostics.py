@@ -1,0 +1,228 @@
+"""What a node can tell when something is wrong, of itself and its peers. Numbers and names only, all of it bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import psutil
+
+from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.service import Membership
+from exo_mesh.node.disk import Disk
+from exo_mesh.node.flight_recorder import FlightRecorder
+from exo_mesh.node.journal import Journal
+from exo_mesh.node.pressure import MemoryMonitor
+from exo_mesh.node.stage_status import StageBeat
+from exo_mesh.proto import control_pb2 as pb
+
+ASK_S = 2.0
+AT_ONCE = 16
+MAX_ASKED = 128
+"""Peers that are asked for one answer; of a larger mesh each node can be asked by itself."""
+
+MAX_JSON_BYTES = 3 * 2**20
+"""Of one peer's answer: 32 runners with 128 phases each are a third of it."""
+
+MAX_TIMELINE = 4096
+"""Entries of a merged timeline: the newest ones."""
+
+
+class Diagnostics:
+    """`describe_stages` answers for each stage that runs here what is known of it; `health` as GET /health."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        flights: FlightRecorder,
+        journal: Journal,
+        monitor: MemoryMonitor,
+        disk: Disk,
+        beats: Callable[[], Sequence[StageBeat]],
+        health: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._membership = membership
+        self._flights = flights
+        self._journal = journal
+        self._monitor = monitor
+        self._disk = disk
+        self._beats = beats
+        self._health = health
+        self._started = time.time()
+
+    def node(self) -> dict[str, Any]:
+        """Of this node. Blocks for some milliseconds: it asks the system for its processes."""
+        own = self._membership.own
+        now = time.time()
+        return {
+            "node_id": own.id,
+            "name": own.name,
+            "at": round(now, 3),
+            "runtime": {
+                "version": __version__,
+                "protocol": PROTOCOL_VERSION,
+                "python": platform.python_version(),
+                "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+                "pid": os.getpid(),
+                "uptime_s": round(now - self._started, 1),
+            },
+            "resources": {
+                "cores": os.cpu_count(),
+                "load": [round(load, 2) for load in os.getloadavg()],
+                "memory": self._monitor.describe(),
+                "disk": {"home": str(self._disk.home), "total_bytes": self._disk.total_bytes,
+                         "free_bytes": self._disk.free_bytes, "writes_refused": self._disk.refused},
+            },
+            "processes": _processes(),
+            "requests": self._journal.describe_live(),
+            "stages": [_stage(stage) for stage in self._beats()],
+            "runners": self._runners(),
+            "health": self._health(),
+        }  # fmt: skip
+
+    def timeline(self) -> dict[str, Any]:
+        """Only what the runners here went through."""
+        own = self._membership.own
+        return {"node_id": own.id, "name": own.name, "at": round(time.time(), 3), "runners": self._runners()}
+
+    async def answer(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
+        """To a peer that asks."""
+        found = self.timeline() if request.timeline else await asyncio.to_thread(self.node)
+        return pb.DiagnoseReply(json=msgspec.json.encode(found))
+
+    async def of(self, peer_id: str) -> dict[str, Any] | None:
+        """Of one node, by its id or the first digits of it; None if no live peer has it. Raises MeshErrors."""
+        if not peer_id or self._membership.own.id.startswith(peer_id):
+            return await asyncio.to_thread(self.node)
+        peer = next((peer for peer in self._membership.peers if peer.id.startswith(peer_id)), None)
+        return None if peer is None else await _ask(peer, timeline=False)
+
+    async def cluster(self) -> dict[str, Any]:
+        """Of all nodes that answer; those that do not are named."""
+        answers, unreachable = await self._ask_all(timeline=False)
+        return {"nodes": [await asyncio.to_thread(self.node), *answers], "unreachable": unreachable}
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        """What all runners of the mesh went through, in the order of this node's clock."""
+        answers, unreachable = await self._ask_all(timeline=True)
+        offsets = {peer.id: peer.clock_offset_s or 0.0 for peer in self._membership.peers}
+        entries = [entry for answer in (self.timeline(), *answers) for entry in _entries(answer, offsets)]
+        entries.sort(key=lambda entry: entry["at"])
+        return {"entries": entries[-MAX_TIMELINE:], "left_out": max(0, len(entries) - MAX_TIMELINE),
+                "unreachable": unreachable}  # fmt: skip
+
+    def _runners(self) -> list[dict[str, Any]]:
+        return [
+            {"runner": log.label, "pid": log.pid, "ended": log.ended, "phases": log.describe()}
+            for log in self._flights.logs
+        ]
+
+    async def _ask_all(self, *, timeline: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+        turns = asyncio.Semaphore(AT_ONCE)
+
+        async def ask(peer: Peer) -> dict[str, Any] | MeshError:
+            async with turns:
+                try:
+                    return await _ask(peer, timeline=timeline)
+                except MeshError as exc:
+                    return exc
+
+        peers = self._membership.peers
+        work: list[Awaitable[dict[str, Any] | MeshError]] = [ask(peer) for peer in peers[:MAX_ASKED]]
+        answers = await asyncio.gather(*work)
+        found = [answer for answer in answers if isinstance(answer, dict)]
+        unreachable = [
+            {"id": peer.id, "name": peer.info.name, "why": str(answer)}
+            for peer, answer in zip(peers, answers, strict=False)
+            if isinstance(answer, MeshError)
+        ]
+        unreachable += [
+            {"id": info.id, "name": info.name, "why": f"gone for {gone_s:.0f} s"}
+            for info, gone_s in self._membership.lost
+        ]
+        unreachable += [{"id": peer.id, "name": peer.info.name, "why": "not asked"} for peer in peers[MAX_ASKED:]]
+        return found, unreachable
+
+
+async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
+    reply = await peer.client.diagnose(pb.DiagnoseRequest(timeline=timeline), ASK_S)
+    if len(reply.json) > MAX_JSON_BYTES:
+        raise TransportError(f"its answer has {len(reply.json)} bytes")
+    try:
+        found = msgspec.json.decode(reply.json)
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise TransportError(f"its answer is no JSON: {exc}") from exc
+    if not isinstance(found, dict) or found.get("node_id") != peer.id:
+        raise TransportError("its answer is of another node")
+    return found
+
+
+def _entries(answer: Mapping[str, Any], offsets: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The phases of all runners of a node, at the times of our clock; what a peer sent may be anything."""
+    offset_s = offsets.get(str(answer["node_id"]), 0.0)
+    made = []
+    for runner in _dicts(answer.get("runners")):
+        for phase in _dicts(runner.get("phases")):
+            at, until = phase.get("at"), phase.get("until")
+            if isinstance(at, int | float) and isinstance(until, int | float):
+                times = {"at": round(at - offset_s, 3), "until": round(until - offset_s, 3)}
+                whose = {"node": answer["node_id"], "name": answer.get("name"), "runner": runner.get("runner"),
+                         "pid": runner.get("pid")}  # fmt: skip
+                made.append({**phase, **times, **whose})
+    return made
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _stage(stage: StageBeat) -> dict[str, Any]:
+    beat = stage.beat
+    return {
+        "instance": stage.instance_id,
+        "stage": stage.index,
+        "is_driver": stage.is_driver,
+        "progress": beat.progress,
+        "computing_tokens": beat.computing_tokens,
+        "expected_s": round(beat.expected_s, 4),
+        "prefill_frames": beat.prefill_frames,
+        "decode_frames": beat.decode_frames,
+        "sequences": beat.sequences,
+        "waiting": beat.queued,
+        "running": beat.running,
+        "parked": beat.parked,
+        "memory_bytes": beat.memory_bytes,
+        "linked": beat.linked,
+    }
+
+
+def _processes() -> list[dict[str, Any]]:
+    """This node's and its children's: what they take. Their arguments would tell paths and models, so only names."""
+    own = psutil.Process()
+    found = []
+    for process in [own, *own.children(recursive=True)][:64]:
+        try:
+            with process.oneshot():
+                times = process.cpu_times()
+                found.append(
+                    {
+                        "pid": process.pid,
+                        "name": process.name(),
+                        "status": process.status(),
+                        "rss_bytes": process.memory_info().rss,
+                        "cpu_s": round(times.user + times.system, 2),
+                        "threads": process.num_threads(),
+                        "fds": process.num_fds() if sys.platform != "win32" else None,
+                    }
+                )
+        except psutil.Error:
+            continue  # it has just ended
+    return found

@@ -1,0 +1,156 @@
+"""The one door through which a node writes to its home: bounded, whole files or none, and never the end of serving.
+
+What a node keeps on disk is there to save time (what engines said of models) or to be remembered (quarantine). On a
+full disk it does without: `write` says no, `problem` says why and what to do, and both mend when there is room again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from exo_mesh.domain.health import Level, Reason
+
+FLOOR_SHARE, FLOOR_BYTES = 0.05, 64 * 2**20
+"""Nothing is written if less than this would be left: 5 % of the volume, but no more than 64 MiB."""
+
+LOW_SHARE, LOW_BYTES = 0.1, 2 * 10**9
+"""From here on it is worth a word: 10 % of the volume, but no more than 2 GB."""
+
+READ_EVERY_S = 1.0
+
+PROBE_BYTES = 64 * 2**10
+"""Most that is written to see whether writing works again."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_log = logging.getLogger(__name__)
+
+
+class Disk:
+    """The volume that `home` is on. `read` answers (total, free) bytes of it, or raises OSError."""
+
+    def __init__(
+        self,
+        home: Path,
+        now: Callable[[], float] = time.monotonic,
+        read: Callable[[Path], tuple[int, int]] | None = None,
+    ) -> None:
+        self.home = home
+        self._now = now
+        self._read = read or _usage
+        self._read_at = float("-inf")
+        self._usage = (0, 0)
+        self._failed: OSError | None = None
+        self._failed_what = ""
+        self._failed_bytes = 0
+        self.refused = 0
+        """Writes that were left out so far."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self._look()[0]
+
+    @property
+    def free_bytes(self) -> int:
+        """What an unprivileged process may still write; 0 if that cannot be found out."""
+        return self._look()[1]
+
+    @property
+    def floor_bytes(self) -> int:
+        """What is left free in any case."""
+        return min(FLOOR_BYTES, int(FLOOR_SHARE * self.total_bytes))
+
+    def has_room(self, num_bytes: int) -> bool:
+        """May so many bytes be written? A volume that cannot be measured is written to, and says no itself."""
+        total, free = self._look(fresh=True)
+        return not total or free - num_bytes >= self.floor_bytes
+
+    def write(self, file: Path, text: str, what: str) -> bool:
+        """Write a small file whole or not at all; False, with `problem` set, if that cannot be. `what`, for people."""
+        scratch = file.with_name(f"{file.name}.new")
+        try:
+            if not self.has_room(len(text)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            scratch.write_text(text)
+            scratch.replace(file)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                scratch.unlink(missing_ok=True)
+            self.failed(exc, what, len(text))
+            return False
+        self._failed = None
+        return True
+
+    def failed(self, error: OSError, what: str, num_bytes: int = 4096) -> None:
+        """Somebody could not write `what`, of so many bytes, below the home."""
+        self.refused += 1
+        if self._failed is None or self._failed.errno != error.errno:
+            _log.warning("%s cannot be written below %s: %s", what, self.home, error.strerror or error)
+        self._failed, self._failed_what, self._failed_bytes = error, what, min(num_bytes, PROBE_BYTES)
+
+    @property
+    def is_failing(self) -> bool:
+        """Could the last file not be written?"""
+        return self._failed is not None
+
+    def check(self) -> None:
+        """After a failure: try again, so that `problem` goes away when its cause has. Blocks."""
+        if self._failed is not None:
+            probe, refused = self.home / f"disk-probe.{os.getpid()}", self.refused
+            self.write(probe, "." * self._failed_bytes, self._failed_what)
+            self.refused = refused  # nobody misses this one
+            with contextlib.suppress(OSError):
+                probe.unlink(missing_ok=True)
+
+    def problem(self) -> Reason | None:
+        """What is wrong with the disk now, or None."""
+        total, free = self._look()
+        full = bool(total) and free < self.floor_bytes
+        if full or (self._failed is not None and self._failed.errno in _FULL):
+            return Reason(
+                "disk_full",
+                Level.DEGRADED,
+                f"{_megabytes(free)} of {_megabytes(total)} are free where {self.home} is, or writing is limited; "
+                "requests are served, but nothing new is kept on disk",
+                f"make room on that volume (we leave {_megabytes(self.floor_bytes)} free), raise the limit, or give "
+                "--home a directory elsewhere",
+            )
+        if self._failed is not None:
+            return Reason(
+                "disk_unwritable",
+                Level.DEGRADED,
+                f"{self._failed_what} cannot be written below {self.home}: {self._failed.strerror or self._failed}",
+                "give --home a directory that this user may write",
+            )
+        if total and free < min(LOW_BYTES, int(LOW_SHARE * total)):
+            remedy = "make room before models are added or engines write their caches"
+            return Reason("disk_low", Level.OK, f"only {_megabytes(free)} are free where {self.home} is", remedy)
+        return None
+
+    def _look(self, *, fresh: bool = False) -> tuple[int, int]:
+        now = self._now()
+        if fresh or now - self._read_at >= READ_EVERY_S:
+            self._read_at = now
+            try:
+                self._usage = self._read(self.home)
+            except OSError:
+                self._usage = (0, 0)
+        return self._usage
+
+
+def _usage(path: Path) -> tuple[int, int]:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    usage = shutil.disk_usage(path)
+    return usage.total, usage.free
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 10**9 else f"{num_bytes / 1e6:.1f} MB"

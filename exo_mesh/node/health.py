@@ -1,0 +1,227 @@
+"""How this node, its peers and the instances are, and why: levels, and reasons with what to do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import median
+from typing import Any
+
+from exo_mesh.clock import Clock
+from exo_mesh.config import Settings
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.health import Level, Reason, worst
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.membership.service import Membership
+from exo_mesh.node.disk import Disk
+from exo_mesh.node.guard import Guard
+from exo_mesh.node.pressure import Level as MemoryLevel
+from exo_mesh.node.pressure import MemoryMonitor
+
+MAX_SKEW_S = 5.0
+"""As in `exo-mesh doctor`: logs of several machines that are further apart mislead people."""
+
+ALONE_S = 30.0
+"""Discovery finds a peer of the same LAN within a few seconds."""
+
+SLOW_RTT_MS, SLOW_MB_PER_S = 20.0, 11.0
+"""A hop that is slower is what a ring waits for: 11 MB/s is what 100 Mbit/s carry; a LAN answers within 1 ms, Wi-Fi
+within 10."""
+
+FRESH_S = 0.5
+"""The reasons travel with every probe; they need not be found anew for each."""
+
+MAX_NAMED = 8
+
+
+class Health:
+    """Looks at what the parts of a node say. note: problems found at its start."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        disk: Disk,
+        guard: Guard,
+        monitor: MemoryMonitor,
+        instances: Callable[[], Iterable[InstanceInfo]],
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._disk = disk
+        self._guard = guard
+        self._monitor = monitor
+        self._instances = instances
+        self._clock = clock
+        self._started_at = clock()
+        self._noted: list[Reason] = []
+        self._had_peers = False
+        self._kept: tuple[float, list[Reason]] = (float("-inf"), [])
+
+    def note(self, code: str, message: str, remedy: str) -> None:
+        """Something that was found once, and stays so until the next start."""
+        self._noted.append(Reason(code, Level.DEGRADED, message, remedy))
+
+    def reasons(self) -> list[Reason]:
+        """What is wrong with this node, or worth knowing of it."""
+        now = self._clock()
+        if now - self._kept[0] > FRESH_S:
+            found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
+            found += [self._alone(now), self._versions(), *self._slow_links()]
+            self._kept = now, [reason for reason in found if reason is not None]
+        return self._kept[1]
+
+    def problems(self) -> tuple[Reason, ...]:
+        """What the other peers are told: whatever is worse than ok."""
+        return tuple(reason for reason in self.reasons() if reason.level is not Level.OK)
+
+    def describe(self, phase: str) -> dict[str, Any]:
+        """phase: "starting", "waiting_for_peers", "ok", "draining" or "stopping"."""
+        num_others = self._membership.num_peers
+        found = [*self._waiting(phase, num_others), *self.reasons(), *self._refused()]
+        status = "degraded" if phase == "ok" and worst(found) is not Level.OK else phase
+        return {
+            "status": status,
+            "level": str(worst(found)),
+            "reasons": [reason.describe() for reason in found],
+            "peers": num_others + 1,
+            "mesh": "closed" if self._settings.secret else "open",
+            "peer_health": self._peer_health(found),
+            "instance_health": [self._describe_instance(instance) for instance in self._instances()],
+        }
+
+    # this node
+
+    def _memory(self) -> Reason | None:
+        monitor = self._monitor
+        if monitor.level is MemoryLevel.OK:
+            return None
+        shown = monitor.describe()
+        effect = (
+            "running requests give way to each other, and new ones get a 429"
+            if monitor.level is MemoryLevel.CRITICAL
+            else "rings with a stage here take nobody new beside those that run"
+        )
+        return Reason(
+            "memory_pressure",
+            Level.DEGRADED,
+            f"{shown['pressure_pct']:.0f} % of this machine's memory are in use, critical are "
+            f"{shown['threshold_pct']:.0f} %: {effect}",
+            "end other programs on it, or lower --max-memory and place the model anew",
+        )
+
+    def _skew(self) -> Reason | None:
+        offsets = [peer.clock_offset_s for peer in self._membership.peers if peer.clock_offset_s is not None]
+        if not offsets or abs(off := median(offsets)) <= MAX_SKEW_S:
+            return None
+        level = Level.DEGRADED if self._settings.secret else Level.OK
+        return Reason(
+            "clock_skew",
+            level,
+            f"the clocks of its peers are {off:+.0f} s off from this one's: certificates of a closed mesh and times in "
+            "logs depend on them",
+            "let NTP set the clocks: timedatectl set-ntp true",
+        )
+
+    def _alone(self, now: float) -> Reason | None:
+        self._had_peers = self._had_peers or self._membership.num_peers > 0
+        settings = self._settings
+        named = bool(settings.bootstrap_peers or settings.peers_file)
+        if self._membership.num_peers or now - self._started_at < ALONE_S or not (named or settings.discovery):
+            return None
+        if named:
+            remedy = "check that they run, their addresses and firewalls; exo-mesh doctor on both helps"
+            return Reason("no_peers", Level.DEGRADED, "none of the peers that were named can be reached", remedy)
+        message = "its peers are gone" if self._had_peers else f"no peer was found by {', '.join(settings.discovery)}"
+        remedy = "start exo-mesh on another machine; if it runs there, exo-mesh doctor, or name it: --bootstrap-peers"
+        return Reason("alone", Level.OK, message, remedy)
+
+    def _versions(self) -> Reason | None:
+        own = self._membership.own.version
+        others = [
+            f"{peer.info.name} {peer.info.version}" for peer in self._membership.peers if peer.info.version != own
+        ]
+        if not others:
+            return None
+        text = f"this node is exo-mesh {own}, others are not: {', '.join(others[:MAX_NAMED])}"
+        return Reason("version_mix", Level.DEGRADED, text, "install one version on all machines")
+
+    def _slow_links(self) -> Iterable[Reason]:
+        """Ways to peers with which this one shares a ring."""
+        own_id = self._membership.own.id
+        rings = [one.plan.peer_ids for one in self._instances() if own_id in one.plan.peer_ids]
+        partners = {peer_id for ring in rings for peer_id in ring} - {own_id}
+        for peer in self._membership.peers:
+            used = peer.paths.get(peer.client.address)
+            if peer.id not in partners or used is None or not used.works:
+                continue
+            figures = []
+            if used.rtt_ms is not None and used.rtt_ms > SLOW_RTT_MS:
+                figures.append(f"takes {used.rtt_ms:.0f} ms there and back")
+            if used.mb_per_s is not None and used.mb_per_s < SLOW_MB_PER_S:
+                figures.append(f"carries {used.mb_per_s:.1f} MB/s")
+            if figures:
+                yield Reason(
+                    "slow_link",
+                    Level.DEGRADED,
+                    f"the way to {peer.info.name} by {used.address} {' and '.join(figures)}, and a ring goes over it",
+                    "use a cable instead of Wi-Fi or a VPN; exo-mesh topology shows all ways that were measured",
+                )
+
+    def _refused(self) -> list[Reason]:
+        remedy = "give both one --namespace, secret and version; each its --home"
+        return [Reason("peer_refused", Level.OK, text, remedy) for text in self._membership.refusals]
+
+    def _waiting(self, phase: str, num_others: int) -> list[Reason]:
+        if phase != "waiting_for_peers":
+            return []
+        text = f"{num_others} of {self._settings.wait_for_peers} other peers seen"
+        return [Reason("waiting_for_peers", Level.OK, text, "start them, or see exo-mesh doctor if they run")]
+
+    # the others
+
+    def _peer_health(self, own: list[Reason]) -> list[dict[str, Any]]:
+        membership = self._membership
+        readings = membership.telemetry
+        found = [_described(membership.own.id, membership.own.name, own)]
+        for peer in membership.peers:
+            told = readings[peer.id].reasons if peer.id in readings else ()
+            found.append(_described(peer.id, peer.info.name, told))
+        found += [_described(info.id, info.name, [_unreachable(info, gone_s)]) for info, gone_s in membership.lost]
+        return found
+
+    def _describe_instance(self, instance: InstanceInfo) -> dict[str, Any]:
+        reasons = list(self._of_instance(instance))
+        name = instance.plan.instance_id
+        return {"id": name, "level": str(worst(reasons)), "reasons": [reason.describe() for reason in reasons]}
+
+    def _of_instance(self, instance: InstanceInfo) -> Iterable[Reason]:
+        if instance.state is InstanceState.FAILED:
+            remedy = "the next request places it anew; the log of the peer that is named says more"
+            yield Reason("failed", Level.FAILED, instance.reason or "it has failed", remedy)
+        elif instance.state is InstanceState.LOADING:
+            yield Reason("loading", Level.OK, "its stages are being loaded", "")
+        membership = self._membership
+        readings = membership.telemetry
+        for index, peer_id in enumerate(instance.plan.peer_ids):
+            own = peer_id == membership.own.id
+            told = self.problems() if own else readings[peer_id].reasons if peer_id in readings else ()
+            for reason in told:
+                if reason.code in ("memory_pressure", "slow_link"):
+                    text = f"stage {index} is on a peer where {reason.message}"
+                    yield Reason(reason.code, Level.DEGRADED, text, reason.remedy)
+
+
+def _described(peer_id: str, name: str, reasons: Iterable[Reason]) -> dict[str, Any]:
+    reasons = list(reasons)
+    return {
+        "id": peer_id,
+        "name": name,
+        "level": str(worst(reasons)),
+        "reasons": [reason.describe() for reason in reasons],
+    }
+
+
+def _unreachable(info: PeerInfo, gone_s: float) -> Reason:
+    remedy = "see whether it runs and is connected; it joins again by itself, and is forgotten after ten minutes"
+    return Reason("unreachable", Level.FAILED, f"it has not answered for {gone_s:.0f} s", remedy)

@@ -1,0 +1,77 @@
+"""How long a runner may take for what it does, scaled by what was measured on this machine."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+SLOWER = 8.0
+"""A load may be this much slower than the slowest of the last ones of its engine: the disk may be busy with others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds. None of these ends a runner that makes progress, however slow it is.
+
+    first_message_s: process start to its first report (imports of grpc and numpy on a slow board). silence_s: between
+    any two reports afterwards; a heartbeat comes every 0.5 s. load_base_s + the stage's bytes at load_bytes_per_s:
+    longest standstill of a load, until its own steps tell how long one takes; then load_step_s, or load_factor times
+    the longest step so far. decode_s, prefill_s: shortest time after which a frame counts as stuck; else
+    frame_factor times what frames like it have taken. first_frame_s + a prefill at token_bytes_per_s: of a frame of
+    which nothing is known yet. polite_s: from the word to stop to SIGTERM; terminate_s: from SIGTERM to SIGKILL, and
+    half of it if the runner has been asked before.
+    """
+
+    first_message_s: float = 20.0
+    silence_s: float = 10.0
+    load_base_s: float = 120.0
+    load_bytes_per_s: float = 50e6
+    load_step_s: float = 120.0
+    load_factor: float = 10.0
+    decode_s: float = 10.0
+    prefill_s: float = 15.0
+    frame_factor: float = 20.0
+    first_frame_s: float = 120.0
+    token_bytes_per_s: float = 20e9
+    polite_s: float = 2.0
+    terminate_s: float = 2.0
+
+    def load_s(self, reserve_bytes: int) -> float:
+        """How long a load of this size may take that says nothing of its progress: a hard disk reads 50 MB/s."""
+        return self.load_base_s + reserve_bytes / self.load_bytes_per_s
+
+    def frame_s(self, tokens: int, *, is_prefill: bool, expected_s: float, stage_bytes: int) -> float:
+        """How long the engine may be at one frame. expected_s: by the frames before it; 0 if unknown."""
+        if expected_s > 0:
+            return max(self.prefill_s if is_prefill else self.decode_s, self.frame_factor * expected_s)
+        # as if each token streamed all weights; a board that computes 40 GFLOP/s in float32 is as fast as that
+        return self.first_frame_s + tokens * stage_bytes / self.token_bytes_per_s
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(slots=True)
+class Pace:
+    """What starts and loads have taken on this machine of late. `scaled` only ever grants more time than the rules."""
+
+    _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    _bytes_per_s: dict[str, deque[float]] = field(default_factory=dict)
+
+    def started(self, seconds: float) -> None:
+        """A runner gave its first report so long after its start."""
+        self._starts_s.append(seconds)
+
+    def loaded(self, engine: str, num_bytes: int, seconds: float) -> None:
+        """A stage with so many bytes of weights was loaded."""
+        if num_bytes > 0 and seconds > 0:
+            self._bytes_per_s.setdefault(engine, deque(maxlen=16)).append(num_bytes / seconds)
+
+    def scaled(self, limits: Limits, engine: str) -> Limits:
+        """Limits for the next runner of an engine here."""
+        slowest = min(self._bytes_per_s.get(engine, ()), default=limits.load_bytes_per_s * SLOWER)
+        return replace(
+            limits,
+            first_message_s=max(limits.first_message_s, SLOWER * max(self._starts_s, default=0.0)),
+            load_bytes_per_s=min(limits.load_bytes_per_s, slowest / SLOWER),
+        )

@@ -1,0 +1,66 @@
+"""Answers that a driver keeps under an idempotency key, so that a client whose entry peer died finds them again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from exo_mesh.domain.replay import Kept, ReplayStore
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.proto import plan_pb2
+from exo_mesh.transport.driver_codec import event_to_proto
+
+AT_ONCE = 256
+"""Events of one message: with 20 log-probabilities each that is 60 KiB."""
+
+
+class Replays:
+    """One answer is worked on under a key at a time: who asks again takes it over."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._store = ReplayStore()
+        self._now = now
+        self._workers: dict[bytes, int] = {}
+
+    def num_tokens(self, key_hash: bytes) -> int | None:
+        """How much of an answer is kept here; None if there is none. From any thread."""
+        kept = self._store.peek(key_hash)
+        return None if kept is None else len(kept.ids)
+
+    def open(self, request: GenerateRequest) -> Kept | None:
+        """What is kept for a request; None if it has no key. Raises KeyReusedError."""
+        return self._store.open(request, self._now()) if request.key_hash else None
+
+    def worker(self, key_hash: bytes) -> int | None:
+        """The sequence that works on a key now."""
+        return self._workers.get(key_hash) if key_hash else None
+
+    def begin(self, request: GenerateRequest, kept: Kept, sequence_id: int) -> tuple[GenerateRequest, list[TokenEvent]]:
+        """A sequence works on it from now on: (the request that goes on after all that is kept, what its caller has not
+        been told of that)."""
+        kept.meet(request.resume_ids)
+        kept.live = True
+        events = kept.events(len(request.resume_ids))
+        if kept.finish is None:
+            self._workers[request.key_hash] = sequence_id
+        ids = tuple(kept.ids)
+        return replace(request, resume_ids=ids, resumed=request.resumed or bool(ids)), events
+
+    def end(self, key_hash: bytes, kept: Kept, sequence_id: int) -> None:
+        """A sequence works on it no more."""
+        if self._workers.get(key_hash) == sequence_id:
+            del self._workers[key_hash]
+            self._store.close(kept, self._now())
+
+    def told(self, kept: Kept) -> None:
+        """A finished answer was told again."""
+        self._store.close(kept, self._now())
+
+
+def replay_messages(ballot: plan_pb2.Ballot, events: list[TokenEvent]) -> Iterator[pb.GenerateEvents]:
+    """Events that came before, a few messages of them."""
+    for start in range(0, len(events), AT_ONCE):
+        made = [event_to_proto(event) for event in events[start : start + AT_ONCE]]
+        yield pb.GenerateEvents(ballot=ballot, events=made)

@@ -1,0 +1,97 @@
+"""Real processes: an entry peer is killed and its client goes on at another; a replica is killed and nobody notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.cli.processes import eventually
+from tests.mesh.meshes import MODEL, PLACE_S, Peer, chat_body, mesh, text_of
+
+COUNT = "Count from 3 to 40."
+BODY = chat_body(COUNT, stream=True, max_tokens=150)
+SLOW = ["--engine-option", "cost_ms=8"]
+
+
+@contextmanager
+def stream(peer: Peer, body: dict[str, Any], **headers: str) -> Iterator[HTTPResponse]:
+    address = urlsplit(peer.url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=60)
+    try:
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json", **headers}
+        )
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def deltas(response: HTTPResponse) -> Iterator[tuple[str, str]]:
+    """(id of the event or "", text) of each event, as they come."""
+    event_id = ""
+    for line in response:
+        if line.startswith(b"id: "):
+            event_id = line[4:].decode().strip()
+        elif line.startswith(b"data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                yield event_id, choice["delta"].get("content") or ""
+            event_id = ""
+
+
+def test_the_answer_of_a_killed_entry_peer_goes_on_at_another(tmp_path: Path) -> None:
+    with mesh(tmp_path, [SLOW] * 3, engine="dummy") as peers:
+        entry, *others = peers
+        others[0].place(min_peers=2, exclude_peers=[entry.id])
+        whole = text_of(others[0].chat(COUNT, max_tokens=150))
+        assert eventually(lambda: bool(entry.instances()), 10)
+        had, last_id = "", ""
+        with stream(entry, BODY, **{"Idempotency-Key": "0b9f2c"}) as response:
+            try:
+                for event_id, text in deltas(response):
+                    had, last_id = had + text, event_id or last_id
+                    if len(had) > 40 and entry.child.alive:
+                        os.kill(entry.child.pid, signal.SIGKILL)
+            except (HTTPException, ConnectionError):
+                pass  # the entry peer has gone
+        assert last_id and 40 < len(had) < len(whole) and whole.startswith(had)
+        with stream(others[1], BODY, **{"Idempotency-Key": "0b9f2c", "Last-Event-ID": last_id}) as response:
+            rest = "".join(text for _, text in deltas(response))
+        assert had + rest == whole
+        with stream(others[0], BODY, **{"Idempotency-Key": "0b9f2c"}) as response:
+            assert "".join(text for _, text in deltas(response)) == whole, "all of it again, at a third peer"
+
+
+@pytest.mark.slow
+def test_a_killed_replica_costs_no_request(tmp_path: Path) -> None:
+    with mesh(tmp_path, [SLOW] * 2, engine="dummy") as peers:
+        made = peers[0].api.post("/instance", {"model": MODEL, "replicas": 2}, PLACE_S)["data"]
+        assert [len(one["stages"]) for one in made] == [1, 1]
+        assert {one["stages"][0]["peer"] for one in made} == {peer.id for peer in peers}
+        whole = text_of(peers[0].chat(COUNT, max_tokens=150))
+        texts = [""] * 6
+
+        def ask(number: int) -> None:
+            with stream(peers[0], BODY) as response:
+                for _, text in deltas(response):
+                    texts[number] += text
+
+        threads = [threading.Thread(target=ask, args=(number,), daemon=True) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        assert eventually(lambda: all(len(text) > 20 for text in texts), 30)
+        assert all(peer.busy() for peer in peers), "both have some of them"
+        os.kill(peers[1].child.pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join(60)
+        assert texts == [whole] * 6
+        assert peers[0].api.get("/requests/stats")["errors"] == 0
