@@ -43,6 +43,7 @@ async def keep_house(
         metrics.reserved_memory.set(host.reserved_bytes)
         metrics.memory.labels("total").set(monitor.last.total_bytes)
         metrics.memory.labels("available").set(monitor.last.available_bytes)
+        metrics.memory_peak.set(monitor.peak_share)
         metrics.memory_level.set(monitor.level)
         metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
         await membership.changed.wait(ROUND_S)

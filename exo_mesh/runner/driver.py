@@ -12,6 +12,7 @@ import numpy as np
 from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError, error_from_code
 from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.proto.runner_pb2 import Heartbeat
@@ -56,6 +57,8 @@ class Driver:
         self._signed_at = 0.0
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.laps = LapTimes()
+        self.hops = Durations(LAP_BOUNDS_S)
+        self.waits = Durations(WAIT_BOUNDS_S)
         self.tokens = 0
         self.evictions = 0
         self._num_traced = 0
@@ -78,6 +81,11 @@ class Driver:
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
         beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
+        for told, durations in (
+            (beat.laps_took, self.laps.took), (beat.hops_took, self.hops), (beat.queue_waits, self.waits)
+        ):  # fmt: skip
+            told.counts.extend(durations.counts)
+            told.sum_s = durations.sum_s
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         """Queue a request, or refuse it through its mailbox."""
@@ -153,7 +161,10 @@ class Driver:
             self._ops.append(Remove(sequence.id))
             self.evictions += 1
         for sequence in self._scheduler.admit():
-            self._ops.append(Insert(sequence.id, self._live[sequence.id].max_positions))
+            generation = self._live[sequence.id]
+            if not generation.index:  # not one that has been running before
+                self.waits.add(time.perf_counter() - generation.submitted_at)
+            self._ops.append(Insert(sequence.id, generation.max_positions))
         while (work := self._scheduler.next_work()) is not None:
             self._start(work)
         if self._ops and not self._in_flight:
@@ -196,6 +207,9 @@ class Driver:
     def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
         """Drawing is work of the last stage like its layers: no other frame is computed there meanwhile."""
         waited_s = sum(report.waited_s for report in frame.reports)
+        if (num_stages := len(frame.reports)) > 1:
+            on_links_s = lap_s - waited_s - sum(report.compute_s for report in frame.reports)
+            self.hops.add(max(0.0, on_links_s) / num_stages)
         if work.is_prefill:
             self._pace.prefilled(len(work.token_ids), lap_s, waited_s)
         elif work.rows and frame.reports:

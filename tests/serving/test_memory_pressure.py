@@ -7,53 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.cli.processes import eventually
-from tests.mesh.meshes import Peer, await_all, mesh
-from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.mesh.meshes import Peer, await_all
+from tests.serving.rings import MODEL, ROOM, Ring
 from tests.support.dummy_oracle import dummy_text
 
-MODEL = "long"
 TOKENS = 1200
-ROOM, SHORT = "16GiB 14GiB", "16GiB 1GiB"
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Two peers, the file with the memory of each, and the model's directory."""
-
-    peers: list[Peer]
-    files: list[Path]
-    model_dir: Path
-
-    def say(self, index: int, memory: str) -> None:
-        """At once: a reader sees the old line or the new one."""
-        fresh = self.files[index].with_suffix(".new")
-        fresh.write_text(memory)
-        os.replace(fresh, self.files[index])
-
-
-@pytest.fixture(scope="module")
-def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    folder = tmp_path_factory.mktemp("memory")
-    write_checkpoint(folder / MODEL, TinyModel(layers=4, hidden=16, intermediate=32, context=200_000))
-    files = [folder / "memory-0", folder / "memory-1"]
-    flags = []
-    for file in files:
-        file.write_text(ROOM)
-        own = ["--models-dir", str(folder), "--engine-option", "cost_ms=1", "--memory-poll-interval", "0.1"]
-        flags.append([*own, "--fake-mem-file", str(file)])
-    with mesh(tmp_path_factory.mktemp("pressed"), flags, engine="dummy") as peers:
-        peers[0].place(model=MODEL, min_peers=2, context_limit=100_000)
-        yield Ring(peers, files, folder / MODEL)
+SHORT = "16GiB 1GiB"
 
 
 @dataclass

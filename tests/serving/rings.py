@@ -1,0 +1,27 @@
+"""A ring of two real nodes and their runners, whose machines have the memory that a test says they have."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mesh.meshes import Peer
+
+MODEL = "long"
+ROOM = "16GiB 14GiB"
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Two peers, the file with the memory of each, and the model's directory."""
+
+    peers: list[Peer]
+    files: list[Path]
+    model_dir: Path
+
+    def say(self, index: int, memory: str) -> None:
+        """At once: a reader sees the old line or the new one."""
+        fresh = self.files[index].with_suffix(".new")
+        fresh.write_text(memory)
+        os.replace(fresh, self.files[index])
