@@ -8,17 +8,18 @@ from pathlib import Path
 
 from tests.mesh.meshes import Peer
 
-MODEL = "long"
+MODEL, SMALL = "long", "small"
+"""Two models on the disks of both; the first one is placed."""
 ROOM = "16GiB 14GiB"
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Two peers, the file with the memory of each, and the model's directory."""
+    """Two peers, the file with the memory of each, and where the models are."""
 
     peers: list[Peer]
     files: list[Path]
-    model_dir: Path
+    folder: Path
 
     def say(self, index: int, memory: str) -> None:
         """At once: a reader sees the old line or the new one."""

@@ -10,9 +10,10 @@ from tests.serving.rings import MODEL, Ring
 
 
 def samples(peer: Peer) -> dict[str, float]:
-    """Value by name; of several with one name, the last."""
+    """Value by name, of the long model; of several with one name, the last."""
     families = text_string_to_metric_families(peer.api.text("/metrics"))
-    return {sample.name: sample.value for family in families for sample in family.samples}
+    found = [sample for family in families for sample in family.samples]
+    return {sample.name: sample.value for sample in found if sample.labels.get("instance", "").startswith(MODEL)}
 
 
 def test_laps_hops_waits_and_shares_of_time_are_counted(ring: Ring) -> None:

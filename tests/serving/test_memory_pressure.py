@@ -31,8 +31,8 @@ class Reader:
     status: int = 0
     finish: list[str] = field(default_factory=list)
 
-    async def ask(self, http: aiohttp.ClientSession, peer: Peer, prompt: str) -> None:
-        wanted: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+    async def ask(self, http: aiohttp.ClientSession, peer: Peer, prompt: str, tokens: int = TOKENS) -> None:
+        wanted: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         async with http.post(f"{peer.url}/v1/completions", json={**wanted, "stream": True}) as reply:
             self.status = reply.status
             async for line in reply.content:
@@ -45,7 +45,8 @@ class Reader:
 
 def driver(ring: Ring) -> dict[str, Any]:
     """The queue of the ring, wherever its driver is."""
-    (found,) = [one for peer in ring.peers for one in peer.api.get("/queue")["instances"]]
+    queues = [one for peer in ring.peers for one in peer.api.get("/queue")["instances"]]
+    (found,) = [one for one in queues if one["instance"].startswith(MODEL)]
     return dict(found)
 
 
@@ -88,7 +89,7 @@ async def test_the_newest_wait_new_ones_are_sent_away_and_every_text_is_whole(ri
             await asyncio.gather(*tasks)
     assert [reader.finish for reader in readers] == [["length"]] * 3
     for number, reader in enumerate(readers):
-        assert reader.text == dummy_text(ring.model_dir, f"question {number}", TOKENS)
+        assert reader.text == dummy_text(ring.folder / MODEL, f"question {number}", TOKENS)
     assert evictions(ring) >= before + 2
     await_all(ring.peers, Peer.idle)
 
@@ -106,12 +107,12 @@ async def test_a_machine_that_warns_serves_one_after_the_other(ring: Ring) -> No
     await until(lambda: ring.peers[0].api.get("/memory")["level"] == "warn")
     async with aiohttp.ClientSession() as http:
         readers = [Reader(), Reader()]
-        first = asyncio.create_task(readers[0].ask(http, ring.peers[0], "question 0"))
+        first = asyncio.create_task(readers[0].ask(http, ring.peers[0], "question 0", TOKENS // 2))
         await until(lambda: readers[0].tokens > 5 and driver(ring)["running"] == 1)
-        second = asyncio.create_task(readers[1].ask(http, ring.peers[0], "question 1"))
+        second = asyncio.create_task(readers[1].ask(http, ring.peers[0], "question 1", 50))
         await until(lambda: driver(ring)["waiting"] == 1)
         ring.say(0, ROOM)
         async with asyncio.timeout(60):
             await asyncio.gather(first, second)
     assert [reader.status for reader in readers] == [200, 200]
-    assert readers[1].text == dummy_text(ring.model_dir, "question 1", TOKENS)
+    assert readers[1].text == dummy_text(ring.folder / MODEL, "question 1", 50)
