@@ -17,6 +17,9 @@ PREFILL_CHUNK = 512
 PREFILL_BUDGET_S = 0.25
 """How long a chunk's lap may hold up the streams that run beside it."""
 
+PREFILL_ALONE_S = 1.0
+"""Its longest lap where nobody streams: whoever comes meanwhile waits for the chunks that are on their way."""
+
 MAX_WAIT_S = 120.0
 """A request that has waited for its turn this long is refused: whoever asks would rather try elsewhere."""
 
@@ -52,13 +55,14 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
-    beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_wait_s: how long
-    a new one may wait for its turn. max_tokens: positions that all running sequences may hold together, except that one
-    alone may hold more."""
+    beside running streams, prefill_alone_s: where there are none. max_rows: decode rows of one frame. max_running,
+    max_waiting: requests. max_wait_s: how long a new one may wait for its turn. max_tokens: positions that all running
+    sequences may hold together, except that one alone may hold more."""
 
     num_stages: int
     prefill_chunk: int = PREFILL_CHUNK
     prefill_budget_s: float = PREFILL_BUDGET_S
+    prefill_alone_s: float = PREFILL_ALONE_S
     max_rows: int = 32
     max_running: int = 32
     max_waiting: int = 32
@@ -221,20 +225,29 @@ class Scheduler:
         return len(decoding) < len(self._running)
 
     def _prefill_chunk(self, *, beside_streams: bool) -> Work:
-        left = self.limits.prefill_chunk
-        if beside_streams:
-            left = self.pace.chunk(self.limits.prefill_budget_s, left)
+        budget_s = self.limits.prefill_budget_s if beside_streams else self.limits.prefill_alone_s
+        shares = self._prefill_shares(self.pace.chunk(budget_s, self.limits.prefill_chunk))
         rows: list[Row] = []
         token_ids: list[int] = []
         for sequence in self._running.values():
-            n = min(left, sequence.prefill_left)
-            if n and len(rows) < self.limits.max_rows:
+            if n := shares.get(sequence.id, 0):
                 rows.append(Row(sequence.id, sequence.computed, n))
                 token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
                 sequence.computed += n
-                left -= n
         self._prefills += 1
         return Work(tuple(rows), tuple(token_ids))
+
+    def _prefill_shares(self, size: int) -> dict[int, int]:
+        """Tokens of a chunk for each sequence, by its id: half of it for whoever came first, the rest for whoever is
+        done soonest. So a long prompt neither holds up short ones, nor is it held up by them."""
+        first, *others = (sequence for sequence in self._running.values() if sequence.prefill_left)
+        left = size - min(first.prefill_left, size - size // 2)
+        shares: dict[int, int] = {}
+        for sequence in sorted(others, key=lambda sequence: sequence.prefill_left)[: self.limits.max_rows - 1]:
+            shares[sequence.id] = min(left, sequence.prefill_left)
+            left -= shares[sequence.id]
+        shares[first.id] = min(first.prefill_left, size - sum(shares.values()))
+        return shares
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
         # whoever waited longest comes first; one big batch would leave all but one stage idle
