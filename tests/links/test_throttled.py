@@ -75,7 +75,7 @@ def test_chunks_follow_the_slowest_link_and_streams_keep_their_beat(tmp_path: Pa
     found = {rate: over_links_of(rate, stages, tmp_path / str(rate), models) for rate in RATES_MBIT}
     for rate, run in found.items():
         print(run.row(rate, stages))
-        limit_s = PREFILL_BUDGET_S + run.p99(run.gaps_before_s)
+        limit_s = PREFILL_BUDGET_S + max(run.gaps_before_s)
         assert run.p99(run.gaps_s) <= limit_s, f"{rate} Mbit/s: a token's own lap and one chunk, no more"
         transfer_s = run.chunk * PAYLOAD_BYTES * 8 / (rate * 1e6) * (stages - 1)
         assert transfer_s <= PREFILL_BUDGET_S or run.chunk == CHUNKS[0], f"{rate} Mbit/s: chunks of {run.chunk}"
