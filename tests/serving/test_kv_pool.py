@@ -12,8 +12,8 @@ from tests.mesh.meshes import Peer, await_all
 from tests.serving.rings import SMALL, Ring
 from tests.support.dummy_oracle import dummy_text
 
-REQUESTS, TOKENS = 16, 700
-"""11,200 positions and the prompts; a pool has 8,192, or one context if that is more."""
+REQUESTS, TOKENS = 16, 600
+"""9,600 positions and the prompts; a pool has 8,192, or one context if that is more."""
 
 
 async def ask(http: aiohttp.ClientSession, peer: Peer, number: int) -> str:

@@ -99,8 +99,3 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> Non
         assert api.get("/memory")["total_bytes"] == 64 * 2**20
     finally:
         child.stop()
-
-
-def test_two_ways_to_pretend_contradict_each_other(tmp_path: Path) -> None:
-    with pytest.raises(MeshError, match=r"(?s)exit code 2.*contradict"):
-        start(tmp_path / "both", ["--fake-mem-file", str(tmp_path / "x")], OVERRIDE_MEMORY_MB="64")
