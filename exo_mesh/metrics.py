@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from exo_mesh.clock import Clock, monotonic
 from exo_mesh.proto.runner_pb2 import Heartbeat
+from exo_mesh.stage_readings import DriverHistograms, Shares
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 RECOVERY_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
@@ -22,7 +24,7 @@ _STAGE = ("instance", "stage")
 class Metrics:
     """All collectors of one node, in `registry`."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = monotonic) -> None:
         self.registry = CollectorRegistry()
 
         def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
@@ -73,11 +75,18 @@ class Metrics:
         self.evictions = gauge("evictions_total", "Running requests that had to wait again.", ("instance",))
         self.oldest_wait = gauge("queue_oldest_wait_seconds", "Of the requests that wait in a driver.", ("instance",))
         self.memory = gauge("node_memory_bytes", "Memory of this machine, by kind.", ("kind",))
+        self.memory_peak = gauge("node_memory_peak_ratio", "Most of the memory in use in the last minute and a half.")
         self.memory_level = gauge("memory_pressure_level", "0 there is room, 1 nobody new, 2 fewer than now.")
         self.disk_free = gauge("disk_free_bytes", "Free on the volume of a directory of this node.", ("volume",))
         self.disk_refused = gauge("disk_writes_refused_total", "Files left unwritten for want of room or permission.")
         self.health_reasons = gauge("health_reasons", "What is wrong with this node now, by code.", ("code", "level"))
-        self.lap = gauge("lap_seconds", "Time round the ring, seen by a driver here.", ("instance", "quantile"))
+        self.stage_busy_ratio = gauge("stage_busy_ratio", "Share of the last 10 s in its engine.", _STAGE)
+        self.stage_bubble = gauge("stage_bubble_ratio", "Same, waiting for frames with sequences on it.", _STAGE)
+        self.failed = counter("requests_failed_total", "Requests that entered here and ended in an error.", ("code",))
+        self._histograms = DriverHistograms()
+        self.registry.register(self._histograms)
+        self._shares: dict[tuple[str, str], Shares] = {}
+        self._clock = clock
         self._started: set[str] = set()
 
     def set_round_trips(self, seconds: Mapping[str, float]) -> None:
@@ -98,6 +107,14 @@ class Metrics:
         self.health_reasons.clear()
         for code, level in reasons:
             self.health_reasons.labels(code, level).inc()
+
+    def request_ended(self, outcome: str, num_prompt: int, *, failed: bool) -> None:
+        """A request that entered here has ended: how generation stopped, or the code of its error."""
+        self.requests_live.dec()
+        self.requests.labels(outcome).inc()
+        self.tokens.labels("prompt").inc(num_prompt)
+        if failed:
+            self.failed.labels(outcome).inc()
 
     def runner_started(self, instance: str) -> None:
         """A runner of an instance starts on this machine."""
@@ -122,21 +139,23 @@ class Metrics:
             self.oldest_wait.labels(instance).set(beat.oldest_wait_s)
             self.kv_tokens.labels(instance, "used").set(beat.kv_tokens)
             self.kv_tokens.labels(instance, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens))
-        if beat.laps:
-            self.lap.labels(instance, "0.5").set(beat.lap_p50_s)
-            self.lap.labels(instance, "0.99").set(beat.lap_p99_s)
+            self._histograms.take(instance, beat)
+        shares = self._shares.setdefault(labels, Shares())
+        shares.take(self._clock(), beat.busy_s, beat.sequences)
+        self.stage_busy_ratio.labels(*labels).set(shares.busy)
+        self.stage_bubble.labels(*labels).set(shares.bubble)
 
     def stage_gone(self, instance: str, stage: int) -> None:
         """A stage here has ended: its readings end, too."""
-        for gauge in (self.stage_frames, self.stage_bytes_out, self.stage_memory, self.stage_busy):
+        of_stage = (self.stage_frames, self.stage_bytes_out, self.stage_memory, self.stage_busy, self.stage_sequences)
+        for gauge in (*of_stage, self.stage_busy_ratio, self.stage_bubble):
             _drop(gauge, instance, str(stage))
-        _drop(self.stage_sequences, instance, str(stage))
+        self._shares.pop((instance, str(stage)), None)
+        self._histograms.drop(instance)
         for gauge in (self.queue_depth, self.running, self.parked, self.evictions, self.oldest_wait):
             _drop(gauge, instance)
         for state in ("used", "free"):
             _drop(self.kv_tokens, instance, state)
-        for quantile in ("0.5", "0.99"):
-            _drop(self.lap, instance, quantile)
 
 
 def _drop(gauge: Gauge, *labels: str) -> None:

@@ -17,6 +17,7 @@ from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, P
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import ContextLengthError, DeadlineError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.history import FINE
 from exo_mesh.node.instances import Instances, Load
 from exo_mesh.node.journal import Entry, Journal
 from exo_mesh.node.members import Members
@@ -92,9 +93,7 @@ class Router:
             outcome = exc.code
             raise
         finally:
-            metrics.requests_live.dec()
-            metrics.requests.labels(outcome).inc()
-            metrics.tokens.labels("prompt").inc(len(request.prompt_ids))
+            metrics.request_ended(outcome, len(request.prompt_ids), failed=outcome not in FINE)
             self._journal.close(entry, outcome, ttft_s, self._clock())
             if entry.trace is not None:
                 entry.trace.end(outcome, self._clock())

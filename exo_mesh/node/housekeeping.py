@@ -52,6 +52,7 @@ async def keep_house(
         metrics.disk_free.labels("home").set(disk.free_bytes)
         metrics.disk_refused.set(disk.refused)
         metrics.set_reasons((reason.code, reason.level) for reason in health.reasons())
+        metrics.memory_peak.set(monitor.peak_share)
         metrics.memory_level.set(monitor.level)
         metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
         await membership.changed.wait(ROUND_S)

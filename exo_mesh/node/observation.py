@@ -9,6 +9,7 @@ from exo_mesh.domain.device import Telemetry
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.stage_status import StageBeat
+from exo_mesh.proto.runner_pb2 import Heartbeat
 
 
 class Observation:
@@ -66,6 +67,7 @@ class Observation:
                 "stage": stage.index,
                 "memory_bytes": stage.beat.memory_bytes,
                 "sequences": stage.beat.sequences,
+                **(_kv(stage.beat) if stage.is_driver else {}),
             }
             for stage in self._beats()
         ]
@@ -86,3 +88,8 @@ class Observation:
     def memory_live(self) -> list[dict[str, float]]:
         """The readings of the last minute and a half, oldest first."""
         return [snapshot.describe() for snapshot in self._monitor.kept]
+
+
+def _kv(beat: Heartbeat) -> dict[str, int]:
+    """What the driver of a ring knows of its KV pool, in positions, which each stage of it has for its own layers."""
+    return {"kv_tokens": beat.kv_tokens, "kv_pool_tokens": beat.kv_pool_tokens, "evictions": beat.evictions}

@@ -117,6 +117,11 @@ class MemoryMonitor:
         """The last KEPT readings, oldest first."""
         return tuple(self._kept)
 
+    @property
+    def peak_share(self) -> float:
+        """The most that was in use in the last KEPT readings."""
+        return max(snapshot.used_share for snapshot in self._kept)
+
     async def run(self) -> None:
         """Until cancelled. A reading that fails is told once and tried again: it must not end the node."""
         failing = False
@@ -135,11 +140,10 @@ class MemoryMonitor:
 
     def describe(self) -> dict[str, object]:
         """The last reading, the threshold, and the worst of the last minute and a half."""
-        worst = max(snapshot.used_share for snapshot in self._kept)
         return {
             **self.last.describe(),
             "threshold_pct": round(100 * self.threshold, 2),
-            "peak_pct": round(100 * worst, 2),
+            "peak_pct": round(100 * self.peak_share, 2),
             "level": self.level.name.lower(),
             "headroom_bytes": int(self.threshold * self.last.total_bytes) - self.used_bytes,
         }

@@ -54,11 +54,12 @@ class RequestFile:
             self._lines.lose("the disk is too slow")
 
     def close(self) -> None:
-        """Write what is queued, for at most CLOSE_S."""
-        if self._thread is not None:
+        """Write what is queued, for at most twice CLOSE_S. A line that comes later opens the file again."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
             with contextlib.suppress(queue.Full):
                 self._queue.put(None, timeout=CLOSE_S)
-            self._thread.join(CLOSE_S)
+            thread.join(CLOSE_S)
 
     def _work(self) -> None:
         while (line := self._queue.get()) is not None:

@@ -13,6 +13,7 @@ from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Retain, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.errors import (
     CancelledRequestError,
     InputError,
@@ -73,6 +74,8 @@ class Driver:
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.replays = Replays()
         self.laps = LapTimes()
+        self.hops = Durations(LAP_BOUNDS_S)
+        self.waits = Durations(WAIT_BOUNDS_S)
         self.tokens = 0
         self.evictions = 0
         self._num_traced = 0
@@ -95,6 +98,11 @@ class Driver:
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
         beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
+        for told, durations in (
+            (beat.laps_took, self.laps.took), (beat.hops_took, self.hops), (beat.queue_waits, self.waits)
+        ):  # fmt: skip
+            told.counts.extend(durations.counts)
+            told.sum_s = durations.sum_s
 
     def change(self, ballot: Ballot, limits: Limits, kept_from: int) -> int:
         """The ring goes on by this ballot with other stages; answers how many running requests do, at the head of the
@@ -237,6 +245,8 @@ class Driver:
             self.evictions += 1
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
+            if not generation.index:  # not one that has been running before
+                self.waits.add(time.perf_counter() - generation.submitted_at)
             self._ops.append(Insert(sequence.id, generation.max_positions))
             if generation.queued:
                 generation.queued = False
@@ -275,6 +285,9 @@ class Driver:
     def _learn(self, work: Work, lap_s: float, frame: Frame, draw_s: float) -> None:
         """draw_s: what drawing kept the last stage from computing another frame, like its layers."""
         waited_s = sum(report.waited_s for report in frame.reports)
+        if (num_stages := len(frame.reports)) > 1:
+            on_links_s = lap_s - waited_s - sum(report.compute_s for report in frame.reports)
+            self.hops.add(max(0.0, on_links_s) / num_stages)
         if work.upto:
             return  # it says little of a chunk that all stages compute
         if work.is_prefill:

@@ -6,16 +6,20 @@ from collections import deque
 
 import numpy as np
 
+from exo_mesh.durations import LAP_BOUNDS_S, Durations
+
 MAX_SAMPLES = 4096
 """Laps that the quantiles look back on."""
 
 
 class LapTimes:
-    """Seconds per lap of the last MAX_SAMPLES laps. Written by the compute thread, read by the I/O thread."""
+    """Seconds per lap of the last MAX_SAMPLES laps, and of all of them in buckets. Written by the compute thread, read
+    by the I/O thread."""
 
     def __init__(self) -> None:
         self._sent: dict[int, float] = {}
         self._laps: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self.took = Durations(LAP_BOUNDS_S)
         self.count = 0
 
     def sent(self, step: int, now: float) -> None:
@@ -31,6 +35,7 @@ class LapTimes:
         if start is None:
             return None
         self._laps.append(now - start)
+        self.took.add(now - start)
         self.count += 1
         return now - start
 

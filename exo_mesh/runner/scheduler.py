@@ -16,6 +16,9 @@ PREFILL_CHUNK = 512
 PREFILL_BUDGET_S = 0.25
 """How long a chunk's lap may hold up the streams that run beside it."""
 
+PREFILL_ALONE_S = 1.0
+"""Its longest lap where nobody streams: whoever comes meanwhile waits for the chunks that are on their way."""
+
 EVICTION_TURNS = 64
 """Decode frames between two evictions for want of memory on some machine: seconds, like its readings."""
 
@@ -54,12 +57,14 @@ class Sequence:
 @dataclass(frozen=True, slots=True)
 class Limits:
     """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
-    beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_tokens:
-    positions that all running sequences may hold together, except that one alone may hold more."""
+    beside running streams, prefill_alone_s: where there are none. max_rows: decode rows of one frame. max_running,
+    max_waiting: requests. max_tokens: positions that all running sequences may hold together, except that one alone may
+    hold more."""
 
     num_stages: int
     prefill_chunk: int = PREFILL_CHUNK
     prefill_budget_s: float = PREFILL_BUDGET_S
+    prefill_alone_s: float = PREFILL_ALONE_S
     max_rows: int = 32
     max_running: int = 32
     max_waiting: int = 32
@@ -257,19 +262,16 @@ class Scheduler:
         return len(decoding) < len(self._running)
 
     def _prefill_chunk(self, *, beside_streams: bool) -> Work:
-        left = self.limits.prefill_chunk
-        if beside_streams:
-            left = self.pace.chunk(self.limits.prefill_budget_s, left)
+        budget_s = self.limits.prefill_budget_s if beside_streams else self.limits.prefill_alone_s
+        catching_up = any(sequence.catch_up_left for sequence in self._running.values())
+        dealt = self._prefill_shares(self.pace.chunk(budget_s, self.limits.prefill_chunk), catching_up)
         rows: list[Row] = []
         token_ids: list[int] = []
-        catching_up = any(sequence.catch_up_left for sequence in self._running.values())
         for sequence in self._running.values():
-            n = min(left, sequence.catch_up_left if catching_up else sequence.prefill_left)
-            if n and len(rows) < self.limits.max_rows:
+            if n := dealt.get(sequence.id, 0):
                 rows.append(Row(sequence.id, sequence.computed, n))
                 token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
                 sequence.computed += n
-                left -= n
         self._prefills += 1
         return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0)
 
@@ -277,6 +279,23 @@ class Scheduler:
         """Rows of the next decode frame: no more of the larger frames than it takes, or the rest would be small."""
         large, num_large = shares(rows, batches)
         return large if sum(size >= large for size in self._decodes) < num_large else max(1, large - 1)
+
+    def _prefill_shares(self, size: int, catching_up: bool) -> dict[int, int]:
+        """Tokens of a chunk for each sequence, by its id: half of it for whoever came first, the rest for whoever is
+        done soonest. So a long prompt neither holds up short ones, nor is it held up by them."""
+        wanted = {
+            sequence.id: wants
+            for sequence in self._running.values()
+            if (wants := sequence.catch_up_left if catching_up else sequence.prefill_left)
+        }
+        first, *others = wanted
+        left = size - min(wanted[first], size - size // 2)
+        dealt: dict[int, int] = {}
+        for sequence_id in sorted(others, key=lambda sequence_id: wanted[sequence_id])[: self.limits.max_rows - 1]:
+            dealt[sequence_id] = min(left, wanted[sequence_id])
+            left -= dealt[sequence_id]
+        dealt[first] = min(wanted[first], size - sum(dealt.values()))
+        return dealt
 
     def _decode_batch(self, ready: list[Sequence], share: int) -> Work:
         # whoever waited longest comes first; one big batch would leave all but one stage idle

@@ -1,6 +1,6 @@
-"""Streams on one node while a long prompt enters, asked from the namespace of that node: run as a child process.
+"""Streams on one node while another request enters, asked from the namespace of that node: run as a child process.
 
-Reads one JSON line from standard input, and writes one: what each stream and the long prompt felt like.
+Reads one JSON line from standard input, and writes one: what each of them felt like.
 """
 
 from __future__ import annotations
@@ -47,6 +47,15 @@ class Asker:
                 if line.startswith(b"data: {"):
                     self._take(asked, json.loads(line[6:]))
 
+    async def get(self, path: str) -> Any:
+        async with self._http.get(f"{self._url}{path}") as reply:
+            return await reply.json()
+
+    async def held(self) -> int:
+        """Sequences that the stages of this node hold."""
+        stages = (await self.get("/state"))["stages_here"]
+        return sum(stage["sequences"] for stage in stages.values())
+
     def _take(self, asked: Asked, event: dict[str, Any]) -> None:
         if "error" in event:
             asked.error = str(event["error"])
@@ -56,30 +65,36 @@ class Asker:
             asked.text += text
 
 
-def settled(streams: list[Asked], tokens: int) -> bool:
-    return all(len(asked.came) >= tokens for asked in streams)
+async def settle(asker: Asker, streams: list[Asked], tasks: list[asyncio.Future[None]], tokens: int) -> None:
+    """Until each stream has so many tokens, and the stage here holds them all."""
+    async with asyncio.timeout(DEADLINE_S):
+        while min(len(asked.came) for asked in streams) < tokens or await asker.held() < len(streams):
+            for task in tasks:
+                if task.done():
+                    task.result()
+                    return
+            await asyncio.sleep(0.01)
 
 
 async def run(wish: dict[str, Any]) -> dict[str, Any]:
+    """The streams; once they have settled, the late one to its end; then the streams are left, or followed as well."""
     timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         asker = Asker(wish["url"], http)
-        streams, long = [Asked() for _ in wish["streams"]], Asked()
+        streams, late = [Asked() for _ in wish["streams"]], Asked()
         pairs = zip(streams, wish["streams"], strict=True)
         tasks = [asyncio.ensure_future(asker.ask(asked, body)) for asked, body in pairs]
-        async with asyncio.timeout(DEADLINE_S):
-            while not settled(streams, wish["settled"]) and not any(task.done() for task in tasks):
-                await asyncio.sleep(0.01)
-        await asker.ask(long, wish["long"], {"traceparent": f"00-{wish['trace_id']}-{'1' * 16}-01"})
+        await settle(asker, streams, tasks, wish["settled"])
+        await asker.ask(late, wish["late"], {"traceparent": f"00-{wish['trace_id']}-{'1' * 16}-01"})
         for task in tasks:
-            task.cancel()
+            if not wish["to_the_end"]:
+                task.cancel()
         failed = await asyncio.gather(*tasks, return_exceptions=True)
-        async with http.get(f"{wish['url']}/v1/traces/{wish['trace_id']}") as reply:
-            trace = await reply.json()
+        trace = await asker.get(f"/v1/traces/{wish['trace_id']}")
     for asked, outcome in zip(streams, failed, strict=True):
         if isinstance(outcome, Exception):
             asked.error = repr(outcome)
-    return {"streams": [vars(asked) for asked in streams], "long": vars(long), "trace": trace}
+    return {"streams": [vars(asked) for asked in streams], "late": vars(late), "trace": trace}
 
 
 if __name__ == "__main__":

@@ -7,53 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from tests.cli.processes import eventually
-from tests.mesh.meshes import Peer, await_all, mesh
-from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.mesh.meshes import Peer, await_all
+from tests.serving.rings import MODEL, ROOM, Ring
 from tests.support.dummy_oracle import dummy_text
 
-MODEL = "long"
 TOKENS = 1200
-ROOM, SHORT = "16GiB 14GiB", "16GiB 1GiB"
-
-
-@dataclass(frozen=True)
-class Ring:
-    """Two peers, the file with the memory of each, and the model's directory."""
-
-    peers: list[Peer]
-    files: list[Path]
-    model_dir: Path
-
-    def say(self, index: int, memory: str) -> None:
-        """At once: a reader sees the old line or the new one."""
-        fresh = self.files[index].with_suffix(".new")
-        fresh.write_text(memory)
-        os.replace(fresh, self.files[index])
-
-
-@pytest.fixture(scope="module")
-def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    folder = tmp_path_factory.mktemp("memory")
-    write_checkpoint(folder / MODEL, TinyModel(layers=4, hidden=16, intermediate=32, context=200_000))
-    files = [folder / "memory-0", folder / "memory-1"]
-    flags = []
-    for file in files:
-        file.write_text(ROOM)
-        own = ["--models-dir", str(folder), "--engine-option", "cost_ms=1", "--memory-poll-interval", "0.1"]
-        flags.append([*own, "--fake-mem-file", str(file)])
-    with mesh(tmp_path_factory.mktemp("pressed"), flags, engine="dummy") as peers:
-        peers[0].place(model=MODEL, min_peers=2, context_limit=100_000)
-        yield Ring(peers, files, folder / MODEL)
+SHORT = "16GiB 1GiB"
 
 
 @dataclass
@@ -65,8 +31,8 @@ class Reader:
     status: int = 0
     finish: list[str] = field(default_factory=list)
 
-    async def ask(self, http: aiohttp.ClientSession, peer: Peer, prompt: str) -> None:
-        wanted: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
+    async def ask(self, http: aiohttp.ClientSession, peer: Peer, prompt: str, tokens: int = TOKENS) -> None:
+        wanted: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         async with http.post(f"{peer.url}/v1/completions", json={**wanted, "stream": True}) as reply:
             self.status = reply.status
             async for line in reply.content:
@@ -79,7 +45,8 @@ class Reader:
 
 def driver(ring: Ring) -> dict[str, Any]:
     """The queue of the ring, wherever its driver is."""
-    (found,) = [one for peer in ring.peers for one in peer.api.get("/queue")["instances"]]
+    queues = [one for peer in ring.peers for one in peer.api.get("/queue")["instances"]]
+    (found,) = [one for one in queues if one["instance"].startswith(MODEL)]
     return dict(found)
 
 
@@ -122,7 +89,7 @@ async def test_the_newest_wait_new_ones_are_sent_away_and_every_text_is_whole(ri
             await asyncio.gather(*tasks)
     assert [reader.finish for reader in readers] == [["length"]] * 3
     for number, reader in enumerate(readers):
-        assert reader.text == dummy_text(ring.model_dir, f"question {number}", TOKENS)
+        assert reader.text == dummy_text(ring.folder / MODEL, f"question {number}", TOKENS)
     assert evictions(ring) >= before + 2
     await_all(ring.peers, Peer.idle)
 
@@ -140,12 +107,12 @@ async def test_a_machine_that_warns_serves_one_after_the_other(ring: Ring) -> No
     await until(lambda: ring.peers[0].api.get("/memory")["level"] == "warn")
     async with aiohttp.ClientSession() as http:
         readers = [Reader(), Reader()]
-        first = asyncio.create_task(readers[0].ask(http, ring.peers[0], "question 0"))
+        first = asyncio.create_task(readers[0].ask(http, ring.peers[0], "question 0", TOKENS // 2))
         await until(lambda: readers[0].tokens > 5 and driver(ring)["running"] == 1)
-        second = asyncio.create_task(readers[1].ask(http, ring.peers[0], "question 1"))
+        second = asyncio.create_task(readers[1].ask(http, ring.peers[0], "question 1", 50))
         await until(lambda: driver(ring)["waiting"] == 1)
         ring.say(0, ROOM)
         async with asyncio.timeout(60):
             await asyncio.gather(first, second)
     assert [reader.status for reader in readers] == [200, 200]
-    assert readers[1].text == dummy_text(ring.model_dir, "question 1", TOKENS)
+    assert readers[1].text == dummy_text(ring.folder / MODEL, "question 1", 50)

@@ -29,13 +29,16 @@ ALLOWANCE_BYTES = 2**20
 unseen is a leak of 2 KB a request; with SOAK_REQUESTS=10000 one of 200 bytes."""
 FLAGS = ["--request-log-max", "50"]
 """So that the list of the last requests is full before the second half."""
+OPTIONS = {"torch": ("--engine-option", "threads=1")}
+"""Two runners on one machine would otherwise fight for each core."""
 
 
 @pytest.mark.parametrize("engine", ["dummy", "numpy", "torch"])
 def test_no_process_grows_with_the_requests(tmp_path: Path, engine: str) -> None:
     if reason := why_not(engine):
         pytest.skip(reason)
-    with mesh(tmp_path, [FLAGS, FLAGS], engine=engine) as peers:
+    flags = [*FLAGS, *OPTIONS.get(engine, ())]
+    with mesh(tmp_path, [flags, flags], engine=engine) as peers:
         peers[0].place(min_peers=2)
         processes = {f"node {index}": psutil.Process(peer.child.pid) for index, peer in enumerate(peers)}
         processes |= {f"runner {index}": process for index, peer in enumerate(peers) for process in peer.runners()}

@@ -1,0 +1,38 @@
+"""What the stages of a real ring count reaches the metrics of their nodes."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.processes import eventually
+from tests.mesh.meshes import Peer
+from tests.serving.rings import MODEL, Ring
+
+
+def samples(peer: Peer) -> dict[str, float]:
+    """Value by name, of the long model; of several with one name, the last."""
+    families = text_string_to_metric_families(peer.api.text("/metrics"))
+    found = [sample for family in families for sample in family.samples]
+    return {sample.name: sample.value for sample in found if sample.labels.get("instance", "").startswith(MODEL)}
+
+
+def test_laps_hops_waits_and_shares_of_time_are_counted(ring: Ring) -> None:
+    driving = ring.peers[1]
+    before = samples(driving)
+    for number in range(3):
+        ring.peers[0].api.post("/v1/completions", {"model": MODEL, "prompt": f"q{number}", "max_tokens": 20}, 30)
+
+    def counted() -> bool:
+        now = samples(driving)
+        waits = "exo_mesh_queue_wait_seconds_count"
+        return now[waits] == before.get(waits, 0) + 3
+
+    assert eventually(counted)
+    now = samples(driving)
+    assert now["exo_mesh_lap_seconds_count"] >= before.get("exo_mesh_lap_seconds_count", 0) + 3 * 20
+    assert 0 < now["exo_mesh_hop_seconds_count"] <= now["exo_mesh_lap_seconds_count"]
+    assert now["exo_mesh_hop_seconds_sum"] < now["exo_mesh_lap_seconds_sum"]
+    for peer in ring.peers:
+        shown = samples(peer)
+        assert 0 <= shown["exo_mesh_stage_busy_ratio"] <= 1 and 0 <= shown["exo_mesh_stage_bubble_ratio"] <= 1
+    assert "exo_mesh_lap_seconds_count" not in samples(ring.peers[0]), "a ring has one driver"
