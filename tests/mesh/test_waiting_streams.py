@@ -92,6 +92,7 @@ async def test_a_queued_stream_hears_its_place_and_clients_do_not_mind(two: list
     await asyncio.to_thread(await_all, two, Peer.idle)
 
 
+@pytest.mark.slow
 async def test_a_long_prefill_tells_how_far_it_is(tmp_path: Path) -> None:
     """Half a second for each chunk, in each of two stages; clients hear of it every two."""
     with mesh(tmp_path, [["--engine-option", "cost_ms=500"]] * 2, engine="dummy") as peers:
@@ -105,7 +106,13 @@ async def test_a_long_prefill_tells_how_far_it_is(tmp_path: Path) -> None:
     assert heard[len(comments)].startswith("data: {") and heard[-1] == "data: [DONE]"
 
 
-@pytest.mark.parametrize("prompt", [QUESTION, "x " * 3000], ids=["decoding", "prefilling"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        pytest.param(QUESTION, id="decoding"),
+        pytest.param("x " * 3000, id="prefilling", marks=pytest.mark.slow),
+    ],
+)
 async def test_when_the_client_has_gone_the_stages_stop_within_a_second(two: list[Peer], prompt: str) -> None:
     """Counted in frames: a second is so many laps, and of prefill twice as many chunks, for two are under way."""
     at_most = 2 * int(1 / LAP_S)
