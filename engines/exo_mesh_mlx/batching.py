@@ -1,8 +1,10 @@
-"""Can rows of several sequences share a forward of a model? Found by building such graphs; nothing is computed."""
+"""Can rows of several sequences share a forward of a model? Found by building such graphs, and if need be by computing
+a few."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -10,52 +12,93 @@ import mlx.nn as nn
 from exo_mesh_mlx import packets
 from exo_mesh_mlx.caches import CacheRows, SequenceCache
 from exo_mesh_mlx.ghost import GhostStage
-from exo_mesh_mlx.ragged import RaggedMode, attention_by_row, mixers_by_row
+from exo_mesh_mlx.grouping import MIN_POSITIONS
+from exo_mesh_mlx.ragged import Offsets, OffsetsAs, RaggedMode, as_array, attention_by_row, mixers_by_row
 from exo_mesh_mlx.whole import WholeStage
 
 TRIED_TOKENS = (1, 3)
 """Per row: a decode step, and one with drafts."""
 
+TRIED_LENGTHS = (MIN_POSITIONS, MIN_POSITIONS + 1)
+"""Positions that the two rows hold before."""
+
+MOST_DIFFERENCE = 0.05
+"""Of what is computed for a row together and alone, relative to its rms: far above what half precision rounds, and far
+below what a wrong position makes."""
+
 Stage = GhostStage | WholeStage
+NewCache = Callable[[], SequenceCache]
 
 
-def find_mode(stage: Stage, model: nn.Module, new_cache: Callable[[], SequenceCache]) -> RaggedMode | None:
-    """Of two ways in which rows can go together the faster one that this model's code allows; None if it allows none.
+def find_mode(stage: Stage, model: nn.Module, new_cache: NewCache) -> RaggedMode | None:
+    """Of the ways in which rows can go together the fastest one that this model's code allows; None if it allows none.
 
     The mode is switched on. With None the model is as it was.
     """
     if not all(value.has_batch_axis for value in (*stage.inputs, *stage.outputs)):
         return None
-    for make in (attention_by_row, mixers_by_row):
-        mode = make(model)
-        try:
-            if all(_goes_together(stage, new_cache, n) for n in TRIED_TOKENS):
-                return mode
-        except Exception:  # noqa: BLE001 - model code that is not written for such caches fails in any way
-            pass
-        mode.switch(False)
+    for offsets_as in (Offsets, as_array):
+        for make in (attention_by_row, mixers_by_row):
+            mode = make(model, offsets_as)
+            try:
+                if all(_goes_together(stage, mode, new_cache, n) for n in TRIED_TOKENS):
+                    return mode
+            except Exception:  # noqa: BLE001 - model code that is not written for such caches fails in any way
+                pass
+            mode.switch(False)
     return None
 
 
-def _goes_together(stage: Stage, new_cache: Callable[[], SequenceCache], n: int) -> bool:
-    """Do two rows with caches of different length move in their caches what each moves alone?"""
-    short, long, alone = new_cache(), new_cache(), new_cache()
-    for cache, num_tokens in ((short, 1), (long, 2), (alone, 1)):
-        _run(stage, [cache], num_tokens)
-    return _run(stage, [short, long], n) == _run(stage, [alone], n)
+def _goes_together(stage: Stage, mode: RaggedMode, new_cache: NewCache, n: int) -> bool:
+    """Do two rows with caches of different length move in their caches what each moves alone? If model code computes
+    with their offsets, then what it makes of them is compared, too."""
+    together = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
+    alone = [_after(stage, mode.offsets_as, new_cache, length) for length in TRIED_LENGTHS]
+    moved, made = _run(stage, mode.offsets_as, together, n)
+    moved_alone, first = _run(stage, mode.offsets_as, alone[:1], n)
+    if moved != moved_alone:
+        return False
+    if mode.offsets_as is Offsets:
+        return True
+    _, second = _run(stage, mode.offsets_as, alone[1:], n, row=1)
+    return all(_alike(made[name], mx.concatenate([first[name], second[name]])) for name in made)
 
 
-def _run(stage: Stage, caches: Sequence[SequenceCache], n: int) -> list[bool]:
-    """Which contents of the first cache a forward of n tokens per row exchanges. Raises if the result has no rows."""
+def _after(stage: Stage, offsets_as: OffsetsAs, new_cache: NewCache, num_tokens: int) -> SequenceCache:
+    cache = new_cache()
+    _run(stage, offsets_as, [cache], num_tokens)
+    return cache
+
+
+def _run(
+    stage: Stage, offsets_as: OffsetsAs, caches: Sequence[SequenceCache], n: int, row: int = 0
+) -> tuple[list[bool], dict[Any, mx.array]]:
+    """Which contents of the first cache a forward of n tokens per row exchanges, and what it makes. The rows get what
+    rows from `row` on get. Raises if the result has no rows."""
     before = caches[0].contents()
-    tokens = mx.zeros((len(caches), n), mx.int32)
-    result = stage.forward(tokens, CacheRows(caches).full(), packets.zeros(stage.inputs, len(caches), n), n)
-    for made in [result] if isinstance(result, mx.array) else result.values():
-        if made.shape[0] != len(caches):
-            raise ValueError(f"{len(caches)} rows gave {made.shape}")
+    count = len(caches)
+    tokens = mx.array([[1 + (row + i) + j for j in range(n)] for i in range(count)], mx.int32)
+    given = {name: _rows_of_noise(array, row) for name, array in packets.zeros(stage.inputs, count, n).items()}
+    result = stage.forward(tokens, CacheRows(caches, offsets_as).full(), given, n)
+    made: dict[Any, mx.array] = {"logits": result} if isinstance(result, mx.array) else dict(result)
+    for array in made.values():
+        if array.shape[0] != count:
+            raise ValueError(f"{count} rows gave {array.shape}")
     for cache in caches:
         cache.advance(n)
-    return [_moved(was, now) for was, now in zip(before, caches[0].contents(), strict=True)]
+    return [_moved(was, now) for was, now in zip(before, caches[0].contents(), strict=True)], made
+
+
+def _rows_of_noise(like: mx.array, row: int) -> mx.array:
+    """Of its shape and dtype; the i-th row is the same for each number of rows."""
+    rows = [mx.random.normal(like.shape[1:], key=mx.random.key(row + i)) for i in range(like.shape[0])]
+    return mx.stack(rows).astype(like.dtype)
+
+
+def _alike(got: mx.array, want: mx.array) -> bool:
+    got, want = got.astype(mx.float32), want.astype(mx.float32)
+    worst = mx.max(mx.abs(got - want)) / mx.sqrt(mx.mean(mx.square(want)))
+    return bool((worst <= MOST_DIFFERENCE).item())
 
 
 def _moved(was: object, now: object) -> bool:

@@ -10,7 +10,7 @@ import mlx.core as mx
 from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx import tree
-from exo_mesh_mlx.ragged import ragged
+from exo_mesh_mlx.ragged import Offsets, OffsetsAs, ragged
 from exo_mesh_mlx.trace import Trace
 
 _KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache)
@@ -119,14 +119,18 @@ class SequenceCache:
 class CacheRows:
     """Sequences whose rows are computed in one forward, in row order."""
 
-    def __init__(self, caches: Sequence[SequenceCache]) -> None:
+    def __init__(self, caches: Sequence[SequenceCache], offsets_as: OffsetsAs = Offsets) -> None:
         self._caches = caches
+        self._offsets_as = offsets_as
 
     def full(self) -> list[Any]:
         """A cache list as long as the model expects; with a batch axis if there are several sequences."""
         if len(self._caches) == 1:
             return self._caches[0].full
-        views = {slot: ragged([cache.entries[slot] for cache in self._caches]) for slot in self._caches[0].entries}
+        views = {
+            slot: ragged([cache.entries[slot] for cache in self._caches], self._offsets_as)
+            for slot in self._caches[0].entries
+        }
         return [views[slot] for slot in self._caches[0].layout.slots]
 
     def advance(self, num_tokens: int) -> None:

@@ -229,14 +229,19 @@ class MlxStage:
         received = packets.unpack(stage.inputs, stage_input.tensors, groups, sizes)
         computed: Computed = []
         for group, packet in zip(groups, received, strict=True):
-            caches = CacheRows([self._sequences[rows[index].sequence].cache for index in group.rows])
-            if self._ragged is not None:
-                self._ragged.switch(len(group.rows) > 1)
+            caches = self._together([self._sequences[rows[index].sequence].cache for index in group.rows])
             ids = mx.array([tokens[index] for index in group.rows], mx.int32)
             num_logits = max(rows[index].num_logits for index in group.rows)
             computed.append((group, stage.forward(ids, caches.full(), packet, num_logits)))
             caches.advance(group.n)
         return computed
+
+    def _together(self, caches: Sequence[SequenceCache]) -> CacheRows:
+        """The caches of the rows of one forward, and the model made ready for so many."""
+        if self._ragged is None:
+            return CacheRows(caches)
+        self._ragged.switch(len(caches) > 1)
+        return CacheRows(caches, self._ragged.offsets_as)
 
     def _output(self, rows: Sequence[Row], computed: Computed, faults: tuple[Fault, ...]) -> StageOutput:
         """Evaluate results and the caches of all rows at once, and copy the results out."""

@@ -12,6 +12,10 @@ MAX_GROUPED_TOKENS = 32
 
 MAX_GROUPED_ROWS = 64
 
+MIN_POSITIONS = 8
+"""A sequence of fewer is computed alone: its caches have no shape yet, or still grow into one (the last few token ids,
+where embeddings are of several)."""
+
 
 def waves(rows: Sequence[Row]) -> Iterator[list[int]]:
     """Row indexes in order, cut where a sequence comes again: its second row needs what the first one leaves."""
@@ -29,7 +33,7 @@ def waves(rows: Sequence[Row]) -> Iterator[list[int]]:
 def group_rows(rows: Sequence[Row], indexes: Sequence[int], left_out: Collection[int], batched: bool) -> list[Group]:
     """The rows at `indexes` in groups of equal n, or one by one. Rows of sequences in left_out are in no group.
 
-    A row that begins its sequence is alone: its caches have no shape yet.
+    A row that begins its sequence, or nearly, is alone.
     """
     same: dict[int, list[int]] = {}
     groups: list[Group] = []
@@ -37,7 +41,7 @@ def group_rows(rows: Sequence[Row], indexes: Sequence[int], left_out: Collection
         row = rows[index]
         if row.sequence in left_out:
             continue
-        if batched and row.pos0 and row.n <= MAX_GROUPED_TOKENS:
+        if batched and row.pos0 >= MIN_POSITIONS and row.n <= MAX_GROUPED_TOKENS:
             same.setdefault(row.n, []).append(index)
         else:
             groups.append(Group((index,), row.n))

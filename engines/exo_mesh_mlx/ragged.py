@@ -3,7 +3,8 @@ row attends to its own keys and values, where they lie.
 
 Nothing is padded, merged or copied, so sequences may join and leave at every frame, and a row attends exactly as it
 does alone. What differs from row to row is handed to model code as opaque objects that only attention and rotary
-embeddings know what to do with. Code that computes with them by itself raises, and then the stage goes row by row.
+embeddings know what to do with. Code that computes with them by itself raises. Some of it computes with offsets only,
+and is written for an array of them, as mlx-lm's own batch caches have it; else the stage goes row by row.
 """
 
 from __future__ import annotations
@@ -44,19 +45,29 @@ class Offsets:
 
     @property
     def array(self) -> mx.array:
-        return mx.array(self.rows, mx.int32)
+        return as_array(self.rows)
+
+
+OffsetsAs = Callable[[list[int]], Any]
+"""What model code is given where offsets differ: `Offsets`, with which it cannot compute, or `as_array`."""
+
+
+def as_array(offsets: list[int]) -> mx.array:
+    """int32 `[rows]`, as the batch caches of mlx-lm have them."""
+    return mx.array(offsets, mx.int32)
 
 
 class RaggedKv:
     """Caches of keys and values, `[1, heads, length, width]` each."""
 
-    def __init__(self, entries: Sequence[Any]) -> None:
+    def __init__(self, entries: Sequence[Any], offsets_as: OffsetsAs) -> None:
         self.entries = entries
+        self._offsets_as = offsets_as
 
     @property
     def offset(self) -> Any:
         offsets = [entry.offset for entry in self.entries]
-        return offsets[0] if min(offsets) == max(offsets) else Offsets(offsets)
+        return offsets[0] if min(offsets) == max(offsets) else self._offsets_as(offsets)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         fetched = [
@@ -85,7 +96,7 @@ class RaggedKv:
 class RaggedStates:
     """Caches of arrays that do not grow, each `[1, ...]` (recurrent state, convolution tails)."""
 
-    def __init__(self, entries: Sequence[Any]) -> None:
+    def __init__(self, entries: Sequence[Any], offsets_as: OffsetsAs) -> None:
         self.entries = entries
 
     def __getitem__(self, index: int) -> Any:
@@ -117,9 +128,9 @@ class RaggedStates:
 class RaggedList:
     """Cache entries of several parts."""
 
-    def __init__(self, entries: Sequence[Any]) -> None:
+    def __init__(self, entries: Sequence[Any], offsets_as: OffsetsAs) -> None:
         self.entries = entries
-        self.caches = [ragged(parts) for parts in zip(*(entry.caches for entry in entries), strict=True)]
+        self.caches = [ragged(parts, offsets_as) for parts in zip(*(entry.caches for entry in entries), strict=True)]
 
     def __getitem__(self, index: int) -> Any:
         return self.caches[index]
@@ -137,18 +148,19 @@ _VIEW_OF: dict[type, type] = {
 _VIEWS: dict[type, Any] = {kind: type(f"Ragged{kind.__name__}", (view, kind), {}) for kind, view in _VIEW_OF.items()}
 
 
-def ragged(entries: Sequence[Any]) -> Any:
+def ragged(entries: Sequence[Any], offsets_as: OffsetsAs = Offsets) -> Any:
     """One cache for entries of one kind, one per row. Raises TypeError for a kind that has no such view."""
     kind = type(entries[0])
     if kind not in _VIEWS:
         raise TypeError(f"no view of several {kind.__name__}")
-    return _VIEWS[kind](entries)
+    return _VIEWS[kind](entries, offsets_as)
 
 
 class RaggedMode:
     """Hooks in a model that understand what is above; when it is off, the modules run as they are."""
 
-    def __init__(self, hooked: Iterable[tuple[nn.Module, LayerCall]]) -> None:
+    def __init__(self, hooked: Iterable[tuple[nn.Module, LayerCall]], offsets_as: OffsetsAs) -> None:
+        self.offsets_as = offsets_as
         self._classes: list[tuple[nn.Module, type, type]] = []
         for module, call in hooked:
             plain = type(module)
@@ -164,22 +176,22 @@ class RaggedMode:
         self._on = on
 
 
-def attention_by_row(model: nn.Module) -> RaggedMode:
+def attention_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMode:
     """Only attention itself goes row by row, and rotary embeddings get an offset per row."""
     for name in {type(module).__module__ for module in model.modules()}:
         original = getattr(sys.modules.get(name), _ATTENTION, None)
         if original is not None and not hasattr(original, "knows_ragged"):
             setattr(sys.modules[name], _ATTENTION, _attend_by_row(original))
     rotary = [module for module in model.modules() if re.search("rope|rotary", type(module).__name__.lower())]
-    return RaggedMode((module, _rotate_by_row) for module in rotary)
+    return RaggedMode(((module, _rotate_by_row) for module in rotary), offsets_as)
 
 
-def mixers_by_row(model: nn.Module) -> RaggedMode:
+def mixers_by_row(model: nn.Module, offsets_as: OffsetsAs = Offsets) -> RaggedMode:
     """The parts of a layer that are given a cache go row by row, with their projections; the others do not."""
     parts = [
         module for layer in model.layers for _, module in tree_flatten(layer.children(), is_leaf=nn.Module.is_module)
     ]
-    return RaggedMode((module, _mix_by_row) for module in parts)
+    return RaggedMode(((module, _mix_by_row) for module in parts), offsets_as)
 
 
 def _attend_by_row(original: Callable[..., mx.array]) -> Callable[..., mx.array]:

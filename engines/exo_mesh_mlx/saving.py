@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
@@ -39,7 +39,8 @@ def restore(cache: SequenceCache, saved: SavedSequence, form: SavedForm) -> Sequ
         return cache
     leaves = (leaf for slot, entry in cache.entries.items() for leaf in _leaves(entry, str(slot)))
     counters = [name for name, leaf in leaves if isinstance(leaf, int)]
-    _check(saved, {**form, **dict.fromkeys(counters, ("int64", (1,)))})
+    later = {name for slot, entry in cache.entries.items() for name in _unset(entry, str(slot))}
+    _check(saved, {**form, **dict.fromkeys(counters, ("int64", (1,)))}, later)
     for slot, entry in cache.entries.items():
         _fill(entry, str(slot), saved.tensors)
         offset = getattr(entry, "offset", saved.length)
@@ -68,7 +69,8 @@ def _shape_form(entry: Any, array: mx.array) -> tuple[int | None, ...]:
     return (*array.shape[:-2], None, array.shape[-1])
 
 
-def _check(saved: SavedSequence, form: SavedForm) -> None:
+def _check(saved: SavedSequence, form: SavedForm, later: Collection[str]) -> None:
+    """later: what a fresh cache has a place for, and one of a single token may still lack; its shape is not known."""
     for name, (dtype, shape) in form.items():
         tensor = saved.tensors.get(name)
         if tensor is None:
@@ -80,7 +82,7 @@ def _check(saved: SavedSequence, form: SavedForm) -> None:
             raise EngineError(
                 f"saved tensor {name!r} is {tensor.dtype}{list(tensor.shape)}, this stage has {dtype}{list(shape)}"
             )
-    if surplus := sorted(saved.tensors.keys() - form.keys()):
+    if surplus := sorted(saved.tensors.keys() - form.keys() - set(later)):
         raise EngineError(f"saved tensor {surplus[0]!r} is of another stage: this one has {sorted(form)}")
 
 
@@ -98,6 +100,18 @@ def _leaves(entry: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield path, value[..., : entry.offset, :]
         elif isinstance(value, mx.array | int):
             yield path, value
+
+
+def _unset(entry: Any, prefix: str) -> Iterator[str]:
+    """Names of the arrays that an entry does not have yet."""
+    for name, value in vars(entry).items():
+        path = f"{prefix}.{name}"
+        if value is None:
+            yield path
+        elif isinstance(value, list | tuple):
+            for i, item in enumerate(value):
+                if hasattr(item, "__dict__"):
+                    yield from _unset(item, f"{path}.{i}")
 
 
 def _fill(entry: Any, prefix: str, tensors: Mapping[str, Tensor]) -> None:

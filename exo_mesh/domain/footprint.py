@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exo_mesh.domain.model import ModelCard
@@ -14,8 +15,15 @@ POOL_TOKENS = 8192
 """KV is reserved for at least this many tokens, so that several short requests run side by side."""
 
 POOL_SEQUENCES = 8
-"""Sequences that may run at once in a full pool, of a model that keeps something per sequence however short it is: the
-state of a recurrent layer, or a window. Other models' sequences are bounded by tokens only."""
+"""Sequences that a full pool has room for at least, of a model that keeps something per sequence however short it is:
+the state of a recurrent layer, or a window. Other models' sequences are bounded by tokens only."""
+
+MOST_SEQUENCES = 32
+"""As many as a driver runs at once. There is room for so many, or a half, or a quarter of them, where that is cheap."""
+
+CHEAP = 4
+"""What all of them keep is cheap if it is no more than one part in so many of the stage's weights. By arithmetic,
+Qwen3-Next 80B keeps 75 MB for each beside 160 GB, so that 32 are cheap; Gemma 3 27B 430 MB beside 54 GB: 16 are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +39,38 @@ class Footprint:
         return self.weights_bytes + self.kv_bytes + self.overhead_bytes
 
 
-def footprint(card: ModelCard, start: int, stop: int, pool_tokens: int) -> Footprint:
-    """What the stage `[start, stop)` takes with KV for `pool_tokens` tokens of all its sequences together."""
-    kv_bytes = card.kv_bytes(start, stop, pool_tokens, pool_sequences(card, pool_tokens))
+def footprint(card: ModelCard, start: int, stop: int, pool_tokens: int, sequences: int | None = None) -> Footprint:
+    """What the stage `[start, stop)` takes with KV for `pool_tokens` tokens of all its sequences together.
+    sequences: how many these are, by default the least number."""
+    least = pool_sequences(card, pool_tokens)
+    kv_bytes = card.kv_bytes(start, stop, pool_tokens, least if sequences is None else sequences)
     return Footprint(card.shard_bytes(start, stop), kv_bytes, ENGINE_OVERHEAD_BYTES)
 
 
-def stage_bytes(card: ModelCard, start: int, stop: int, pool_tokens: int) -> int:
+def stage_bytes(card: ModelCard, start: int, stop: int, pool_tokens: int, sequences: int | None = None) -> int:
     """What the stage `[start, stop)` must reserve."""
-    return footprint(card, start, stop, pool_tokens).total_bytes
+    return footprint(card, start, stop, pool_tokens, sequences).total_bytes
 
 
 def pool_sequences(card: ModelCard, pool_tokens: int) -> int:
-    """Sequences that a pool of so many tokens has room for; 0 if only their tokens count."""
+    """Sequences that a pool of so many tokens has room for at least; 0 if only their tokens count."""
     if not any(card.kv_fixed_bytes):
         return 0
     return POOL_SEQUENCES if pool_tokens >= POOL_TOKENS else 1
+
+
+def roomiest(stages: Sequence[tuple[ModelCard, range, int]], pool_tokens: int) -> int:
+    """Sequences that a ring makes room for; 0 if only their tokens count. stages: the model as each holds it, its
+    layers, and what it may take in all."""
+    least = max(pool_sequences(card, pool_tokens) for card, _, _ in stages)
+    counts = (MOST_SEQUENCES, MOST_SEQUENCES // 2, MOST_SEQUENCES // 4) if least else ()
+    return next((n for n in counts if n > least and all(_affords(*stage, pool_tokens, n) for stage in stages)), least)
+
+
+def _affords(card: ModelCard, layers: range, usable_bytes: int, pool_tokens: int, sequences: int) -> bool:
+    parts = footprint(card, layers.start, layers.stop, pool_tokens, sequences)
+    fixed_bytes = sequences * sum(card.kv_fixed_bytes[layers.start : layers.stop])
+    return parts.total_bytes <= usable_bytes and CHEAP * fixed_bytes <= parts.weights_bytes
 
 
 def pools_to_try(context_limit: int) -> tuple[int, ...]:

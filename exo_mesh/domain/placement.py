@@ -14,6 +14,7 @@ from exo_mesh.domain.footprint import (
     gigabytes,
     pool_sequences,
     pools_to_try,
+    roomiest,
     stage_bytes,
 )
 from exo_mesh.domain.model import ModelCard
@@ -195,12 +196,14 @@ def make_plan(
 ) -> Plan:
     """The ring with what each stage must reserve. Raises ValueError unless it holds each layer exactly once."""
     held = [around.held(card, peer.engine) for peer, _ in ring]
+    parts = [(as_held, layers, peer.usable_bytes) for as_held, (peer, layers) in zip(held, ring, strict=True)]
+    sequences = roomiest(parts, pool_tokens)
     stages = tuple(
         StagePlan(
             peer.peer_id,
             peer.engine,
             Shard(card.name, layers.start, layers.stop, card.num_layers),
-            stage_bytes(as_held, layers.start, layers.stop, pool_tokens),
+            stage_bytes(as_held, layers.start, layers.stop, pool_tokens, sequences),
         )
         for as_held, (peer, layers) in zip(held, ring, strict=True)
     )
@@ -213,7 +216,7 @@ def make_plan(
         context_limit,
         inputs,
         pool_tokens,
-        pool_sequences=max(pool_sequences(as_held, pool_tokens) for as_held in held),
+        pool_sequences=sequences,
     )
 
 

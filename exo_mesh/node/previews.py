@@ -84,7 +84,7 @@ def _describe(
     """held: the model as each engine holds it: of a mixed ring, each stage has the arithmetic of its own."""
     stages = []
     for stage in plan.stages:
-        parts = footprint(held[stage.engine], stage.shard.start, stage.shard.stop, plan.kv_tokens)
+        parts = footprint(held[stage.engine], stage.shard.start, stage.shard.stop, plan.kv_tokens, plan.pool_sequences)
         stages.append(
             {
                 "peer": stage.peer_id,

@@ -212,3 +212,25 @@ def _exists(card: ModelCard, usable: list[int], start: int) -> bool:
         for stop in stops
         if stop > start
     )
+
+
+@pytest.mark.parametrize(
+    ("window_mb", "memory_gb", "sequences"),
+    [
+        (0, 40.0, 0),  # only tokens count
+        (3, 40.0, 32),  # 96 MB of a window per layer, beside 436 MB of weights: less than a quarter
+        (6, 40.0, 16),
+        (20, 40.0, 8),  # 8 take more than a quarter, but so many there must be room for
+        (3, 19.5, 16),  # 32 would not fit
+    ],
+)
+def test_a_model_with_windows_runs_as_many_sequences_as_are_cheap_and_fit(
+    window_mb: int, memory_gb: float, sequences: int
+) -> None:
+    windows = (window_mb * 10**6,) * 32 if window_mb else ()
+    card = replace(LLAMA_8B, kv_fixed_bytes=windows)
+    plan = place(card, memory_gb)
+    assert plan.pool_sequences == sequences
+    (stage,) = plan.stages
+    expected = card.shard_bytes(0, 32) + card.kv_bytes(0, 32, POOL_TOKENS, sequences) + ENGINE_OVERHEAD_BYTES
+    assert stage.reserve_bytes == expected <= memory_gb * GB

@@ -15,21 +15,25 @@ from tests.support.exactness import assert_same_bits, assert_within_margin
 from tests.support.serving import Asked, ServingRing, Tokens, load_stages
 
 FLAT = TinyModel("llama", layers=4, hidden=32, intermediate=64)
+VOCAB = 64
+"""Prompts have token ids below this."""
 SIZES = (3, 17, 1, 64, 9, 40, 2, 33, 5, 100)
 """Tokens of the prompts, over and over."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """An engine and its options. dtype: computed in, if equal bits are not to be had; else ""."""
+    """An engine and its options. dtype: computed in, if equal bits are not to be had; else "". architecture: of the
+    model, by the name that the engine's library has for it."""
 
     engine: str
     options: dict[str, str] = field(default_factory=dict)
     dtype: str = ""
+    architecture: str = "llama"
 
     @property
     def name(self) -> str:
-        return "-".join([self.engine, *self.options.values()])
+        return "-".join([self.engine, *self.options.values(), self.architecture])
 
     @property
     def is_installed(self) -> bool:
@@ -90,7 +94,21 @@ def flat_model(directory: Path) -> Path:
     return write_checkpoint(directory, FLAT)
 
 
-def prompts(count: int, vocab: int = 256, sizes: Sequence[int] = SIZES) -> list[Tokens]:
+def write_model(way: Way, directory: Path) -> Path:
+    """A small random model of its architecture, with a vocabulary of at least VOCAB."""
+    if way.architecture == "llama":
+        return flat_model(directory)
+    if way.engine == "mlx":
+        from tools.architectures.checkpoint import write_checkpoint as write_mlx
+        from tools.architectures.configs import tiny_config
+
+        return write_mlx(directory, tiny_config(way.architecture))
+    from tools.torch_architectures.check import write_random_model
+
+    return write_random_model(directory, way.architecture)
+
+
+def prompts(count: int, sizes: Sequence[int] = SIZES) -> list[Tokens]:
     """Different ones, of so many tokens in turns."""
     rng = np.random.default_rng(5)
-    return [tuple(rng.integers(0, vocab, sizes[number % len(sizes)]).tolist()) for number in range(count)]
+    return [tuple(rng.integers(3, VOCAB, sizes[number % len(sizes)]).tolist()) for number in range(count)]

@@ -14,9 +14,11 @@ import pytest
 
 pytest.importorskip("mlx_lm")
 
+import mlx.core as mx
+from exo_mesh_mlx import batching
 from exo_mesh_mlx import engine as engine_module
 from exo_mesh_mlx.ghost import GhostStage
-from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS, MAX_GROUPED_TOKENS, group_rows, waves
+from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS, MAX_GROUPED_TOKENS, MIN_POSITIONS, group_rows, waves
 from exo_mesh_mlx.packets import Group
 
 from exo_mesh.domain.frame import Row
@@ -35,6 +37,8 @@ TOGETHER = {
     "deepseek_v3": "latents with which model code computes; whole attention modules go row by row",
     "qwen3_next": "recurrent states beside keys and values",
     "gemma4": "layers that use the keys and values of others",
+    "gpt2": "positions that model code computes from an array of offsets",
+    "longcat_flash_ngram": "the last few token ids, which are fewer at the beginning of a sequence",
 }
 
 
@@ -99,11 +103,18 @@ def test_sequences_come_and_go_at_every_frame(make: Any, architecture: str) -> N
 
 
 def test_a_model_that_does_not_allow_it_goes_row_by_row(make: Any) -> None:
-    model = make("gpt2")
+    model = make("llama4")  # makes its masks by itself, from one offset
     model.prefill()
     frame = {1: 0, 2: 0, 3: 0}
     np.testing.assert_array_equal(model.decode(frame), model.expected(frame))
     assert model.rows_per_forward == [1] * 6
+
+
+def test_model_code_that_makes_the_wrong_thing_of_an_array_of_offsets_goes_row_by_row(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "as_array", lambda offsets: mx.array([offsets[0]] * len(offsets)))
+    assert [engine.batched for engine in make("gpt2").engines] == [False, True]  # the second has no positions to add
 
 
 def test_drafts_that_are_rejected_in_a_shared_frame_leave_no_trace(make: Any) -> None:
@@ -138,7 +149,8 @@ def decode_row(alone: Alone, sequence: int) -> Row:
 
 
 def test_rows_are_grouped_by_length_and_begin_alone() -> None:
-    rows = [Row(1, 5, 1), Row(2, 0, 1), Row(3, 9, 1), Row(4, 3, 2), Row(5, 2, MAX_GROUPED_TOKENS + 1), Row(6, 3, 2)]
+    sizes = (9, 1), (MIN_POSITIONS - 1, 1), (10, 1), (8, 2), (8, MAX_GROUPED_TOKENS + 1), (13, 2)
+    rows = [Row(sequence, pos0, n) for sequence, (pos0, n) in enumerate(sizes, 1)]
     indexes = range(len(rows))
     grouped = group_rows(rows, indexes, set(), True)
     assert {(group.rows, group.n) for group in grouped} == {
@@ -149,7 +161,7 @@ def test_rows_are_grouped_by_length_and_begin_alone() -> None:
 
 
 def test_a_group_has_a_bound() -> None:
-    rows = [Row(sequence, 1, 1) for sequence in range(2 * MAX_GROUPED_ROWS + 1)]
+    rows = [Row(sequence, MIN_POSITIONS, 1) for sequence in range(2 * MAX_GROUPED_ROWS + 1)]
     sizes = [len(group.rows) for group in group_rows(rows, range(len(rows)), set(), True)]
     assert sizes == [MAX_GROUPED_ROWS, MAX_GROUPED_ROWS, 1]
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.engines.serving_ways import DETERMINISTIC, DUMMY, MLX, TORCH, Bench, Way, flat_model, prompts
+from tests.engines.serving_ways import DETERMINISTIC, DUMMY, MLX, TORCH, Bench, Way, prompts, write_model
 from tests.support.serving import Asked, ServingRing
 
 NUM_PROMPTS = 8
@@ -22,6 +23,10 @@ PARK_AT = 3
 CUTS: tuple[tuple[int, ...], ...] = ((), (2,), (), (2,), (1, 3), (1, 2, 3))
 
 WAYS = (DUMMY, DETERMINISTIC, MLX, TORCH)
+WINDOWS_AND_STATES = tuple(
+    replace(way, architecture=name) for way in (MLX, TORCH) for name in ("gemma3_text", "qwen3_next")
+)
+"""Models whose layers keep a window, or a state that cannot be cut back."""
 HAPPENINGS = ("shared", "evicted", "parked", "cancelled", "overloaded", "resumed")
 
 Benches = Callable[[Way], Bench]
@@ -29,13 +34,13 @@ Benches = Callable[[Way], Bench]
 
 @pytest.fixture(scope="module")
 def bench_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Benches]:
-    model_dir = flat_model(tmp_path_factory.mktemp("flat"))
     made: dict[str, Bench] = {}
 
     def get(way: Way) -> Bench:
         if not way.is_installed:
             pytest.skip(f"the library of {way.engine} is not installed")
         if way.name not in made:
+            model_dir = write_model(way, tmp_path_factory.mktemp(way.name))
             bench = made[way.name] = Bench(way, model_dir, prompts(NUM_PROMPTS, sizes=SIZES), TOKENS)
             for prompt in bench.prompts:  # now, while nothing else is on these stages
                 bench.alone(prompt)
@@ -189,7 +194,7 @@ def test_whatever_happens_each_gets_its_text_and_nothing_is_left(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [*WAYS, *WINDOWS_AND_STATES], ids=lambda way: way.name)
 def test_a_thousand_stories(bench_of: Benches, way: Way) -> None:
     """With what happened in them: a story in which nobody is ever evicted or parked would show little."""
     seen: Counter[str] = Counter()

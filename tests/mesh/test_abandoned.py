@@ -17,7 +17,7 @@ from tests.mesh.belongings import CpuMeter, descriptors, no_more
 from tests.mesh.meshes import MODEL, Peer, await_all, chat_body, mesh
 from tests.node import meshes as in_process
 
-LOADING = ["--engine-option", "load_ms=4000"]
+LOADING = ["--engine-option", "load_ms=2500"]
 
 
 def nodes_of(peers: list[Peer]) -> list[psutil.Process]:
@@ -63,6 +63,7 @@ async def hang_up(http: aiohttp.ClientSession, peers: list[Peer], count: int) ->
     await asyncio.gather(*asked, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_no_task_is_left_of_requests_that_end_while_the_model_loads(tmp_path: Path) -> None:
     """Nodes in this process, so that their tasks can be counted."""
     async with in_process.mesh(tmp_path, 2, engine_options={"load_ms": "2000"}) as nodes:

@@ -90,7 +90,7 @@ def in_phase(phase: str) -> Callable[[TokenEvent | Progress], bool]:
     return lambda item: isinstance(item, Progress) and item.phase == phase
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_prefill_that_makes_no_progress_is_a_deadline(tmp_path: Path, stage: int) -> None:
     async with ring(tmp_path, prefill_timeout=1) as here:
         asking = Asking(here.nodes[0], "r", prompt=LONG_PROMPT)
@@ -111,7 +111,13 @@ async def test_silence_between_tokens_is_a_lost_stage(tmp_path: Path) -> None:
         assert isinstance(error, StageLostError) and "silent for 1 s" in str(error)
 
 
-@pytest.mark.parametrize("stands", [False, True], ids=["the ring moves on", "the ring stands still"])
+@pytest.mark.parametrize(
+    "stands",
+    [
+        pytest.param(False, id="the ring moves on", marks=pytest.mark.slow),
+        pytest.param(True, id="the ring stands still"),
+    ],
+)
 async def test_a_turn_that_does_not_come_is_an_overload(tmp_path: Path, stands: bool) -> None:
     async with ring(tmp_path, queue_timeout=1) as here:
         running = [Asking(here.nodes[n % 2], f"r{n}", max_tokens=1500) for n in range(RUNNING)]
@@ -130,6 +136,7 @@ async def test_a_turn_that_does_not_come_is_an_overload(tmp_path: Path, stands: 
         await here.serves_on()
 
 
+@pytest.mark.slow
 async def test_a_whole_answer_that_takes_too_long_ends_with_what_it_has(tmp_path: Path) -> None:
     """The stage stands still, and no other limit is reached."""
     async with ring(tmp_path, response_timeout=3) as here:

@@ -52,6 +52,7 @@ class Lap:
         return self.ended_s - self.began_s
 
 
+@pytest.mark.slow
 async def test_no_gap_is_longer_than_one_chunk_and_one_lap(two: list[Peer]) -> None:
     async with aiohttp.ClientSession() as http:
         streams = [Stream(http, two[n % 2], n, "Tell me more: " + "x" * n, STREAM_TOKENS) for n in range(NUM_STREAMS)]

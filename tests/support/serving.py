@@ -6,6 +6,7 @@ their way, at different stages, when a request comes, goes or is cancelled.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits
 from exo_mesh.runner.stage import Stage
-from exo_mesh.weights.card import read_card
 
 BALLOT = Ballot(1, "test")
 
@@ -182,7 +182,7 @@ def load_stages(
     engine: str, model_dir: Path, cuts: Sequence[int], options: dict[str, str] | None = None
 ) -> list[StageEngine]:
     """One stage per layer range. Options as `--engine-option` gives them."""
-    num_layers = read_card(model_dir, "model").num_layers
+    num_layers = int(json.loads((model_dir / "config.json").read_bytes())["num_hidden_layers"])
     stages: list[StageEngine] = []
     for start, stop in zip([0, *cuts], [*cuts, num_layers], strict=True):
         stage: StageEngine = import_module(f"exo_mesh_{engine}").provider.create()
