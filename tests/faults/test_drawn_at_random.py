@@ -16,7 +16,9 @@ from tools.faults.stream import Question, Stream
 WILD = Question("Tell me something.", "", {"temperature": 1.5, "seed": 7, "ignore_eos": True, "max_tokens": 60})
 
 
-@pytest.mark.parametrize("victim", [0, 2], ids=["the first stage", "the driver"])
+@pytest.mark.parametrize(
+    "victim", [pytest.param(0, id="the first stage", marks=pytest.mark.slow), pytest.param(2, id="the driver")]
+)
 def test_a_seeded_answer_is_the_same_after_the_death_of(meshes: Meshes, victim: int) -> None:
     mesh = meshes.of(3)
     mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S)

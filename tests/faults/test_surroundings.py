@@ -62,7 +62,8 @@ def fill(disk: Path) -> Path:
 
 
 @needs_root
-@pytest.mark.timeout(200)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_full_disk_stops_no_answer_and_takes_no_request_away(tmp_path: Path) -> None:
     """The home of a node, its log included, is on the disk that is full: under an answer, and for the next ones."""
     mesh = FaultMesh(tmp_path)
@@ -115,7 +116,8 @@ def move(pid: int, group: Path) -> None:
 
 @needs_root
 @needs_cgroups
-@pytest.mark.timeout(200)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_runner_that_the_kernel_kills_for_memory_is_replaced(tmp_path: Path) -> None:
     """Another process takes all that is left of their control group under a long answer."""
     with memory_group() as group, fault_mesh(tmp_path, 2) as mesh:
