@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,11 @@ def _told(drawn: Sequence[Mapping[str, Any]]) -> str:
     cells = {(row["fault"], row["phase"], row["peers"]) for row in drawn}
     seeds = ", ".join(str(seed) for seed in sorted({row["seed"] for row in drawn}))
     loads = [row["warm_load_s"] for row in drawn]
+    busy = [row["load"] for row in drawn if "load" in row]
+    crowd = (
+        f" The machine has {os.cpu_count()} cores; its load average was {min(busy):g} to {max(busy):g}." if busy else ""
+    )
     return (
         f"Seed {seeds}: {len(drawn)} runs over {len(cells)} of the 72 cells. "
-        f"Placing the model with warm files took {min(loads):.2f} to {max(loads):.2f} s."
+        f"Placing the model with warm files took {min(loads):.2f} to {max(loads):.2f} s.{crowd}"
     )
