@@ -53,6 +53,7 @@ def test_an_engine_that_hangs_in_a_forward_is_ended_and_the_answer_goes_on(tmp_p
         keep(Row("F2", fault, test, detected_s, gap_s, loaded, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_healthy_prefill_that_takes_long_is_never_ended(tmp_path: Path) -> None:
     """One forward of the prompt takes longer than any silence that is suspicious between tokens."""

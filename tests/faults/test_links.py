@@ -28,6 +28,8 @@ def first_sign_s(mesh: FaultMesh, since: float) -> float | None:
     return min((at - since for node in mesh.nodes for at, _ in node.signs(since)), default=None)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_connections_of_which_one_end_has_forgotten_are_dialled_again(meshes: Meshes) -> None:
     """As after a router forgot them: the caller hears nothing, not even a reset. Only unanswered pings tell."""
     mesh = meshes.of(3)
@@ -97,6 +99,8 @@ def test_a_mesh_cut_in_half_serves_on_both_sides_and_is_one_again(meshes: Meshes
     keep(Row("F9", "two peers and two, cut for 10 s", test, detected_s, gap_s, loaded, 0, note))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_member_that_falls_silent_while_it_is_placed_on_holds_up_no_request(meshes: Meshes) -> None:
     """Nothing reaches it from the moment that it is asked to reserve, until the request is answered by others."""
     mesh = meshes.of(3)

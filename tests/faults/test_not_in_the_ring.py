@@ -34,6 +34,8 @@ def disturbances(entry: Node) -> float:
     return entry.metric("exo_mesh_requests_resumed_total") + entry.metric("exo_mesh_driver_redials_total")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_peers_outside_a_ring_come_and_go_without_effect(mesh: FaultMesh) -> None:
     owner, *ring, other = mesh.nodes
     before, disturbed = mesh.place(ring, at=owner), disturbances(ring[0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from exo_mesh.cli import exit_codes
 from tools.faults.drawn import HOP_S
 from tools.faults.invariants import check_all
@@ -24,6 +26,8 @@ def restart(mesh: FaultMesh, node: Node) -> None:
     mesh.start()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_no_client_sees_an_error_when_all_peers_restart_one_by_one(meshes: Meshes) -> None:
     mesh = meshes.of(3)
     mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S / 4)

@@ -26,6 +26,7 @@ HERE = "test_surroundings.py"
 QUESTION = counting(10, 40)
 LONG = counting(0, 199)
 DISK_BYTES = 16 * 2**20
+GROUP_BYTES = 512 * 2**20
 CGROUPS = Path("/sys/fs/cgroup/memory")
 
 needs_root = pytest.mark.skipif(
@@ -61,7 +62,8 @@ def fill(disk: Path) -> Path:
 
 
 @needs_root
-@pytest.mark.timeout(200)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_full_disk_stops_no_answer_and_takes_no_request_away(tmp_path: Path) -> None:
     """The home of a node, its log included, is on the disk that is full: under an answer, and for the next ones."""
     mesh = FaultMesh(tmp_path)
@@ -94,9 +96,10 @@ def test_a_full_disk_stops_no_answer_and_takes_no_request_away(tmp_path: Path) -
 
 @contextmanager
 def memory_group() -> Iterator[Path]:
-    """A control group, as yet without a limit and without a process. It must be empty again in the end."""
+    """A control group of GROUP_BYTES without a process."""
     group = CGROUPS / f"exo-mesh-faults-{os.getpid()}"
     group.mkdir()
+    (group / "memory.limit_in_bytes").write_text(str(GROUP_BYTES))
     try:
         yield group
     finally:
@@ -113,9 +116,10 @@ def move(pid: int, group: Path) -> None:
 
 @needs_root
 @needs_cgroups
-@pytest.mark.timeout(200)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_runner_that_the_kernel_kills_for_memory_is_replaced(tmp_path: Path) -> None:
-    """It is charged for all that it has from its start on, and then left no room for more under a long answer."""
+    """Another process takes all that is left of their control group under a long answer."""
     with memory_group() as group, fault_mesh(tmp_path, 2) as mesh:
         entry, other = mesh.nodes
         mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S)
@@ -126,7 +130,7 @@ def test_a_runner_that_the_kernel_kills_for_memory_is_replaced(tmp_path: Path) -
         stream = Stream(entry, LONG)
         assert stream.await_text(10)
         since = time.time()
-        leave_no_room(group, victim)
+        take_all_memory(group, victim)
         stream.await_end()
         assert stream.is_right
         assert "was killed by SIGKILL" in other.log
@@ -137,16 +141,33 @@ def test_a_runner_that_the_kernel_kills_for_memory_is_replaced(tmp_path: Path) -
     keep(Row("F13", "a runner is killed by the OOM killer", test, min(detected), gap_s, loaded, 0))
 
 
-def leave_no_room(group: Path, pid: int) -> None:
-    """Lower the limit as far as the kernel lets us, again and again, until a new page of the process kills it."""
+def take_all_memory(group: Path, victim: int) -> None:
+    """Until the kernel has killed the victim, which it prefers to the one that is greedy."""
+    Path(f"/proc/{victim}/oom_score_adj").write_text("1000")
+    greedy = subprocess.Popen([sys.executable, "-c", GREEDY], stdin=subprocess.PIPE, text=True)
+    assert greedy.stdin is not None
+    try:
+        move(greedy.pid, group)
+        greedy.stdin.write("begin\n")
+        greedy.stdin.flush()
+        wait_until(lambda: not is_there(victim), 60, "the kernel has killed it")
+    finally:
+        greedy.kill()
+        greedy.wait()
+        greedy.stdin.close()
 
-    def killed() -> bool:
-        usage = int((group / "memory.usage_in_bytes").read_text())
-        with suppress(OSError):  # nothing more can be taken from it at this moment
-            (group / "memory.limit_in_bytes").write_text(str(usage - usage // 50))
-        return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
-    wait_until(killed, 60, "the kernel has killed it")
+GREEDY = """
+import sys
+sys.stdin.readline()
+taken = []
+while True:
+    taken.append(bytearray(b"x" * 1_000_000))
+"""
+
+
+def is_there(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.netns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,8 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run. Seconds are since the fault; None: there was none. gap_s: the longest time without text after it."""
+    """Of one run. Seconds are since the fault; None: there was none. gap_s: the longest time without text after it.
+    load: processes that want to run on this machine, as in the load average."""
 
     case: str
     fault: str
@@ -62,6 +64,7 @@ class Outcome:
     redialled: int
     agreed_s: float
     freed_s: float
+    load: float
 
     def describe(self) -> dict[str, Any]:
         return asdict(self)
@@ -118,6 +121,7 @@ def play(mesh: FaultMesh, case: Case) -> Outcome:
         redialled=redialled,
         agreed_s=round(settled.agreed_s, 3),
         freed_s=round(settled.freed_s, 3),
+        load=round(os.getloadavg()[0], 1),
     )
 
 

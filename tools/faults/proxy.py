@@ -283,7 +283,7 @@ async def _send(
         await wire.open.wait()
         if not piece:
             return
-        if connection.deaf:
+        if connection.deaf or writer.is_closing():
             continue
         with contextlib.suppress(ConnectionError):
             writer.write(piece)

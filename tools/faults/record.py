@@ -30,12 +30,13 @@ class Row:
 
 
 def keep(row: Row | dict[str, Any]) -> None:
-    """Add it to the file of VARIABLE, if that is set; print it in any case."""
-    values = asdict(row) if isinstance(row, Row) else row
-    print("recorded:", json.dumps(values))
+    """Add it to the file of VARIABLE; print it if that is not set."""
+    line = json.dumps(asdict(row) if isinstance(row, Row) else row)
     if path := os.environ.get(VARIABLE):
         with Path(path).open("a") as file:
-            file.write(json.dumps(values) + "\n")
+            file.write(line + "\n")
+    else:
+        print("measured:", line)
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,155 @@
+"""The classes of faults, and which tests show what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FaultClass:
+    """tests: "file::function" under tests/. note: what is not shown, and why."""
+
+    what: str
+    tests: tuple[str, ...] = ()
+    note: str = ""
+
+
+_ENGINE = "faults/test_engine_faults.py"
+_LINKS = "faults/test_links.py"
+_AROUND = "faults/test_surroundings.py"
+
+CLASSES: Mapping[str, FaultClass] = {
+    "F1": FaultClass(
+        "a runner dies during a request",
+        ("faults/test_drawn.py::test_a_request_survives",
+         "node/test_faults.py::test_a_request_survives_the_death_of_any_runner_with_the_same_text"),
+    ),
+    "F2": FaultClass(
+        "an engine hangs while it decodes",
+        (f"{_ENGINE}::test_an_engine_that_hangs_in_a_forward_is_ended_and_the_answer_goes_on",
+         f"{_ENGINE}::test_a_healthy_prefill_that_takes_long_is_never_ended",
+         "node/test_redial.py::test_a_driver_that_stands_still_is_not_waited_for"),
+    ),
+    "F3": FaultClass(
+        "an engine hangs while it loads",
+        (f"{_ENGINE}::test_an_engine_that_hangs_while_it_loads_is_given_up_and_others_serve",),
+    ),
+    "F4": FaultClass(
+        "a ring does not come to be",
+        (f"{_LINKS}::test_a_member_that_falls_silent_while_it_is_placed_on_holds_up_no_request",
+         "node/test_hops.py::test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer",
+         "node/test_placing.py::test_a_node_stops_within_seconds_even_while_loading"),
+    ),
+    "F5": FaultClass("a rank of a tensor group is lost", (), "tensor groups do not run yet"),
+    "F6": FaultClass(
+        "a runner freezes before its first report, idle, or at work",
+        (f"{_ENGINE}::test_a_runner_that_freezes_before_its_first_report_holds_up_nobody_else",
+         "node/test_faults.py::test_a_frozen_runner_is_killed_after_its_silence",
+         "faults/test_drawn.py::test_a_request_survives"),
+    ),
+    "F7": FaultClass(
+        "a node dies, stands still, or cannot be reached",
+        ("faults/test_drawn.py::test_a_request_survives",
+         f"{_LINKS}::test_connections_of_which_one_end_has_forgotten_are_dialled_again",
+         f"{_LINKS}::test_a_node_that_stands_still_for_ten_seconds_costs_no_token",
+         f"{_AROUND}::test_a_cable_that_is_pulled_costs_an_answer_nothing_but_time"),
+    ),
+    "F8": FaultClass(
+        "the peer that owns the ring dies",
+        ("faults/test_not_in_the_ring.py::"
+         "test_the_death_of_the_owner_of_a_ring_that_has_no_stage_of_it_costs_no_token",
+         "node/test_faults.py::test_an_open_ring_outlives_the_node_that_placed_it"),
+    ),
+    "F9": FaultClass(
+        "the mesh is cut in half",
+        (f"{_LINKS}::test_a_mesh_cut_in_half_serves_on_both_sides_and_is_one_again",
+         "discovery/test_partition_netns.py::test_two_and_two_are_one_again",
+         "node/test_order.py::test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instance"),
+    ),
+    "F10": FaultClass(
+        "processes without a parent",
+        (f"{_ENGINE}::test_runners_end_with_a_killed_node_which_can_be_started_again_where_it_was",
+         "node/test_faults.py::test_no_runner_outlives_its_killed_node"),
+    ),
+    "F11": FaultClass(
+        "an engine dies each time",
+        ("node/test_faults.py::test_an_engine_that_cannot_load_is_a_typed_error_and_leaves_nothing",),
+    ),
+    "F12": FaultClass(
+        "memory is gone when it is asked for",
+        ("node/test_placing.py::"
+         "test_a_peer_whose_memory_is_gone_since_it_was_last_heard_refuses_and_the_plan_is_solved_again",
+         "node/test_order.py::test_of_two_peers_that_place_the_last_memory_one_wins_and_the_other_gets_numbers"),
+    ),
+    "F13": FaultClass(
+        "memory runs out during answers",
+        (f"{_AROUND}::test_a_runner_that_the_kernel_kills_for_memory_is_replaced",
+         "runner/test_scheduler.py::test_when_the_running_outgrow_the_pool_the_youngest_waits_and_is_computed_anew",
+         "runner/test_scheduler.py::"
+         "test_a_machine_short_of_memory_first_gets_nobody_new_then_loses_the_youngest_then_refuses"),
+    ),
+    "F14": FaultClass(
+        "memory that a dead process keeps",
+        ("node/test_accelerators.py::test_a_driver_that_stops_answering_leaves_nothing_free",),
+        "of macOS's wired memory nothing is read",
+    ),
+    "F15": FaultClass("a download stalls, fails or is corrupt", (), "weights are not downloaded yet"),
+    "F16": FaultClass("the disk is full", (f"{_AROUND}::test_a_full_disk_stops_no_answer_and_takes_no_request_away",)),
+    "F17": FaultClass(
+        "a client does not read",
+        ("mesh/test_serving.py::test_who_reads_nothing_is_parked_and_the_others_are_served",
+         "api/test_chat.py::test_a_client_that_stops_reading_loses_its_stream"),
+    ),
+    "F18": FaultClass(
+        "clients walk away",
+        ("mesh/test_serving.py::test_two_hundred_that_walk_away_leave_nothing_behind",
+         "mesh/test_lifecycle.py::test_a_client_that_vanishes_frees_the_ring"),
+    ),
+    "F19": FaultClass(
+        "frames come twice, late or not",
+        ("transport/test_ring_hop.py::test_a_break_loses_and_doubles_nothing",
+         "transport/test_ring_hop.py::test_garbage_ends_its_own_stream_only",
+         "node/test_journal.py::test_repeats_are_dropped_and_gaps_are_an_error"),
+    ),
+    "F20": FaultClass(
+        "something takes too long",
+        ("node/test_time_limit.py::test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it",
+         "node/test_time_limit.py::test_without_a_token_it_is_an_error",
+         "api/test_chat.py::test_comments_say_what_is_waited_for"),
+    ),
+    "F21": FaultClass(
+        "input that nobody should send",
+        ("mesh/test_bad_input.py::test_random_messages_to_every_grpc_method",
+         "api/test_refusals.py::test_no_input_is_a_5xx"),
+    ),
+    "F22": FaultClass(
+        "stages that compute a little differently",
+        (f"{_ENGINE}::test_stages_that_differ_a_little_stay_in_step",
+         "node/test_mixing.py::test_engines_that_differ_are_refused_with_the_measured_difference"),
+    ),
+    "F23": FaultClass(
+        "what reads the machine's state fails",
+        ("node/test_accelerators.py::test_a_tool_that_is_not_there_fails_or_hangs_says_nothing",
+         "node/test_pressure.py::test_a_reading_that_fails_does_not_end_the_readings"),
+    ),
+    "F24": FaultClass(
+        "the wrong one of several addresses",
+        ("membership/test_paths.py::test_the_way_with_the_short_round_trip_is_used_and_shown",
+         "discovery/test_netns.py::test_a_peer_with_two_paths_stays_when_one_goes",
+         "node/test_hops.py::test_a_better_way_is_used_at_the_next_dial_and_not_before",
+         "transport/test_channels.py::test_the_proxy_for_the_web_is_not_in_the_way_to_a_peer"),
+    ),
+    "F25": FaultClass(
+        "two versions in one mesh",
+        ("membership/test_service.py::test_other_namespaces_and_protocols_are_refused_with_the_reason",
+         "node/test_this_machine.py::test_a_peer_of_an_older_version_has_one_engine_for_every_model"),
+        "no older release exists to run against",
+    ),
+    "F26": FaultClass(
+        "state that only grows",
+        ("discovery/test_ways.py::test_twenty_restarts_leave_no_ghost",
+         "membership/test_swim.py::test_the_gone_are_remembered_for_a_while_and_never_too_many",
+         "faults/test_soak.py::test_two_minutes_of_random_faults"),
+    ),
+}  # fmt: skip
