@@ -115,7 +115,7 @@ class Reservations:
         if need > usable_bytes:
             reason = f"{plan.stages[index].shard} needs {gigabytes(need)}, usable are {gigabytes(usable_bytes)}"
             return Answer(False, usable_bytes, reason)
-        self._promise(plan.instance_id, plan.ballot)
+        self.promise(plan.instance_id, plan.ballot)
         self._leases[plan.instance_id] = Lease(plan, index, now + LEASE_S)
         return Answer(True, usable_bytes, superseded=held)
 
@@ -130,7 +130,7 @@ class Reservations:
             return Answer(False, 0, f"ballot {ballot} of {instance_id} does not run here", promised)
         if adopted < promised:
             return Answer(False, 0, f"ballot {adopted} is below {promised}, promised here", promised)
-        self._promise(instance_id, adopted)
+        self.promise(instance_id, adopted)
         lease.adopted = adopted
         return Answer(True, 0)
 
@@ -144,7 +144,7 @@ class Reservations:
 
     def release(self, instance_id: str, ballot: Ballot) -> Lease | None:
         """End the lease of this plan, or of a lower ballot; None if there is none. A higher one stays."""
-        self._promise(instance_id, max(ballot, self.promised(instance_id)))
+        self.promise(instance_id, ballot)
         lease = self._leases.get(instance_id)
         if lease is None or lease.ballot > ballot:
             return None
@@ -157,8 +157,9 @@ class Reservations:
             del self._leases[lease.plan.instance_id]
         return gone
 
-    def _promise(self, instance_id: str, ballot: Ballot) -> None:
-        self._promised.pop(instance_id, None)
+    def promise(self, instance_id: str, ballot: Ballot) -> None:
+        """Refuse lower ballots from now on."""
+        ballot = max(ballot, self._promised.pop(instance_id, NO_BALLOT))
         self._promised[instance_id] = ballot
         for oldest in list(self._promised):
             if len(self._promised) <= MAX_PROMISES:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
-from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.hops import Hops
@@ -233,16 +233,21 @@ class StageHost:
         """What this node has of an instance, of whatever plan."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
+        promised = self._reservations.promised(instance_id)
         if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
-            return Standing(None, usable_bytes)
+            return Standing(None, usable_bytes, promised=promised)
         shard = lease.stage.shard
         linked = runner.beat is not None and runner.beat.linked
-        return Standing(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back)
+        return Standing(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
 
-    async def release(self, instance_id: str, ballot: Ballot) -> None:
-        """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
+    async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
+        """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone.
+
+        beaten_by: promise this ballot, too, so that the owner of the stage hears of it when it asks.
+        """
         async with self._turn:
             self._reservations.release(instance_id, ballot)
+            self._reservations.promise(instance_id, beaten_by)
             started = self._started.get(instance_id)
             if started is not None and started.ballot <= ballot:
                 await self._end_runner(instance_id)
