@@ -19,7 +19,7 @@ MAX_PROMISES = 1024
 class Lease:
     """Memory held for one stage. It ends at `expires_at` unless it is renewed: by the commit, and then as long as its
     owner watches the stage. `taken_bytes` is what its process has by now. adopted: the ballot by which somebody took
-    the plan over from an owner that had gone."""
+    the plan over from an owner that had gone. worked_at: when the stage did something last."""
 
     plan: Plan
     index: int
@@ -29,6 +29,7 @@ class Lease:
     committed: bool = False
     weights_bytes: int = 0
     adopted: Ballot = NO_BALLOT
+    worked_at: float = float("-inf")
 
     @property
     def ballot(self) -> Ballot:

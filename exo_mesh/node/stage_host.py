@@ -29,6 +29,9 @@ from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
 
+IN_USE_S = 5.0
+"""A stage through which a frame went within this is in use."""
+
 STOOD_STILL_S = 2.0
 """A round of the clock that is later than this means that this process was stopped, or the machine asleep."""
 
@@ -116,9 +119,12 @@ class StageHost:
         )
 
     def stages(self) -> dict[tuple[str, Ballot], bool]:
-        """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports."""
+        """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports, or
+        uses them: an owner that stands still does not follow them for a while."""
+        started, lately = self._started, self._clock() - IN_USE_S
         return {
-            (instance_id, self._started[instance_id].ballot): runner.board.watchers > 0
+            (instance_id, started[instance_id].ballot): runner.board.watchers > 0
+            or started[instance_id].worked_at > lately
             for instance_id, runner in self._runners.items()
         }
 
@@ -307,8 +313,9 @@ class StageHost:
             nonlocal lease
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]
-            if beat.progress != before.progress:  # a stage that works is in use, whoever can reach this node
+            if beat.frames_in + beat.laps != before.frames_in + before.laps:  # whoever can reach this node
                 self._reservations.renew(instance_id, lease.ballot, self._clock())
+                lease.worked_at = self._clock()
             if lease.ready:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
                 self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
