@@ -60,15 +60,17 @@ def recover(
     """The plan of least loading that goes on with `old`, at a higher ballot.
 
     holding: the range that each surviving runner of the old ring holds. usable_bytes: for each live peer of the old
-    ring, what it could reserve if it gave up the stage it has; a live peer that holds nothing has lost its process.
-    spares: other peers that could take part. The KV pool shrinks to one context if it must. Of equal loading: fewer
-    peers that load, then the shorter ring. Raises PlacementError, with the numbers, if these peers cannot hold the
-    model; then only a new placement may help.
+    ring, what it could reserve if it gave up the stage it has; a live peer that holds nothing has lost its process, and
+    one that could not hold a single layer (it drains, stops or is short of memory) counts as gone. spares: other peers
+    that could take part. The KV pool shrinks to one context if it must. Of equal loading: fewer peers that load, then
+    the shorter ring. Raises PlacementError, with the numbers, if these peers cannot hold the model; then only a new
+    placement may help.
     """
     fitting_spares = sorted(
         (spare for spare in spares if spare.engine in old.engines and spare.peer_id not in old.peer_ids),
         key=lambda spare: (-spare.usable_bytes, spare.peer_id),
     )
+    usable_bytes = _of_use(card, old, usable_bytes, around)
     best: tuple[tuple[int, int, int], list[_Position], list[range]] | None = None
     pool_tokens = old.kv_tokens
     rings = _rings(card, old, holding, usable_bytes, fitting_spares, around)
@@ -91,6 +93,16 @@ def recover(
         plan = replace(plan, activation_dtype=old.activation_dtype)
     loads_by_peer = {peer.peer_id: _load_bytes(peer, layers) for peer, layers in zip(ring, ranges, strict=True)}
     return Recovery(plan, loads_by_peer)
+
+
+def _of_use(card: ModelCard, old: Plan, usable_bytes: Mapping[str, int], around: Surroundings) -> dict[str, int]:
+    """The peers of the old ring that could hold at least its smallest layer, with what they could reserve."""
+    able = {}
+    for stage in old.stages:
+        as_held, usable = around.held(card, stage.engine), usable_bytes.get(stage.peer_id, 0)
+        if usable >= min(stage_bytes(as_held, i, i + 1, old.context_limit) for i in range(card.num_layers)):
+            able[stage.peer_id] = usable
+    return able
 
 
 def _rings(

@@ -338,9 +338,9 @@ class Custody:
     async def free_beaten(self) -> None:
         """Before this node says that it lives after all: end the stages whose place others have taken."""
         instances = [one for _, one in self._membership.view.records_of_instances()]
-        for instance_id, ballot in beaten(self._host.stages(), instances):
-            _log.info("ending the stage of %s (ballot %s): a higher ballot is ready", instance_id, ballot)
-            await self._host.release(instance_id, ballot)
+        for instance_id, ballot, higher in beaten(self._host.stages(), instances):
+            _log.info("ending the stage of %s (ballot %s): ballot %s is ready", instance_id, ballot, higher)
+            await self._host.release(instance_id, ballot, higher)
 
     def _records_of(self, instance_id: str) -> list[tuple[str, InstanceInfo]]:
         records = self._membership.view.records_of_instances()

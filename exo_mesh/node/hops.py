@@ -13,7 +13,7 @@ from exo_mesh.node.supervisor import Runner
 LOOK_EVERY_S = 0.5
 """A hop may be down for 5 s before its stage is lost; the membership needs about two to find another address."""
 
-DOWN_LOOKS = 3
+DOWN_LOOKS = 4
 """A hop that has been down at so many looks is dialled at the next address of its peer: a firewall may block the data
 port at the best one. A healthy dial takes 20 ms, with TLS on a slow board half a second."""
 

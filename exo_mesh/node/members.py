@@ -178,6 +178,14 @@ class Members:
         finally:
             await client.close()
 
+    async def is_refused(self, address: str, timeout_s: float) -> bool:
+        """Does the machine answer that nobody listens at "host:port"?"""
+        client = self._membership.client_at(address)
+        try:
+            return await client.is_refused(timeout_s)
+        finally:
+            await client.close()
+
     def is_alive(self, peer_id: str) -> bool:
         return self._membership.is_alive(peer_id)
 

@@ -70,13 +70,12 @@ class Orphans:
         return [stage for stage, since in self._since.items() if now - since >= ORPHAN_S]
 
 
-def beaten(
-    stages: Iterable[tuple[str, Ballot]], instances: Iterable[InstanceInfo]
-) -> list[tuple[str, Ballot]]:  # fmt: skip
-    """Stages whose instance is ready by a higher ballot: what a node must free before it says that it lives again."""
+def beaten(stages: Iterable[tuple[str, Ballot]], instances: Iterable[InstanceInfo]) -> list[tuple[str, Ballot, Ballot]]:
+    """Stages whose instance is ready by a higher ballot, and that ballot: what a node must free before it says that it
+    lives again."""
     highest: dict[str, Ballot] = {}
     for one in instances:
         if one.state is InstanceState.READY:
             instance_id = one.plan.instance_id
             highest[instance_id] = max(one.ballot, highest.get(instance_id, one.ballot))
-    return [(instance_id, ballot) for instance_id, ballot in stages if highest.get(instance_id, ballot) > ballot]
+    return [(name, ballot, highest[name]) for name, ballot in stages if highest.get(name, ballot) > ballot]

@@ -139,6 +139,7 @@ class Recoverer:
         cards = {engine: await self._placer.held(card, engine) for engine in last.engines}
         for _ in range(MAX_PLANS):
             standings = await self._standings(last, attempt.unable)
+            self._refuse_beaten(attempt, standings)
             if attempt.only_what_is_left and not any(standing.held for standing in standings.values()):
                 raise StageLostError(f"nothing is left of {last.instance_id}")
             found = await self._solve(card, last, attempt, standings, Surroundings(cards=cards))
@@ -151,6 +152,17 @@ class Recoverer:
             for peer_id, answer in zip(plan.peer_ids, answers, strict=True):
                 _learn(attempt, plan, peer_id, answer)
         raise PlacementError(f"{last.instance_id}: no plan held; " + "; ".join(attempt.refusals[-3:]))
+
+    def _refuse_beaten(self, attempt: _Attempt, standings: Mapping[str, Standing]) -> None:
+        """Raises BallotBeatenError if a member has promised itself to another living peer by a ballot that was not
+        known here: that one is at it, or has done it, and its word is on its way."""
+        for peer_id, standing in standings.items():
+            proposer = standing.promised.proposer
+            if standing.promised > attempt.above and proposer != self._membership.own.id:
+                attempt.above = standing.promised
+                if self._members.is_alive(proposer):
+                    message = f"{peer_id[:8]} has promised itself to ballot {standing.promised}"
+                    raise BallotBeatenError(message, peer_id=peer_id, ballot=standing.promised)
 
     async def _solve(
         self, card: ModelCard, last: Plan, attempt: _Attempt, standings: Mapping[str, Standing], around: Surroundings

@@ -19,7 +19,7 @@ MAX_PROMISES = 1024
 class Lease:
     """Memory held for one stage. It ends at `expires_at` unless it is renewed: by the commit, and then as long as its
     owner watches the stage. `taken_bytes` is what its process has by now. adopted: the ballot by which somebody took
-    the plan over from an owner that had gone."""
+    the plan over from an owner that had gone. worked_at: when the stage did something last."""
 
     plan: Plan
     index: int
@@ -29,6 +29,7 @@ class Lease:
     committed: bool = False
     weights_bytes: int = 0
     adopted: Ballot = NO_BALLOT
+    worked_at: float = float("-inf")
 
     @property
     def ballot(self) -> Ballot:
@@ -115,7 +116,7 @@ class Reservations:
         if need > usable_bytes:
             reason = f"{plan.stages[index].shard} needs {gigabytes(need)}, usable are {gigabytes(usable_bytes)}"
             return Answer(False, usable_bytes, reason)
-        self._promise(plan.instance_id, plan.ballot)
+        self.promise(plan.instance_id, plan.ballot)
         self._leases[plan.instance_id] = Lease(plan, index, now + LEASE_S)
         return Answer(True, usable_bytes, superseded=held)
 
@@ -130,7 +131,7 @@ class Reservations:
             return Answer(False, 0, f"ballot {ballot} of {instance_id} does not run here", promised)
         if adopted < promised:
             return Answer(False, 0, f"ballot {adopted} is below {promised}, promised here", promised)
-        self._promise(instance_id, adopted)
+        self.promise(instance_id, adopted)
         lease.adopted = adopted
         return Answer(True, 0)
 
@@ -144,7 +145,7 @@ class Reservations:
 
     def release(self, instance_id: str, ballot: Ballot) -> Lease | None:
         """End the lease of this plan, or of a lower ballot; None if there is none. A higher one stays."""
-        self._promise(instance_id, max(ballot, self.promised(instance_id)))
+        self.promise(instance_id, ballot)
         lease = self._leases.get(instance_id)
         if lease is None or lease.ballot > ballot:
             return None
@@ -157,8 +158,9 @@ class Reservations:
             del self._leases[lease.plan.instance_id]
         return gone
 
-    def _promise(self, instance_id: str, ballot: Ballot) -> None:
-        self._promised.pop(instance_id, None)
+    def promise(self, instance_id: str, ballot: Ballot) -> None:
+        """Refuse lower ballots from now on."""
+        ballot = max(ballot, self._promised.pop(instance_id, NO_BALLOT))
         self._promised[instance_id] = ballot
         for oldest in list(self._promised):
             if len(self._promised) <= MAX_PROMISES:

@@ -170,7 +170,9 @@ class RingKeeper:
     async def _is_lost(self, index: int, for_long: bool) -> bool:
         """Of a stage whose node cannot be asked now: a node that stands still ends no ring whose runners go on."""
         doors = self._doors_of(index)
-        return await is_refused(doors) or (for_long and not await lives(self.plan, index, doors, self._members))
+        return await is_refused(doors, self._members) or (
+            for_long and not await lives(self.plan, index, doors, self._members)
+        )
 
     async def _reports(self, index: int, heard: Callable[[], None]) -> None:
         """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
-from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.flight_recorder import FlightRecorder
@@ -33,6 +33,9 @@ from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
+
+IN_USE_S = 5.0
+"""A stage through which a frame went within this is in use."""
 
 STOOD_STILL_S = 2.0
 """A round of the clock that is later than this means that this process was stopped, or the machine asleep."""
@@ -133,9 +136,12 @@ class StageHost:
         )
 
     def stages(self) -> dict[tuple[str, Ballot], bool]:
-        """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports."""
+        """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports, or
+        uses them: an owner that stands still does not follow them for a while."""
+        started, lately = self._started, self._clock() - IN_USE_S
         return {
-            (instance_id, self._started[instance_id].ballot): runner.board.watchers > 0
+            (instance_id, started[instance_id].ballot): runner.board.watchers > 0
+            or started[instance_id].worked_at > lately
             for instance_id, runner in self._runners.items()
         }
 
@@ -256,16 +262,21 @@ class StageHost:
         """What this node has of an instance, of whatever plan."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
+        promised = self._reservations.promised(instance_id)
         if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
-            return Standing(None, usable_bytes)
+            return Standing(None, usable_bytes, promised=promised)
         shard = lease.stage.shard
         linked = runner.beat is not None and runner.beat.linked
-        return Standing(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back)
+        return Standing(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
 
-    async def release(self, instance_id: str, ballot: Ballot) -> None:
-        """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone."""
+    async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
+        """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone.
+
+        beaten_by: promise this ballot, too, so that the owner of the stage hears of it when it asks.
+        """
         async with self._turn:
             self._reservations.release(instance_id, ballot)
+            self._reservations.promise(instance_id, beaten_by)
             started = self._started.get(instance_id)
             if started is not None and started.ballot <= ballot:
                 await self._end_runner(instance_id)
@@ -327,8 +338,9 @@ class StageHost:
             nonlocal lease
             if self._runners.get(instance_id) is runner:
                 lease = self._started[instance_id]
-            if beat.progress != before.progress:  # a stage that works is in use, whoever can reach this node
+            if beat.frames_in + beat.laps != before.frames_in + before.laps:  # whoever can reach this node
                 self._reservations.renew(instance_id, lease.ballot, self._clock())
+                lease.worked_at = self._clock()
             if lease.ready:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
                 self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exo_mesh.config import Settings
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.node.reservations import Lease
 from exo_mesh.node.supervisor import Runner
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import runner_pb2
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.transport.plan_codec import plan_to_proto
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 SILENT_S = 2.0
@@ -61,12 +61,14 @@ async def why_unwell(runner: Runner) -> str:
 @dataclass(frozen=True, slots=True)
 class Standing:
     """held: the layers of a runner that is well, or None. usable_bytes: what a stage of the instance could get here,
-    with what it has. linked: the hop from this stage to the next one is up. rolls_back: its KV can be cut back."""
+    with what it has. linked: the hop from this stage to the next one is up. rolls_back: its KV can be cut back.
+    promised: the highest ballot that the peer has promised itself to."""
 
     held: range | None
     usable_bytes: int
     linked: bool = False
     rolls_back: bool = False
+    promised: Ballot = NO_BALLOT
 
 
 def goes_on(started: Lease, plan: Plan, index: int) -> bool:
@@ -89,6 +91,7 @@ def standing_to_proto(standing: Standing, why_not: str) -> pb.LookAtStageReply:
         usable_bytes=standing.usable_bytes,
         linked=standing.linked,
         rolls_back=standing.rolls_back,
+        promised=ballot_to_proto(standing.promised),
     )
     if standing.held is not None:
         reply.held.start, reply.held.stop = standing.held.start, standing.held.stop
@@ -97,4 +100,5 @@ def standing_to_proto(standing: Standing, why_not: str) -> pb.LookAtStageReply:
 
 def standing_from_proto(reply: pb.LookAtStageReply) -> Standing:
     held = range(reply.held.start, reply.held.stop) if reply.HasField("held") else None
-    return Standing(held, reply.usable_bytes, reply.linked, reply.rolls_back)
+    promised = ballot_from_proto(reply.promised)
+    return Standing(held, reply.usable_bytes, reply.linked, reply.rolls_back, promised)

@@ -13,23 +13,10 @@ CONNECT_S = 1.5
 """How long a runner may take to answer at its data port: a LAN needs 3 ms, Wi-Fi 100, and TLS on a slow board 500."""
 
 
-async def is_refused(doors: Sequence[str]) -> bool:
+async def is_refused(doors: Sequence[str], members: Members) -> bool:
     """Does the machine answer, at each "host:port" by which it is reached, that nobody listens there? Then the process
     is gone; silence says less."""
-    return bool(doors) and all(await asyncio.gather(*map(_is_refused_at, doors)))
-
-
-async def _is_refused_at(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError, ValueError):
-        return False
-    writer.close()
-    return False
+    return bool(doors) and all(await asyncio.gather(*(members.is_refused(door, CONNECT_S) for door in doors)))
 
 
 async def lives(plan: Plan, index: int, doors: Sequence[str], members: Members) -> bool:
@@ -38,7 +25,7 @@ async def lives(plan: Plan, index: int, doors: Sequence[str], members: Members) 
     doors: "host:port" by which this node may reach its data port. Its runner answers there itself, or the stage before
     it has its hop to it up.
     """
-    if await is_refused(doors):
+    if await is_refused(doors, members):
         return False
     answers = [_is_linked_to(plan, index, members), *(members.connects(door, CONNECT_S) for door in doors)]
     return any(await asyncio.gather(*answers))

@@ -544,20 +544,22 @@ class LookAtStageRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class LookAtStageReply(_message.Message):
-    __slots__ = ("runs", "reason", "held", "usable_bytes", "linked", "rolls_back")
+    __slots__ = ("runs", "reason", "held", "usable_bytes", "linked", "rolls_back", "promised")
     RUNS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LINKED_FIELD_NUMBER: _ClassVar[int]
     ROLLS_BACK_FIELD_NUMBER: _ClassVar[int]
+    PROMISED_FIELD_NUMBER: _ClassVar[int]
     runs: bool
     reason: str
     held: LayerRange
     usable_bytes: int
     linked: bool
     rolls_back: bool
-    def __init__(self, runs: bool = ..., reason: _Optional[str] = ..., held: _Optional[_Union[LayerRange, _Mapping]] = ..., usable_bytes: _Optional[int] = ..., linked: bool = ..., rolls_back: bool = ...) -> None: ...
+    promised: _plan_pb2.Ballot
+    def __init__(self, runs: bool = ..., reason: _Optional[str] = ..., held: _Optional[_Union[LayerRange, _Mapping]] = ..., usable_bytes: _Optional[int] = ..., linked: bool = ..., rolls_back: bool = ..., promised: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("instance_id", "ballot")

@@ -78,6 +78,19 @@ class ControlClient:
             return False
         return True
 
+    async def is_refused(self, timeout_s: float) -> bool:
+        """Does the machine answer that nobody listens at the address? False without an answer."""
+        host, _, port = self.address.rpartition(":")
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError, ValueError):
+            return False
+        writer.close()
+        return False
+
     @property
     def is_idle(self) -> bool:
         """No call or stream is under way."""

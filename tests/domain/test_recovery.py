@@ -64,6 +64,17 @@ def test_a_spare_takes_the_place_of_a_dead_peer_and_all_others_keep_their_weight
     assert {peer for peer, load in found.load_bytes.items() if load} == {"roomy"}
 
 
+def test_a_peer_that_can_give_nothing_any_more_is_left_out() -> None:
+    old = ring_of(8, 8, 8)
+    kept = {stage.peer_id: range(stage.shard.start, stage.shard.stop) for stage in old.stages if stage.peer_id != "p1"}
+    found = recover(
+        LLAMA_8B, old, holding=kept, usable_bytes={"p0": 8 * GB, "p1": 0, "p2": 8 * GB},
+        spares=(Candidate("spare", 9 * GB, "mlx"),), ballot=Ballot(4, "p0"),
+    )  # fmt: skip
+    assert [peer for peer, _, _ in layers(found.plan)] == ["p0", "spare", "p2"]
+    assert {peer for peer, load in found.load_bytes.items() if load} == {"spare"}
+
+
 def test_one_neighbour_absorbs_the_layers_if_it_can_alone() -> None:
     old = ring_of(16, 12, 12)
     found = after_loss(old, dead=("p1",))

@@ -93,7 +93,7 @@ def test_a_record_of_another_ballot_does_not_speak_for_a_stage() -> None:
 
 def test_what_a_woken_node_must_free_first() -> None:
     mine = ("m-1", Ballot(1, "x"))
-    assert beaten([mine], [an_instance(2, "y", "b")]) == [mine]
+    assert beaten([mine], [an_instance(2, "y", "b")]) == [(*mine, Ballot(2, "y"))]
     assert beaten([mine], [an_instance(2, "y", "b", state=InstanceState.LOADING)]) == []
     assert beaten([mine], [an_instance(1, "x", "a")]) == []
     assert beaten([mine], [an_instance(9, "y", "b", name="m-2")]) == []

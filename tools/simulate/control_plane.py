@@ -22,16 +22,20 @@ from exo_mesh.membership.detector import LAN
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.instances import Instances
+from exo_mesh.node.local_models import LocalModels
 from exo_mesh.node.members import Members
 from exo_mesh.node.memory import MemoryReading
 from exo_mesh.node.placer import Here, Placer
+from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.service import InstanceSpec
-from exo_mesh.node.stage_host import LocalModels, StageHost
+from exo_mesh.node.stage_host import StageHost
 from exo_mesh.node.stage_status import StatusBoard
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.proto import runner_pb2
+from exo_mesh.proto import plan_pb2, runner_pb2
+from exo_mesh.runner.endpoint import HOP_LOST_S
 from exo_mesh.transport.plan_codec import plan_from_proto
+from exo_mesh.transport.ring_link import LOST_AFTER_S
 from tools.simulate.mesh import SimPeer
 from tools.simulate.network import Network
 from tools.simulate.virtual_loop import VirtualLoop
@@ -92,6 +96,7 @@ class Ledger:
     by_endpoint: dict[str, SimRunner] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     started: int = 0
+    changed: int = 0
     rings_ready: set[tuple[str, Ballot]] = field(default_factory=set)
 
     def start(self, runner: SimRunner) -> None:
@@ -108,6 +113,18 @@ class Ledger:
         self.running[key] = runner
         self.by_endpoint[runner.endpoint] = runner
 
+    def change(self, runner: SimRunner) -> None:
+        """It goes on by a higher ballot."""
+        self.changed += 1
+        life = (runner.peer.process.name, runner.plan.instance_id)
+        if runner.plan.ballot <= self.highest[life]:
+            self.violate(f"{runner.label} goes on by {runner.plan.ballot} after {self.highest[life]}")
+        self.highest[life] = runner.plan.ballot
+
+    def listens(self, endpoint: str) -> bool:
+        port = endpoint.rpartition(":")[2]
+        return any(name.rpartition(":")[2] == port and one.alive for name, one in self.by_endpoint.items())
+
     def violate(self, text: str) -> None:
         self.violations.append(f"{self.loop.time():.2f} s: {text}")
 
@@ -117,7 +134,8 @@ class Ledger:
 
 
 class SimRunner:
-    """A runner that loads for a while, and ends when a hop of its ring has been broken for 5 s, as a real one does."""
+    """A runner that loads for a while, says when its hop has been broken for 5 s, and ends if no other plan comes for a
+    while, as a real one does."""
 
     def __init__(self, node: SimNode, start: runner_pb2.StartStage) -> None:
         self.peer = node
@@ -131,6 +149,8 @@ class SimRunner:
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
         self._next = ""
+        self._broken_s = 0.0
+        self.rolls_back = True
         self._rng = node.rng
         self.silent_s = 0.0
         self.endpoint = f"{node.address.partition(':')[0]}:{10_000 + self._ledger.started}"
@@ -148,21 +168,37 @@ class SimRunner:
     async def _run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
         if await self._stopped_within(self._rng.uniform(0.1, 2.0)):
             return
-        self.board.publish(pb.StageStatus(listening=pb.StageListening(endpoint=self.endpoint, pid=1)))
-        broken_s = 0.0
+        self._listen()
         while not await self._stopped_within(0.5):
-            on_beat(runner_pb2.Heartbeat())
-            if self._next and self._network_to(self._next):
-                broken_s = 0.0
+            linked = bool(self._next) and self._network_to(self._next)
+            self.beat = runner_pb2.Heartbeat(linked=linked)
+            on_beat(self.beat)
+            if linked:
+                self._broken_s = 0.0
                 if not self.board.ready:
                     self.board.publish(pb.StageStatus(ready=pb.StageReady()))
             elif self._next:
-                broken_s += 0.5
-            if broken_s > 5.0 or (self._rng.random() < self.peer.runner_death):
+                self._broken_s += 0.5
+                if self._broken_s == LOST_AFTER_S:
+                    self.board.publish(pb.StageStatus(hop_lost=pb.StageHopLost(message="as simulated")))
+            if self._broken_s > LOST_AFTER_S + HOP_LOST_S or (self._rng.random() < self.peer.runner_death):
                 return
 
-    async def link(self, endpoint: str) -> None:
+    def _listen(self) -> None:
+        self.board.publish(pb.StageStatus(listening=pb.StageListening(endpoint=self.endpoint, pid=1)))
+
+    async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         self._next = endpoint
+
+    async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
+        old, self.board = self.board, StatusBoard()
+        old.fail(StageLostError.code, "goes on by another ballot")
+        if not self.alive:
+            raise StageLostError("gone")
+        self.plan, self.index = plan_from_proto(plan), stage
+        self._next, self._broken_s = "", 0.0
+        self._ledger.change(self)
+        self._listen()
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -211,8 +247,12 @@ class SimNode(SimPeer):
         here = Here(self.host.usable_bytes, lambda card: ())
         limits = Limits()
         self.placer = Placer(settings, membership, members, surveys, nothing, nothing, here, limits)
-        self.custody = Custody(membership, members, self.host, limits)
-        self.instances = Instances(membership, self.custody, self.placer, catalogue, self.rng, self.network.loop.time)
+        self.network.listens = self.ledger.listens
+        recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
+        self.custody = Custody(membership, members, self.host, recoverer, limits)
+        self.instances = Instances(
+            membership, self.custody, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
+        )
         self.process.handler = ControlService(
             membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, nothing
         )

@@ -44,6 +44,8 @@ class Network:
     loss: float = 0.0
     processes: dict[str, Process] = field(default_factory=dict)
     islands: list[set[str]] = field(default_factory=list)
+    listens: Callable[[str], bool] = lambda endpoint: False
+    """Is there a runner at this data port?"""
     messages: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
     _starts: int = 0
@@ -102,6 +104,21 @@ class SimClient:
         return SimClient(self._network, self._own, address)
 
     async def close(self) -> None: ...
+
+    async def connects(self, timeout_s: float) -> bool:
+        """Does a runner answer at its data port? One lives as long as its node, which may stand still."""
+        await self._network.pause()
+        return self._network.listens(self.address) and self._reaches()
+
+    async def is_refused(self, timeout_s: float) -> bool:
+        await self._network.pause()
+        return not self._network.listens(self.address) and self._reaches()
+
+    def _reaches(self) -> bool:
+        host = self.address.partition(":")[0]
+        return any(
+            self._network.connected(self._own, one) for one in self._network.processes if one.startswith(f"{host}:")
+        )
 
     async def close_when_idle(self) -> None:
         await self._idle.wait()
