@@ -14,11 +14,13 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.errors import MeshError, ReservationError, StageLostError
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.disk import Disk
 from exo_mesh.node.flight_recorder import FlightRecorder
 from exo_mesh.node.guard import Guard
 from exo_mesh.node.hops import Hops
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.pid_files import PidFiles
+from exo_mesh.node.quarantine import Quarantine
 from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.runner_end import End
 from exo_mesh.node.runner_limits import Pace
@@ -67,6 +69,13 @@ class Keeping:
     flights: FlightRecorder
     pid_files: PidFiles
 
+    @staticmethod
+    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> Keeping:
+        """In the home of a node."""
+        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
+        guard = Guard(own_id, quarantine, settings.engine_options, clock)
+        return Keeping(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
+
 
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
@@ -88,7 +97,7 @@ class StageHost:
         credentials: CredentialSource | None = None,
         make_runner: Callable[..., Runner] = Runner,
         host_of: Callable[[str], str | None] = lambda peer_id: None,
-        keep: Keeping,
+        keep: Keeping | None = None,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -104,7 +113,7 @@ class StageHost:
         self._hops = Hops(host_of)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
-        self._keep = keep
+        self._keep = keep or Keeping.at(settings, own_id, Disk(settings.home), clock)
         self._pace = Pace()
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
