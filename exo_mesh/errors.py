@@ -63,6 +63,9 @@ class KeyReusedError(InputError):
 
     code = "idempotency_key_reused"
 
+    def __init__(self, message: str, *, param: str | None = "Idempotency-Key") -> None:
+        super().__init__(message, param=param)
+
 
 class ModelError(MeshError):
     """A checkpoint or its architecture cannot be used; the message names the file and the tensor or key."""

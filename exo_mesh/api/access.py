@@ -44,6 +44,8 @@ class Caller:
 
 CALLER = web.RequestKey("caller", Caller)
 ANYBODY = Caller("", Role.ADMIN)
+STRANGER = Caller("", Role.USE)
+"""Who has no key where one is needed; they get to the open paths only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ def guard(policy: AccessPolicy) -> Middleware:
         if caller is not None and role is not None and not caller.role.covers(role):
             message = f"{request.method} {request.path} needs a key with the role {role}; this one has {caller.role}"
             return plain_error("insufficient_permissions", message)
-        request[CALLER] = caller or Caller("", Role.USE)
+        request[CALLER] = caller or STRANGER
         return await handler(request)
 
     return check

@@ -10,6 +10,7 @@ from aiohttp import web
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.schema import InstanceBody, decode_body
@@ -53,7 +54,7 @@ class OpsRoutes:
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: all that the node says of itself; 503 unless it can serve."""
-        health = {**self._service.health(), "version": __version__}
+        health = {**_for_caller(self._service.health(), request), "version": __version__}
         return json_response(health, 200 if health.get("status") in _ABLE else 503)
 
     async def alive(self, request: web.Request) -> web.Response:
@@ -62,7 +63,7 @@ class OpsRoutes:
 
     async def ready(self, request: web.Request) -> web.Response:
         """GET /readyz: 200 only if requests can be served now; else the reasons."""
-        health = self._service.health()
+        health = _for_caller(self._service.health(), request)
         status = health.get("status")
         body = {"ready": status in _ABLE, "status": status, "reasons": health.get("reasons", [])}
         return json_response(body, 200 if body["ready"] else 503)
@@ -224,6 +225,15 @@ def _one_engine(body: InstanceBody, pins: Sequence[Pin]) -> str | None:
     if len(body.engine_preference) > MAX_PREFERENCES:
         raise InputError(f"engine_preference may name {MAX_PREFERENCES} engines", param="engine_preference")
     return body.engine or (min(engines) if len(engines) == 1 and all(pin.engine for pin in pins) else None)
+
+
+def _for_caller(health: dict[str, Any], request: web.Request) -> dict[str, Any]:
+    """Everybody may ask whether a node is well, but names, paths and models are for those who may call the API."""
+    if request[CALLER] != STRANGER:
+        return health
+    reasons = [{"code": reason["code"], "level": reason.get("level", "")} for reason in health.get("reasons", ())]
+    told = {name: value for name, value in health.items() if name not in ("peer_health", "instance_health")}
+    return {**told, "reasons": reasons}
 
 
 def _find(instances: list[dict[str, Any]], instance_id: str) -> dict[str, Any] | None:

@@ -93,10 +93,7 @@ class ReplayStore:
         self._forget(now)
         kept = self._kept.get(request.key_hash)
         if kept is not None and kept.fingerprint != request.fingerprint:
-            raise KeyReusedError(
-                "this Idempotency-Key came with another request before; a new request needs a new key",
-                param="Idempotency-Key",
-            )
+            raise KeyReusedError("this Idempotency-Key came with another request before; a new request needs a new key")
         if kept is None:
             kept = Kept(request.fingerprint, request.sampling.logprobs is not None, now)
             self._kept[request.key_hash] = kept

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any
 
 from exo_mesh.clock import Clock
 from exo_mesh.config import Settings
-from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.health import Level, Reason, worst
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.membership.service import Membership
@@ -77,7 +77,7 @@ class Health:
 
     def describe(self, phase: str) -> dict[str, Any]:
         """phase: "starting", "waiting_for_peers", "ok", "draining" or "stopping"."""
-        num_others = self._membership.num_peers
+        num_others, readings = self._membership.num_peers, self._membership.telemetry
         found = [*self._waiting(phase, num_others), *self.reasons(), *self._refused()]
         status = "degraded" if phase == "ok" and worst(found) is not Level.OK else phase
         return {
@@ -86,8 +86,8 @@ class Health:
             "reasons": [reason.describe() for reason in found],
             "peers": num_others + 1,
             "mesh": "closed" if self._settings.secret else "open",
-            "peer_health": self._peer_health(found),
-            "instance_health": [self._describe_instance(instance) for instance in self._instances()],
+            "peer_health": self._peer_health(found, readings),
+            "instance_health": [self._describe_instance(instance, readings) for instance in self._instances()],
         }
 
     # this node
@@ -180,9 +180,8 @@ class Health:
 
     # the others
 
-    def _peer_health(self, own: list[Reason]) -> list[dict[str, Any]]:
+    def _peer_health(self, own: list[Reason], readings: Mapping[str, Telemetry]) -> list[dict[str, Any]]:
         membership = self._membership
-        readings = membership.telemetry
         found = [_described(membership.own.id, membership.own.name, own)]
         for peer in membership.peers:
             told = readings[peer.id].reasons if peer.id in readings else ()
@@ -190,21 +189,19 @@ class Health:
         found += [_described(info.id, info.name, [_unreachable(info, gone_s)]) for info, gone_s in membership.lost]
         return found
 
-    def _describe_instance(self, instance: InstanceInfo) -> dict[str, Any]:
-        reasons = list(self._of_instance(instance))
+    def _describe_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> dict[str, Any]:
+        reasons = list(self._of_instance(instance, readings))
         name = instance.plan.instance_id
         return {"id": name, "level": str(worst(reasons)), "reasons": [reason.describe() for reason in reasons]}
 
-    def _of_instance(self, instance: InstanceInfo) -> Iterable[Reason]:
+    def _of_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> Iterable[Reason]:
         if instance.state is InstanceState.FAILED:
             remedy = "the next request places it anew; the log of the peer that is named says more"
             yield Reason("failed", Level.FAILED, instance.reason or "it has failed", remedy)
         elif instance.state is InstanceState.LOADING:
             yield Reason("loading", Level.OK, "its stages are being loaded", "")
-        membership = self._membership
-        readings = membership.telemetry
         for index, peer_id in enumerate(instance.plan.peer_ids):
-            own = peer_id == membership.own.id
+            own = peer_id == self._membership.own.id
             told = self.problems() if own else readings[peer_id].reasons if peer_id in readings else ()
             for reason in told:
                 if reason.code in ("memory_pressure", "slow_link"):

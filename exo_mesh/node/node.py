@@ -35,9 +35,7 @@ from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.disk import Disk
-from exo_mesh.node.flight_recorder import FlightRecorder
 from exo_mesh.node.generate import Patience, Router
-from exo_mesh.node.guard import Guard
 from exo_mesh.node.health import Health
 from exo_mesh.node.history import History
 from exo_mesh.node.housekeeping import keep_house
@@ -50,11 +48,9 @@ from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.observed import Observed
 from exo_mesh.node.own_addresses import keep_addresses
-from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
-from exo_mesh.node.quarantine import Quarantine
 from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.request_file import request_file
 from exo_mesh.node.selftests import SelfTests
@@ -110,7 +106,7 @@ class Node(Observed):
         self.membership = self._new_membership(tuning.timing)
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
         self._disk = disk = Disk(settings.home)
-        self._keeping = self._new_keeping()
+        self._keeping = Keeping.at(settings, self.membership.own.id, disk, clock)
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
         self._surveys = surveys = Surveys(
@@ -172,12 +168,6 @@ class Node(Observed):
             clock=self._clock,
             dial=lambda address: ControlClient(address, self._credentials),
         )
-
-    def _new_keeping(self) -> Keeping:
-        settings, own_id = self.settings, self.membership.own.id
-        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", self._disk)
-        guard = Guard(own_id, quarantine, settings.engine_options, self._clock)
-        return Keeping(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, self._disk))
 
     def _known_instances(self) -> list[InstanceInfo]:
         return [instance for _, instance in self._instances.all()]

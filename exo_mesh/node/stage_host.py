@@ -12,12 +12,14 @@ from exo_mesh.config import Settings
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.disk import Disk
 from exo_mesh.node.flight_recorder import FlightRecorder
 from exo_mesh.node.guard import Guard
 from exo_mesh.node.hops import Hops
 from exo_mesh.node.local_models import LocalModels, refuse_misfit
 from exo_mesh.node.memory import MemoryReader, usable_bytes
 from exo_mesh.node.pid_files import PidFiles
+from exo_mesh.node.quarantine import Quarantine
 from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.runner_end import End
 from exo_mesh.node.runner_limits import Pace
@@ -59,6 +61,13 @@ class Keeping:
     flights: FlightRecorder
     pid_files: PidFiles
 
+    @staticmethod
+    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> Keeping:
+        """In the home of a node."""
+        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
+        guard = Guard(own_id, quarantine, settings.engine_options, clock)
+        return Keeping(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
+
 
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
@@ -82,7 +91,7 @@ class StageHost:
         make_runner: Callable[..., Runner] = Runner,
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
         engine: Callable[[], str] = lambda: "",
-        keep: Keeping,
+        keep: Keeping | None = None,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -99,7 +108,7 @@ class StageHost:
         self._spares = SparePool(settings.spare_runners, engine, limits.command)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
-        self._keep = keep
+        self._keep = keep or Keeping.at(settings, own_id, Disk(settings.home), clock)
         self._pace = Pace()
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()

@@ -16,7 +16,7 @@ from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.node.disk import Disk
-from tests.cli.processes import QUIET_FLAGS, clean_environ, eventually
+from tests.cli.processes import QUIET_FLAGS, clean_environ, eventually, run
 
 MIB = 2**20
 
@@ -128,6 +128,8 @@ def test_a_node_serves_on_a_full_disk_says_so_and_recovers(small_volume: Path, t
         assert eventually(lambda: "disk_full" in reasons(api))
         assert answers(api), "the model is placed, its engine asked and a runner started without a byte written"
         assert "make room" in reasons(api)["disk_full"]["remedy"]
+        shown = run(["status", "--api-url", api.url], tmp_path / "elsewhere").stdout
+        assert "degraded: " in shown and "-> make room on that volume" in shown
         assert api.get("/health")["status"] == "degraded" and api.get("/readyz")["ready"]
         assert "exo_mesh_disk_free_bytes" in api.text("/metrics")
         filler.unlink()

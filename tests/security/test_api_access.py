@@ -24,7 +24,13 @@ from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 
 NOW = datetime.datetime(2030, 5, 1, tzinfo=datetime.UTC)
-ADMIN_ROUTES = {("POST", "/instance"), ("DELETE", "/instance/{id}"), ("POST", "/drain"), ("DELETE", "/drain")}
+ADMIN_ROUTES = {
+    ("POST", "/instance"),
+    ("DELETE", "/instance/{id}"),
+    ("POST", "/drain"),
+    ("DELETE", "/drain"),
+    ("DELETE", "/v1/diagnostics/node/quarantine"),
+}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -97,6 +103,17 @@ async def test_without_a_key_every_route_but_the_open_ones_is_401(model_dir: Pat
                 assert body["error"].keys() == {"message", "type", "param", "code"}
         assert api.mesh.requests == [] and len(api.mesh.instances) == 1
         assert (await call(api, "POST", "/nothing"))[0] == 401, "what exists is nobody's business"
+
+
+@pytest.mark.parametrize("path", ["/health", "/readyz"])
+async def test_without_a_key_health_tells_no_names(model_dir: Path, keys: Keys, path: str) -> None:
+    async with serving(model_dir, keys=keys.file) as api:
+        api.mesh.status = "starting"
+        for key, told in ((None, {"code": "starting", "level": ""}), (keys.use, api.mesh.health()["reasons"][0])):
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            async with api.http.get(path, headers=headers) as reply:
+                body = await reply.json()
+            assert body["status"] == "starting" and body["reasons"] == [told]
 
 
 async def test_a_key_with_the_role_use_may_chat_and_read_but_not_change(model_dir: Path, keys: Keys) -> None:

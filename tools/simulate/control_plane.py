@@ -27,6 +27,7 @@ from exo_mesh.node.members import Members
 from exo_mesh.node.memory import MemoryReading
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.recoverer import Recoverer
+from exo_mesh.node.runner_end import End
 from exo_mesh.node.service import InstanceSpec
 from exo_mesh.node.stage_host import StageHost
 from exo_mesh.node.stage_status import StatusBoard
@@ -152,10 +153,15 @@ class SimRunner:
         self._broken_s = 0.0
         self.rolls_back = True
         self._rng = node.rng
-        self.silent_s = 0.0
+        self.silent_s = self.started_s = 0.0
         self.endpoint = f"{node.address.partition(':')[0]}:{10_000 + self._ledger.started}"
 
-    async def run(self, on_beat: Callable[[runner_pb2.Heartbeat], None]) -> None:
+    async def run(
+        self,
+        on_beat: Callable[[runner_pb2.Heartbeat], None],
+        on_end: Callable[[End, str], None] = lambda end, why: None,
+    ) -> None:
+        """Its end counts for no crash loop: here runners die far more often than a breaker would bear."""
         self.alive = True
         self._ledger.start(self)
         try:
@@ -254,7 +260,7 @@ class SimNode(SimPeer):
             membership, self.custody, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
         self.process.handler = ControlService(
-            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, nothing
+            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, nothing, nothing
         )
 
     def describe(self) -> PeerInfo:

@@ -1,0 +1,157 @@
+"""What a node finds wrong with itself and others, and what it says helps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exo_mesh.config import Settings
+from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.health import Level, Reason
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.node.health import ALONE_S, Health
+from exo_mesh.node.pressure import Level as MemoryLevel
+
+
+def info(peer_id: str, version: str = "0.1.0") -> PeerInfo:
+    return PeerInfo(peer_id, 1, peer_id, version, 3, "default", ())
+
+
+def a_peer(peer_id: str, *, version: str = "0.1.0", offset_s: float | None = 0.0, **path: Any) -> Any:
+    used = SimpleNamespace(**{"works": True, "rtt_ms": 0.5, "mb_per_s": 100.0, "address": "10.0.0.2:5000", **path})
+    client = SimpleNamespace(address="10.0.0.2:5000")
+    return SimpleNamespace(
+        id=peer_id, info=info(peer_id, version), clock_offset_s=offset_s, client=client, paths={client.address: used}
+    )
+
+
+@dataclass
+class World:
+    """All that a node's health looks at."""
+
+    peers: list[Any] = field(default_factory=list)
+    readings: dict[str, Telemetry] = field(default_factory=dict)
+    lost: list[tuple[PeerInfo, float]] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    guarded: list[Reason] = field(default_factory=list)
+    disk: Reason | None = None
+    memory: MemoryLevel = MemoryLevel.OK
+    instances: list[InstanceInfo] = field(default_factory=list)
+    now: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def health(self) -> Health:
+        membership: Any = SimpleNamespace(
+            own=info("me"), peers=self.peers, num_peers=len(self.peers), telemetry=self.readings, lost=self.lost,
+            refusals=self.refusals,
+        )  # fmt: skip
+        monitor: Any = SimpleNamespace(level=self.memory, describe=lambda: {"pressure_pct": 82.4, "threshold_pct": 80})
+        settings = Settings(**{"home": Path("/h"), "name": "me", **self.settings})
+        disk: Any = SimpleNamespace(problem=lambda: self.disk)
+        guard: Any = SimpleNamespace(reasons=lambda: self.guarded)
+        health = Health(settings, membership, disk, guard, monitor, lambda: self.instances, lambda: self.now)
+        self.now += 1
+        return health
+
+    def shown(self, phase: str = "ok") -> dict[str, Any]:
+        return self.health().describe(phase)
+
+
+def ring(*peer_ids: str, state: InstanceState = InstanceState.READY, reason: str = "") -> InstanceInfo:
+    stages = tuple(
+        StagePlan(peer_id, "e", Shard("m", i, i + 1, len(peer_ids)), 1) for i, peer_id in enumerate(peer_ids)
+    )
+    plan = Plan("m-1", Ballot(1, "me"), "m", "d", stages, 64, PlanInputs((("me", 9),), "memory", 1))
+    return InstanceInfo(plan, state, reason=reason)
+
+
+def test_a_node_with_nothing_wrong_says_so() -> None:
+    shown = World(peers=[a_peer("other")], instances=[ring("me", "other")]).shown()
+    assert (shown["status"], shown["level"], shown["reasons"], shown["peers"]) == ("ok", "ok", [], 2)
+    assert [(one["id"], one["level"]) for one in shown["peer_health"]] == [("me", "ok"), ("other", "ok")]
+    assert shown["instance_health"] == [{"id": "m-1", "level": "ok", "reasons": []}]
+
+
+@pytest.mark.parametrize(
+    ("world", "code", "level", "words"),
+    [
+        (World(memory=MemoryLevel.WARN), "memory_pressure", "degraded", "82 % of this machine's memory"),
+        (World(memory=MemoryLevel.CRITICAL), "memory_pressure", "degraded", "429"),
+        (World(peers=[a_peer("o", offset_s=-9.0)]), "clock_skew", "ok", "-9 s off"),
+        (World(peers=[a_peer("o", offset_s=9.0)], settings={"secret": "x"}), "clock_skew", "degraded", "certificates"),
+        (World(peers=[a_peer("o", version="0.2.0")]), "version_mix", "degraded", "o 0.2.0"),
+        (World(peers=[a_peer("o", rtt_ms=85.0)], instances=[ring("me", "o")]), "slow_link", "degraded", "takes 85 ms"),
+        (World(peers=[a_peer("o", mb_per_s=1.2)], instances=[ring("o", "me")]), "slow_link", "degraded", "1.2 MB/s"),
+        (World(refusals=["x: other namespace"]), "peer_refused", "ok", "other namespace"),
+        (World(disk=Reason("disk_full", Level.DEGRADED, "full", "make room")), "disk_full", "degraded", "full"),
+        (World(guarded=[Reason("quarantined", Level.DEGRADED, "q", "r")]), "quarantined", "degraded", "q"),
+    ],
+)
+def test_each_thing_that_is_wrong_has_a_reason_and_a_remedy(world: World, code: str, level: str, words: str) -> None:
+    shown = world.shown()
+    (reason,) = shown["reasons"]
+    assert (reason["code"], reason["level"]) == (code, level) and words in reason["message"] and reason["remedy"]
+    assert shown["status"] == ("degraded" if level == "degraded" else "ok")
+
+
+@pytest.mark.parametrize(
+    "world",
+    [
+        World(peers=[a_peer("o", rtt_ms=85.0)]),
+        World(peers=[a_peer("o", rtt_ms=85.0)], instances=[ring("me")]),
+        World(peers=[a_peer("o", rtt_ms=None, mb_per_s=None)], instances=[ring("me", "o")]),
+        World(peers=[a_peer("a", offset_s=-60.0), a_peer("b"), a_peer("c")]),
+        World(peers=[a_peer("o", offset_s=None)]),
+    ],
+)
+def test_what_costs_nobody_anything_is_not_said(world: World) -> None:
+    """A slow way that no ring goes over; one clock among many that is wrong."""
+    assert world.shown()["reasons"] == []
+
+
+def test_to_be_alone_is_only_wrong_if_peers_were_named() -> None:
+    for settings, code, status in (
+        ({}, "alone", "ok"),
+        ({"bootstrap_peers": ("10.0.0.9:5000",)}, "no_peers", "degraded"),
+    ):
+        world = World(settings=settings)
+        health = world.health()
+        assert health.describe("ok")["reasons"] == []
+        world.now += ALONE_S
+        shown = health.describe("ok")
+        assert ([reason["code"] for reason in shown["reasons"]], shown["status"]) == ([code], status)
+    world = World(settings={"discovery": ()})
+    health = world.health()
+    world.now += ALONE_S
+    assert health.describe("ok")["reasons"] == [], "it was told to be alone"
+
+
+def test_what_peers_say_of_themselves_is_passed_on_and_so_is_who_is_gone() -> None:
+    full = Reason("memory_pressure", Level.DEGRADED, "90 % are in use", "end other programs")
+    world = World(
+        peers=[a_peer("o")],
+        readings={"o": Telemetry("o", 1, 0, 0, 0, reasons=(full,))},
+        lost=[(info("gone"), 34.0)],
+        instances=[ring("me", "o"), ring("me", state=InstanceState.FAILED, reason="stage 0: boom")],
+    )
+    shown = world.shown()
+    assert shown["status"] == "ok", "nothing is wrong with this one"
+    assert [(one["name"], one["level"]) for one in shown["peer_health"]] == [
+        ("me", "ok"), ("o", "degraded"), ("gone", "failed"),
+    ]  # fmt: skip
+    assert "34 s" in shown["peer_health"][2]["reasons"][0]["message"]
+    first, second = shown["instance_health"]
+    assert first["level"] == "degraded" and "stage 1 is on a peer where 90 %" in first["reasons"][0]["message"]
+    assert second["level"] == "failed" and second["reasons"][0]["message"] == "stage 0: boom"
+
+
+def test_a_node_that_waits_or_stops_says_what_for() -> None:
+    shown = World(settings={"wait_for_peers": 2}).shown("waiting_for_peers")
+    assert shown["status"] == "waiting_for_peers" and shown["reasons"][0]["message"] == "0 of 2 other peers seen"
+    assert World(memory=MemoryLevel.CRITICAL).shown("draining")["status"] == "draining"
