@@ -47,7 +47,12 @@ class RingReceiver:
         self.frames_in = 0
         self.num_streams = 0
         self.alone_since = time.monotonic()
-        """When the last stream ended, while there is none."""
+        """While there is no stream: since when."""
+
+    @property
+    def was_called(self) -> bool:
+        """The stage before this one has been there."""
+        return self._stream > 0
 
     def change(self, ballot: Ballot, from_stage: int) -> None:
         """From now on only that stage with that ballot is let in; steps begin anew."""
