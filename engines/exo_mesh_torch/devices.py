@@ -13,7 +13,7 @@ from exo_mesh.errors import InputError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "float": "float32"}
 
-OPTIONS = ("device", "dtype", "threads", "batching")
+OPTIONS = ("device", "dtype", "threads", "batching", "packed")
 
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags of x86 and Arm that say that it multiplies bfloat16 itself. Without, torch widens weights each time."""

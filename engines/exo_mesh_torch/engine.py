@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,8 +30,11 @@ from exo_mesh_torch.batches import Batches
 from exo_mesh_torch.devices import check_options, choose_device, choose_dtype, set_threads, wants_batching
 from exo_mesh_torch.loading import StageLoader, num_bytes
 from exo_mesh_torch.model import StageModel, open_model
+from exo_mesh_torch.packing import PackedLinears, wants_packing
 
 WARM_UP_SEQUENCE = -1
+
+_log = logging.getLogger(__name__)
 
 MAX_JOINED_TOKENS = 16
 """Rows of at most so many tokens share a forward: decode steps with their drafts. A longer row fills the cores alone,
@@ -63,13 +67,22 @@ class TorchStage:
         opened.check_range(shard.start, shard.stop)
         StageLoader(opened.checkpoint, opened.model, opened.trace, device).load(shard.start, shard.stop, progress)
         self._model = StageModel(opened, device, shard.start, shard.stop)
-        self._weight_bytes = num_bytes(opened.model)
         self._batches = Batches(opened.caches)
         self._joins = wants_batching(request.options) and opened.batchable
         if request.activation_dtype:
             self._activation_dtype = wire.torch_dtype(request.activation_dtype)
         self.capabilities = self._declare()
-        self._warm_up(shard, request.model_dir)
+        packed = PackedLinears(opened.model.modules() if wants_packing(request.options, device) else ())
+        try:
+            self._warm_up(shard, request.model_dir)
+        except ModelError as exc:
+            if not packed.num_bytes:
+                raise
+            _log.warning("plain weights, for the code of this model takes no packed ones: %s", exc)
+            packed.unpack()
+            self.remove(WARM_UP_SEQUENCE)
+            self._warm_up(shard, request.model_dir)
+        self._weight_bytes = num_bytes(opened.model) + packed.num_bytes
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         _, batches = self._loaded()

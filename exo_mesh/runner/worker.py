@@ -20,6 +20,7 @@ from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
+from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
@@ -190,6 +191,7 @@ class Worker:
         self.driver: Driver | None = None
         self._stage: Stage | None = None
         self._ballot = setup.plan.ballot
+        self._budget: KvBudget | None = None
 
     def load(self, progress: LoadProgress) -> None:
         """Make the engine and load the shard. Blocks. Raises MeshErrors.
@@ -221,6 +223,7 @@ class Worker:
             self.driver = Driver(plan.ballot, self._limits(), self._outbox.append)
         self.engine = engine
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None)
+        self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens)
         self.load_s = time.perf_counter() - start
 
     def _verify(self, engine: GroupMember) -> None:
@@ -379,14 +382,14 @@ class Worker:
 
     def _compute(self, frame: Frame, since: float) -> StageResult:
         """In the engine's thread: run a frame through the stage, and add the stage's report to it."""
-        assert self._stage is not None, "load first"
+        assert self._stage is not None and self._budget is not None, "load first"
         start = self._computing_since = time.perf_counter()
         self.clock.begin(len(frame.token_ids), is_prefill=not any(row.num_logits for row in frame.rows))
         result = self._stage.process(frame)
         compute_s = self.clock.end()
         self._computing_since = 0.0
         self.busy_s += compute_s
-        report = StageReport(compute_s, start - since, self.pressure)
+        report = StageReport(compute_s, start - since, self.pressure, self._budget.computed(frame))
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
         )
@@ -410,8 +413,10 @@ class Worker:
 
     def _begin_anew(self, change: Change) -> None:
         """In the engine's thread, after the frames of the old plan."""
-        assert self.engine is not None, "load first"
+        assert self.engine is not None and self._budget is not None, "load first"
         self._stage = Stage(self.engine, change.setup.index)
+        plan = change.setup.plan
+        self._budget.plan(plan.stages[change.setup.index].reserve_bytes, plan.kv_tokens)
         if change.setup.index < change.kept_from:
             self._stage.forget(list(self.engine.sequences()))
 

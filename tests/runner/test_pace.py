@@ -100,7 +100,8 @@ def test_it_never_loses_to_a_simpler_schedule(ring: tuple[list[tuple[float, floa
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@pytest.mark.timeout(1200)
+@settings(max_examples=150, deadline=None)
 @given(rings)
 def test_it_never_loses_to_any_number_of_batches(ring: tuple[list[tuple[float, float]], float, int]) -> None:
     most = min(ring[2], MAX_BATCHES_PER_STAGE * len(ring[0]))

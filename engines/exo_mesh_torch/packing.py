@@ -1,0 +1,98 @@
+"""Weights of linear layers in the order in which oneDNN multiplies them.
+
+On a CPU a linear layer of torch reads its weights as the checkpoint has them, and for the few rows of a decode step
+that is slow: measured with one thread of an AMD EPYC and 8 rows, 4 GB/s in bfloat16 and 2 in float32. With weights
+that were put in order once it is 17 and 9, and for one row 25, which is what the memory gives (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from exo_mesh.errors import InputError
+
+ROWS = 8
+"""Rows that the order is chosen for; it is as good for one, and no worse than none for a prompt."""
+
+MIN_ELEMENTS = 2**18
+"""Smaller weights stay in the cache of a core, whatever their order."""
+
+_PACKED = {torch.float32, torch.bfloat16}
+
+
+def wants_packing(options: Mapping[str, str], device: torch.device) -> bool:
+    """Option `packed`: on (default where torch can do it, the CPU of a PC) or off (the very kernels of transformers).
+    Raises InputError."""
+    wanted = options.get("packed", "auto")
+    if wanted not in ("auto", "on", "off"):
+        raise InputError(f"option packed={wanted!r}; there are on and off", param="packed")
+    able = device.type == "cpu" and platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
+    if wanted == "on" and not able:
+        raise InputError(f"option packed=on: torch cannot do it on {device.type} of this machine", param="packed")
+    return able and wanted != "off"
+
+
+class PackedLinears:
+    """The linear layers of a stage that were packed, in place: each keeps its weights only in oneDNN's order.
+
+    In the place of the plain weights is None, so that code which uses a layer's weights by itself, and not by calling
+    the layer, fails; `unpack` then makes everything as it was.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._layers: list[tuple[nn.Linear, _Packed]] = []
+        counts: dict[int, int] = {}
+        linears = [module for module in modules if type(module) is nn.Linear and _is_large(module.weight)]
+        for module in linears:
+            counts[id(module.weight)] = counts.get(id(module.weight), 0) + 1
+        for module in linears:
+            if counts[id(module.weight)] == 1:
+                self._pack(module)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all packed weights."""
+        return sum(packed.num_bytes for _, packed in self._layers)
+
+    def unpack(self) -> None:
+        """Plain weights and torch's own kernels again."""
+        for linear, packed in self._layers:
+            vars(linear).pop("forward", None)
+            linear.weight = nn.Parameter(packed.weight.to_dense().contiguous(), requires_grad=False)
+        self._layers.clear()
+
+    def _pack(self, linear: nn.Linear) -> None:
+        plain = linear.weight
+        packed = _Packed(plain.detach(), linear.bias)
+        linear.register_parameter("weight", None)
+        linear.forward = packed
+        self._layers.append((linear, packed))
+
+
+class _Packed:
+    """`[…, in]` -> `[…, out]`, as nn.Linear."""
+
+    __slots__ = ("_bias", "_num_in", "_num_out", "num_bytes", "weight")
+
+    def __init__(self, plain: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight: Any = torch.ops.mkldnn._reorder_linear_weight(plain, ROWS)
+        self.num_bytes = plain.nbytes
+        self._bias = bias
+        self._num_out, self._num_in = plain.shape
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        rows = states.reshape(-1, self._num_in).contiguous()
+        if not len(rows):
+            return states.new_empty((*states.shape[:-1], self._num_out))
+        result: Any = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self._bias, "none", [], "")
+        return result.reshape(*states.shape[:-1], self._num_out)
+
+
+def _is_large(weight: torch.Tensor) -> bool:
+    """Is it one of this stage, and worth it?"""
+    return not weight.is_meta and weight.dtype in _PACKED and weight.numel() >= MIN_ELEMENTS
