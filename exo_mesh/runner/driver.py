@@ -161,8 +161,8 @@ class Driver:
             self._num_traced += bool(request.trace_id)
             self._by_request[request.request_id] = self._last_sequence
             self.pump()
-            if generation.sequence in self._scheduler.waiting:
-                self._tell_place(generation)
+            if any(sequence is generation.sequence for sequence in self._scheduler.waiting):
+                self._tell_places(generation)
 
     def _take_over(self, request: GenerateRequest, kept: Kept, mailbox: Mailbox) -> GenerateRequest:
         """Tell what is kept of an answer that the caller has not heard of, and end whoever works on it now. Answers
@@ -206,8 +206,7 @@ class Driver:
             self._scheduler.came_round(work)
         if self._scheduler.num_waiting and now - self._signed_at > SIGN_OF_LIFE_S:
             self._signed_at = now
-            for sequence in self._scheduler.waiting:
-                self._tell_place(self._live[sequence.id])
+            self._tell_places()
         if lap_s is not None and self._num_traced:
             self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
@@ -257,10 +256,13 @@ class Driver:
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 
-    def _tell_place(self, generation: Generation) -> None:
-        """Silence would mean to a caller that the ring does not move."""
-        generation.queued = True
-        self._tell(generation, queue_events, self._scheduler.place(generation.sequence))
+    def _tell_places(self, only: Generation | None = None) -> None:
+        """Tell those who wait, or one of them, how far they are: silence would mean that the ring does not move."""
+        for place, sequence in self._scheduler.places():
+            generation = self._live[sequence.id]
+            if only is None or only is generation:
+                generation.queued = True
+                self._tell(generation, queue_events, place)
 
     def _start(self, work: Work) -> None:
         self._last_step += 1

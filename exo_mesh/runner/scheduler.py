@@ -122,10 +122,10 @@ class Scheduler:
     def waiting(self) -> Iterable[Sequence]:
         return iter(self._queue)
 
-    def place(self, sequence: Sequence) -> int:
-        """Of one that waits: 1 is next. Clients of equal priority count in the order in which they came, although the
+    def places(self) -> Iterator[tuple[int, Sequence]]:
+        """Of all that wait: 1 is next. Clients of equal priority count in the order in which they came, although the
         one that has used the ring least will go first."""
-        return 1 + sum(_before(other, sequence) for other in self._queue)
+        return enumerate(sorted(self._queue, key=lambda one: (not one.resumed, -one.priority, one.id)), 1)
 
     @property
     def running(self) -> Iterable[Sequence]:
@@ -316,7 +316,3 @@ class Scheduler:
             sequence.computed = len(sequence.tokens)
         rows = tuple(Row(sequence.id, len(sequence.tokens) - 1, 1, num_logits=1) for sequence in chosen)
         return Work(rows, tuple(sequence.tokens[-1] for sequence in chosen))
-
-
-def _before(one: Sequence, other: Sequence) -> bool:
-    return (not one.resumed, -one.priority, one.id) < (not other.resumed, -other.priority, other.id)
