@@ -17,6 +17,9 @@ from exo_mesh.errors import DeadlineError, InputError, ModelError, StageLostErro
 from exo_mesh.node.flight_recorder import FlightLog
 from exo_mesh.node.runner_limits import Limits
 
+STACKS_S = 0.2
+"""faulthandler needs no more than some milliseconds, whatever the interpreter is doing."""
+
 EXIT_POLL_S = 0.02
 """How often is looked whether a process has ended, where the kernel gives no handle that tells."""
 
@@ -80,6 +83,16 @@ async def end_process(
     _signal_group(process.pid, signal.SIGKILL)  # what it has started itself ends with it
     flight.note("exit", code="none" if process.returncode is None else process.returncode)
     return process.returncode is not None
+
+
+async def say_where_it_stands(process: asyncio.subprocess.Process, flight: FlightLog) -> None:
+    """Have a runner that is stuck write the stacks of its threads (no values) into the log before it is ended: whoever
+    looks for the cause has nothing else. One that is stopped by a signal does not hear it."""
+    if not _is_deaf(process):
+        flight.note("stacks", "in the log of the node")
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1)
+        await ended(process, STACKS_S)
 
 
 async def ended(process: asyncio.subprocess.Process, patience_s: float) -> None:

@@ -21,7 +21,17 @@ from exo_mesh.errors import (
 from exo_mesh.node.flight_recorder import FlightLog
 from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.runner_child import Child, spawn
-from exo_mesh.node.runner_end import REPORTED, End, StuckError, end_process, ended, exit_of, post_mortem, shielded
+from exo_mesh.node.runner_end import (
+    REPORTED,
+    End,
+    StuckError,
+    end_process,
+    ended,
+    exit_of,
+    post_mortem,
+    say_where_it_stands,
+    shielded,
+)
 from exo_mesh.node.runner_limits import DEFAULT_LIMITS
 from exo_mesh.node.runner_limits import Limits as Limits
 from exo_mesh.node.stage_status import StatusBoard
@@ -179,6 +189,7 @@ class Runner:
             await self._talk(child, output, on_beat)
         except StuckError as exc:
             self._ends(exc.end, exc.code, str(exc))
+            await say_where_it_stands(process, self.flight)
         except MeshError as exc:
             self._ends(End.CRASHED, exc.code, str(exc))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     quiet_libraries()
     _end_with_parent()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # where it stands, for the log of its node
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to stop
 
     from exo_mesh.runner.process import run_process

@@ -73,7 +73,7 @@ async def test_a_load_that_gets_stuck_is_ended_and_the_next_place_is_elsewhere(t
         assert codes(nodes[0]) == ["quarantined"]
         (log,) = nodes[0]._keeping.flights.logs
         phases = [entry["phase"] for entry in log.describe() if entry["phase"] != "stop asked"]
-        assert phases == ["spawned", "first report", "end", "SIGTERM", "exit"]
+        assert phases == ["spawned", "first report", "end", "stacks", "exit"]
 
 
 async def test_what_got_stuck_is_not_tried_again_after_a_restart(tmp_path: Path) -> None:

@@ -40,13 +40,17 @@ def ends(node: Node) -> list[str]:
     return [entry["attrs"]["end"] for entries in logs for entry in entries if entry["phase"] == "end"]
 
 
-async def test_an_engine_that_hangs_in_a_frame_is_replaced_and_the_answer_goes_on(tmp_path: Path) -> None:
+async def test_an_engine_that_hangs_in_a_frame_is_replaced_and_the_answer_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "exo_mesh.node.supervisor")
     script = HANGS_ONCE.format(path=sys.path, marker=str(tmp_path / "marker"), frame=40)
     command = (sys.executable, "-c", script)
     async with mesh(tmp_path, 1, commands=(command,), limits=STRICT) as (node,):
         got = await tokens(node, a_request(max_tokens=60))
         assert ends(node) == ["stalled"] and (tmp_path / "marker").exists()
         assert got == await tokens(node, a_request("undisturbed", max_tokens=60))
+        assert "in hangs" in caplog.text, "where it stood is in the log"
         assert len(instances(node)) == 1 and not node.health()["reasons"], "one stall is no loop"
 
 

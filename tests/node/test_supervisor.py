@@ -20,7 +20,7 @@ from exo_mesh.proto import runner_pb2
 from exo_mesh.transport.plan_codec import plan_to_proto
 from tests.node.meshes import until
 
-QUICK = Limits(first_message_s=5.0, silence_s=1.0, load_base_s=2.0, polite_s=0.3, terminate_s=0.3)
+QUICK = Limits(first_message_s=20.0, silence_s=1.0, load_base_s=2.0, polite_s=0.3, terminate_s=0.3)
 
 PREAMBLE = """
 import socket, struct, sys, time
