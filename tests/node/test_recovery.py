@@ -205,15 +205,18 @@ async def test_a_hop_that_is_lost_between_two_that_live_is_made_anew_and_nothing
 
 
 @pytest.mark.slow
-async def test_an_owner_that_stops_leaves_its_ring_to_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped", [0, 1], ids=["owner", "member"])
+async def test_a_node_that_stops_leaves_its_rings_to_the_others(tmp_path: Path, stopped: int) -> None:
     async with mesh(tmp_path, 4, engine_options=SLOW) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
         await until(lambda: ready(nodes[3]))
         expected = await tokens(nodes[3], a_request("undisturbed", 60))
         reading = Reading(nodes[3], "disturbed", 60)
         await until(lambda: len(reading.tokens) > 10)
-        await nodes[0].stop()
+        await nodes[stopped].stop()
         assert await asyncio.wait_for(reading.task, 30) == expected
         (after,) = ready(nodes[3])
-        assert [stage["peer"] for stage in after["stages"]] == [nodes[n].node_id for n in (3, 1, 2)]
-        assert {peer: pids(after)[peer] for peer in list(pids(placed))[1:]} == dict(list(pids(placed).items())[1:])
+        ring = [nodes[3 if n == stopped else n].node_id for n in range(3)]
+        assert [stage["peer"] for stage in after["stages"]] == ring
+        kept = {peer: pid for peer, pid in pids(placed).items() if peer != nodes[stopped].node_id}
+        assert {peer: pids(after)[peer] for peer in kept} == kept
