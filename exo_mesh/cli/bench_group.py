@@ -130,7 +130,7 @@ async def _answers(
         request = GenerateRequest(f"bench{number}", tuple(prompt), tokens, greedy, ignore_eos=True)
         endpoint = f"127.0.0.1:{runner.port}"
         async with places:
-            stream = channels.generate(endpoint, plan, request, first_s=SILENCE_S, next_s=SILENCE_S)
+            stream = channels.generate(endpoint, plan, request, first_s=SILENCE_S, next_s=SILENCE_S, queue_s=SILENCE_S)
             try:
                 events = [event async for event in stream if isinstance(event, TokenEvent)]
                 return [event.token_id for event in events if event.token_id is not None]

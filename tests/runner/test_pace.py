@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exo_mesh.domain.frame import Row
 from exo_mesh.runner.pace import MAX_BATCHES_PER_STAGE, Curve, Pace
 from exo_mesh.runner.scheduler import Sequence, Work
 from tests.runner.ring_model import Cost, RingModel
@@ -34,7 +35,8 @@ def decode_rate(stages: list[Cost], hop_s: float, streams: int, pace: Pace | Non
     ring = RingModel(stages, hop_s, pace)
     for number in range(1, streams + 1):
         ring.submit(Sequence(number, [0]), 10**9)
-    learn = 60 * sum(stage(Work((), ())) + hop_s for stage in stages) + 40 * max(s(Work((), ())) for s in stages)
+    share = Work(tuple(Row(number, 0, 1, num_logits=1) for number in range(-(-streams // len(stages)))), ())
+    learn = 60 * sum(stage(share) + hop_s for stage in stages) + 40 * max(stage(share) for stage in stages)
     ring.run(learn)
     before, since = sum(map(len, ring.drawn.values())), ring.now
     ring.busy = [0.0] * len(stages)
