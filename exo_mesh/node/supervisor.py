@@ -55,6 +55,10 @@ LISTEN_STEP_S = 0.25
 DRAIN_S = 0.2
 """After the end of the process: how long its last words may take to get here."""
 
+EXIT_S = 3.0
+"""From the end of its pipe to the end of the process, whose exit code says why. Milliseconds, unless the machine is
+overloaded."""
+
 OnBeat = Callable[[runner_pb2.Heartbeat], None]
 OnEnd = Callable[[End, str], None]
 """How it came to its end, and why; called before anybody else hears of it, and not if the owner was cancelled."""
@@ -182,8 +186,7 @@ class Runner:
         self.pid = self.flight.pid = process.pid
         self._spawned_at = time.monotonic()
         self.flight.note("spawned", pid=process.pid)
-        if self._pid_files is not None:
-            self._pid_files.note(process.pid, self.label)
+        noting = asyncio.create_task(self._note_pid(process.pid), name=f"pid of {self.label}")
         output = asyncio.create_task(self._log_output(process), name=f"output of {self.label}")
         try:
             await self._talk(child, output, on_beat)
@@ -193,13 +196,18 @@ class Runner:
         except MeshError as exc:
             self._ends(End.CRASHED, exc.code, str(exc))
         finally:
-            await shielded(self._see_off(process, output))
+            await shielded(self._see_off(process, output, noting))
+
+    async def _note_pid(self, pid: int) -> None:
+        if self._pid_files is not None:
+            await asyncio.to_thread(self._pid_files.note, pid, self.label)
 
     async def _talk(self, child: Child, output: asyncio.Task[None], on_beat: OnBeat) -> None:
         """Follow the process until it has ended, is stuck, or is to stop. The end is noted, or raised."""
         await child.open()
         process, reader, self._writer = child.process, child.reader, child.writer
-        await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
+        with contextlib.suppress(TransportError):  # it has ended already, and its exit says more
+            await runner_pipe.write_message(self._writer, runner_pb2.ToRunner(start=self._start))
         listener = asyncio.create_task(self._listen(reader, on_beat), name=f"reports of {self.label}")
         stopped = asyncio.create_task(self._stopping.wait(), name=f"stop of {self.label}")
         # not only the end of its pipe: a child of the runner may hold that open
@@ -218,7 +226,7 @@ class Runner:
         elif isinstance(results[0], MeshError):
             raise results[0]
         elif self.board.failed is None:
-            await ended(process, 0.5)
+            await ended(process, EXIT_S)
             raise StageLostError(f"the runner of {self.label} {post_mortem(process.returncode, self._last_lines)}")
 
     async def _listen(self, reader: asyncio.StreamReader, on_beat: OnBeat) -> None:
@@ -303,9 +311,13 @@ class Runner:
         ready.ready.resumed = changed.resumed
         self.board.publish(ready)
 
-    async def _see_off(self, process: asyncio.subprocess.Process, output: asyncio.Task[None]) -> None:
+    async def _see_off(
+        self, process: asyncio.subprocess.Process, output: asyncio.Task[None], noting: asyncio.Task[None]
+    ) -> None:
         ask = self._ask_to_stop if self._stopping.is_set() and self._writer is not None else None
-        if await end_process(process, self._limits, self.flight, ask):
+        has_ended = await end_process(process, self._limits, self.flight, ask)
+        await noting
+        if has_ended:
             if self._pid_files is not None:
                 self._pid_files.forget(process.pid)
         else:
