@@ -142,7 +142,7 @@ class Custody:
         instance_id = keeper.plan.instance_id
         await keeper.close()
         newer = self._members.newer_plan(keeper.plan)
-        if newer is None and await self._recover(keeper.plan, keeper.trouble_s, self._suspects(keeper)):
+        if newer is None and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, self._suspects(keeper)):
             return
         failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
         self._membership.put_instance(instance_id, failed)
@@ -159,12 +159,17 @@ class Custody:
         behind = keeper.plan.peer_ids[(keeper.hop_lost + 1) % len(keeper.plan.stages)]
         return (behind,) if again and behind != self._membership.own.id else ()
 
-    async def _recover(self, plan: Plan, trouble_s: float, suspects: Collection[str] = ()) -> bool:
-        """Go on with what is left of a ring; False if that cannot be."""
+    async def _recover(self, plan: Plan, owned: Ballot, trouble_s: float, suspects: Collection[str] = ()) -> bool:
+        """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be."""
         instance_id = plan.instance_id
         try:
             keeper, instance = await self._recoverer.recover(
-                plan, self.above(instance_id), lambda done, total: None, trouble_s=trouble_s, suspects=suspects
+                plan,
+                self.above(instance_id),
+                lambda done, total: None,
+                trouble_s=trouble_s,
+                owned=owned,
+                suspects=suspects,
             )
         except BallotBeatenError as exc:
             self.note(instance_id, exc.ballot)
@@ -314,12 +319,12 @@ class Custody:
         if any(await asyncio.gather(*(lives(plan, index, doors, self._members) for index, doors in ways.items()))):
             return
         _log.info("%s has lost its owner and %d of its stages", instance_id, len(gone))
-        self._start_recovery(instance_id, self._take_over(plan))
+        self._start_recovery(instance_id, self._take_over(plan, instance.ballot))
 
-    async def _take_over(self, plan: Plan) -> None:
+    async def _take_over(self, plan: Plan, owned: Ballot) -> None:
         loop = asyncio.get_running_loop()
         _, since = self._lapsed.get(plan.instance_id, (None, loop.time()))
-        if not await self._recover(plan, loop.time() - since):
+        if not await self._recover(plan, owned, loop.time() - since):
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 

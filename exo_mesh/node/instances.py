@@ -285,19 +285,19 @@ class Instances:
         left = self._custody.lapsed(instance_id) or self._distrusted(instance_id)
         if left is None or not suits(left, spec):
             return None
-        above = self._custody.above(instance_id)
+        above = max(self._custody.above(instance_id), left.ballot)
+        stale = self._custody.keepers.pop(instance_id, None)
+        if stale is not None:  # it would take what is done now for a loss
+            await stale.close()
         try:
-            above = max(above, left.ballot)
-            found = await self._recoverer.recover(left.plan, above, on_progress, only_what_is_left=True)
-        except BallotBeatenError:
-            raise
+            return await self._recoverer.recover(left.plan, above, on_progress, only_what_is_left=True)
         except MeshError as exc:
+            if stale is not None:
+                self._membership.put_instance(instance_id, None)
+            if isinstance(exc, BallotBeatenError):
+                raise
             _log.info("nothing is left of %s to go on with: %s", instance_id, exc)
             return None
-        stale = self._custody.keepers.pop(instance_id, None)
-        if stale is not None:
-            await stale.close()
-        return found
 
     def _distrusted(self, instance_id: str) -> InstanceInfo | None:
         """What the view has of an instance that is said to be ready, and is not trusted here."""

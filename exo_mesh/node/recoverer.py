@@ -36,11 +36,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Attempt:
-    """One recovery under way. above: the highest ballot used or met. caps: what peers said that they can give. unable:
-    peers with whom it did not work. touched: peers that may hold something of the ring. is_told: the mesh knows."""
+    """One recovery under way. above: the highest ballot used or met. known: a living peer with a higher one is at it,
+    or has done it. caps: what peers said that they can give. unable: peers with whom it did not work. touched: peers
+    that may hold something of the ring. is_told: the mesh knows."""
 
     old: Plan
     above: Ballot
+    known: Ballot
     unable: set[str]
     touched: set[str]
     only_what_is_left: bool
@@ -77,18 +79,21 @@ class Recoverer:
         on_progress: OnProgress,
         *,
         trouble_s: float = 0.0,
+        owned: Ballot | None = None,
         suspects: Collection[str] = (),
         only_what_is_left: bool = False,
     ) -> tuple[RingKeeper, InstanceInfo]:
         """A ready ring that goes on with what is left of `old`, by a ballot above `above`. One with tensor groups is
         formed anew instead, for which this raises StageLostError.
 
-        trouble_s: how long it took to know of the loss. suspects: peers that are not to take part. only_what_is_left:
-        give up if nothing is. Raises PlacementError if those left cannot hold the model, BallotBeatenError if somebody
+        trouble_s: how long it took to know of the loss. owned: by which ballot this node has, or inherits, the ring:
+        who has taken it by a higher one is right. suspects: peers that are not to take part. only_what_is_left: give up
+        if nothing is. Raises PlacementError if those left cannot hold the model, BallotBeatenError if somebody
         else is at it, or what went wrong last; then nothing is left of the ring.
         """
         began = time.monotonic()
-        attempt = _Attempt(old, max(above, old.ballot), set(suspects), set(old.member_ids), only_what_is_left)
+        above = max(above, old.ballot)
+        attempt = _Attempt(old, above, owned or above, set(suspects), set(old.member_ids), only_what_is_left)
         try:
             keeper, instance, found = await self._try_plans(attempt, on_progress)
         except BaseException as exc:
@@ -158,8 +163,8 @@ class Recoverer:
         known here: that one is at it, or has done it, and its word is on its way."""
         for peer_id, standing in standings.items():
             proposer = standing.promised.proposer
-            if standing.promised > attempt.above and proposer != self._membership.own.id:
-                attempt.above = standing.promised
+            if standing.promised > attempt.known and proposer != self._membership.own.id:
+                attempt.above = max(attempt.above, standing.promised)
                 if self._members.is_alive(proposer):
                     message = f"{peer_id[:8]} has promised itself to ballot {standing.promised}"
                     raise BallotBeatenError(message, peer_id=peer_id, ballot=standing.promised)

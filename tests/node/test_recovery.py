@@ -15,6 +15,7 @@ import pytest
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import TokenEvent
 from exo_mesh.errors import PlacementError
+from exo_mesh.node import instances as node_instances
 from exo_mesh.node.node import Node
 from exo_mesh.node.service import InstanceSpec
 from tests.node.meshes import MODEL, Machine, a_request, instances, make_node, mesh, tokens, until
@@ -220,3 +221,20 @@ async def test_a_node_that_stops_leaves_its_rings_to_the_others(tmp_path: Path, 
         assert [stage["peer"] for stage in after["stages"]] == ring
         kept = {peer: pid for peer, pid in pids(placed).items() if peer != nodes[stopped].node_id}
         assert {peer: pids(after)[peer] for peer in kept} == kept
+
+
+@pytest.mark.parametrize("asking", [0, 1], ids=["its owner", "another peer"])
+async def test_a_ring_that_failed_a_request_and_that_nobody_mends_is_made_anew_of_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: int
+) -> None:
+    monkeypatch.setattr(node_instances, "OWNER_S", 0.2)
+    async with mesh(tmp_path, 2) as nodes:
+        placed = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: ready(nodes[asking]))
+        (instance,) = nodes[asking]._instances.of_model(MODEL)
+        nodes[asking]._instances.distrust(instance)
+        assert len(await tokens(nodes[asking], a_request())) == 12
+        await until(lambda: len(ready(nodes[0])) == 1 and ready(nodes[0])[0]["ballot"] != placed["ballot"])
+        (after,) = ready(nodes[0])
+        assert after["owner"] == nodes[asking].node_id and pids(after) == pids(placed)
+        await until(lambda: sum(len(node._custody.keepers) for node in nodes) == 1)
