@@ -17,9 +17,8 @@ SPREAD_OF = 512
 
 FINE = frozenset({"stop", "length", "cancelled"})
 """Outcomes that are no error: the last is what the client wanted."""
-
-
 TIMEOUTS = frozenset({"deadline_exceeded"})
+"""Codes of errors that say that something took too long."""
 
 
 @dataclass(frozen=True, slots=True)

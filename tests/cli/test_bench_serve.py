@@ -57,6 +57,7 @@ def test_each_cell_is_asked_with_its_lengths_at_each_number_of_streams(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "mlx_lm.server is here")
 def test_beside_one_stage_and_mlx_lm_server_the_load_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--random", "5M", "--engine", "mlx", "--prompt", "16", "--tokens", "8", "--streams", "1,2", "--json"]

@@ -93,7 +93,7 @@ def test_a_peer_that_fails_is_shown_with_its_log(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("exo_mesh.cli.local_mesh._free_port", lambda: 99_999)
+    monkeypatch.setattr("exo_mesh.cli.local_mesh.free_port", lambda: 99_999)
     assert main(["demo", "--engine", "dummy", "--once"]) == exit_codes.FAILED
     complaint = capsys.readouterr().err
     assert "a node ended with exit code 2" in complaint
