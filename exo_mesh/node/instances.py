@@ -238,14 +238,18 @@ class Instances:
         """A ring that failed here is somebody's, who may go on with what is left of it: wait for that. True if there is
         something new of it."""
         give_up_at = asyncio.get_running_loop().time() + OWNER_S
-        before = self._custody.above(instance_id)
         while self._custody.is_awaited(instance_id):
+            if self._is_there_again(instance_id):
+                return True
             if asyncio.get_running_loop().time() > give_up_at and not self._custody.is_recovering(instance_id):
                 return False
             await self._membership.changed.wait(0.1)
-            if any(one.plan.instance_id == instance_id and one.ballot > before for _, one in self.all()):
-                return True
-        return False
+        return self._is_there_again(instance_id)
+
+    def _is_there_again(self, instance_id: str) -> bool:
+        """Is there a ring of this instance by now that has not failed here?"""
+        rings = [one for _, one in self.all() if one.plan.instance_id == instance_id]
+        return any(one.state is not InstanceState.FAILED and self.is_trusted(one) for one in rings)
 
     def _id_for(self, spec: InstanceSpec) -> tuple[str, InstanceInfo | None]:
         """The first replica that suits or is free to be placed, and what the view has of it."""

@@ -157,8 +157,11 @@ def _signal_group(pid: int, sign: signal.Signals) -> None:
 
 def _is_deaf(process: asyncio.subprocess.Process) -> bool:
     """Has it ended, or is it stopped by a signal, so that nothing but SIGKILL reaches it?"""
-    if process.returncode is not None:
-        return True
+    return process.returncode is not None or is_stopped(process.pid)
+
+
+def is_stopped(pid: int) -> bool:
+    """Does the system show a process as stopped by a signal?"""
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(process.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
     return False

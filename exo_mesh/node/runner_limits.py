@@ -14,16 +14,18 @@ class Limits:
     """Seconds. None of these ends a runner that makes progress, however slow it is.
 
     first_message_s: process start to its first report (imports of grpc and numpy on a slow board). silence_s: between
-    any two reports afterwards; a heartbeat comes every 0.5 s. load_base_s + the stage's bytes at load_bytes_per_s:
-    longest standstill of a load, until its own steps tell how long one takes; then load_step_s, or load_factor times
-    the longest step so far. decode_s, prefill_s: shortest time after which a frame counts as stuck; else
-    frame_factor times what frames like it have taken. first_frame_s + a prefill at token_bytes_per_s: of a frame of
-    which nothing is known yet. polite_s: from the word to stop to SIGTERM; terminate_s: from SIGTERM to SIGKILL, and
-    half of it if the runner has been asked before.
+    any two reports afterwards; a heartbeat comes every 0.5 s. stopped_s: the same of a process that the system shows
+    as stopped by a signal: that is not slow. load_base_s + the stage's bytes at load_bytes_per_s: longest standstill
+    of a load, until its own steps tell how long one takes; then load_step_s, or load_factor times the longest step so
+    far. decode_s, prefill_s: shortest time after which a frame counts as stuck; else frame_factor times what frames
+    like it have taken. first_frame_s + a prefill at token_bytes_per_s: of a frame of which nothing is known yet.
+    polite_s: from the word to stop to SIGTERM; terminate_s: from SIGTERM to SIGKILL, and half of it if the runner has
+    been asked before.
     """
 
     first_message_s: float = 20.0
     silence_s: float = 10.0
+    stopped_s: float = 2.0
     load_base_s: float = 120.0
     load_bytes_per_s: float = 50e6
     load_step_s: float = 120.0

@@ -28,6 +28,7 @@ from exo_mesh.node.runner_end import (
     end_process,
     ended,
     exit_of,
+    is_stopped,
     post_mortem,
     say_where_it_stands,
     shielded,
@@ -240,6 +241,8 @@ class Runner:
                 reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
                 while not (await asyncio.wait((reading,), timeout=LISTEN_STEP_S))[0]:
                     self._check(watch, watch.silent(LISTEN_STEP_S))
+                    if watch.silent_s >= self._limits.stopped_s and is_stopped(self.pid):
+                        raise StuckError(f"the runner of {self.label} was stopped by a signal", End.STALLED)
                 if (report := reading.result()) is None:
                     return
                 gap_s, last = loop.time() - last, loop.time()

@@ -23,17 +23,23 @@ CLASSES: Mapping[str, FaultClass] = {
     "F1": FaultClass(
         "a runner dies during a request",
         ("faults/test_drawn.py::test_a_request_survives",
-         "node/test_faults.py::test_a_request_survives_the_death_of_any_runner_with_the_same_text"),
+         "node/test_faults.py::test_a_request_survives_the_death_of_any_runner_with_the_same_text",
+         "node/test_recovery.py::test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep_theirs",
+         "mesh/test_recovery.py::test_of_a_large_model_only_the_lost_share_is_read_again",
+         "runner/test_change_of_plan.py::test_every_text_is_right_whichever_stage_is_lost_and_when"),
     ),
     "F2": FaultClass(
         "an engine hangs while it decodes",
         (f"{_ENGINE}::test_an_engine_that_hangs_in_a_forward_is_ended_and_the_answer_goes_on",
          f"{_ENGINE}::test_a_healthy_prefill_that_takes_long_is_never_ended",
-         "node/test_redial.py::test_a_driver_that_stands_still_is_not_waited_for"),
+         "node/test_redial.py::test_a_driver_that_stands_still_is_not_waited_for",
+         "node/test_stalls.py::test_an_engine_that_hangs_in_a_frame_is_replaced_and_the_answer_goes_on",
+         "node/test_stalls.py::test_an_engine_that_is_slow_is_left_alone"),
     ),
     "F3": FaultClass(
         "an engine hangs while it loads",
-        (f"{_ENGINE}::test_an_engine_that_hangs_while_it_loads_is_given_up_and_others_serve",),
+        (f"{_ENGINE}::test_an_engine_that_hangs_while_it_loads_is_given_up_and_others_serve",
+         "node/test_guard.py::test_a_wedge_is_never_tried_again_here_not_even_after_a_restart"),
     ),
     "F4": FaultClass(
         "a ring does not come to be",
@@ -41,7 +47,12 @@ CLASSES: Mapping[str, FaultClass] = {
          "node/test_hops.py::test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer",
          "node/test_placing.py::test_a_node_stops_within_seconds_even_while_loading"),
     ),
-    "F5": FaultClass("a rank of a tensor group is lost", (), "tensor groups do not run yet"),
+    "F5": FaultClass(
+        "a rank of a tensor group is lost",
+        ("mesh/test_tensor_group_rings.py::test_without_a_rank_the_leader_ends_with_its_name",
+         "mesh/test_tensor_group_rings.py::test_without_its_leader_a_rank_ends_by_itself",
+         "mesh/test_tensor_group_rings.py::test_a_rank_that_never_comes_is_a_failure_with_a_name"),
+    ),
     "F6": FaultClass(
         "a runner freezes before its first report, idle, or at work",
         (f"{_ENGINE}::test_a_runner_that_freezes_before_its_first_report_holds_up_nobody_else",
@@ -53,7 +64,9 @@ CLASSES: Mapping[str, FaultClass] = {
         ("faults/test_drawn.py::test_a_request_survives",
          f"{_LINKS}::test_connections_of_which_one_end_has_forgotten_are_dialled_again",
          f"{_LINKS}::test_a_node_that_stands_still_for_ten_seconds_costs_no_token",
-         f"{_AROUND}::test_a_cable_that_is_pulled_costs_an_answer_nothing_but_time"),
+         f"{_AROUND}::test_a_cable_that_is_pulled_costs_an_answer_nothing_but_time",
+         "mesh/test_recovery.py::test_a_node_stopped_for_ten_seconds_costs_no_token_and_nothing_is_planned_anew",
+         "mesh/test_continuation.py::test_the_answer_of_a_killed_entry_peer_goes_on_at_another"),
     ),
     "F8": FaultClass(
         "the peer that owns the ring dies",
@@ -74,7 +87,10 @@ CLASSES: Mapping[str, FaultClass] = {
     ),
     "F11": FaultClass(
         "an engine dies each time",
-        ("node/test_faults.py::test_an_engine_that_cannot_load_is_a_typed_error_and_leaves_nothing",),
+        ("node/test_faults.py::test_an_engine_that_cannot_load_is_a_typed_error_and_leaves_nothing",
+         "node/test_crash_loops.py::test_a_model_whose_runner_always_crashes_is_given_up_with_the_cause",
+         "node/test_crash_loops.py::test_after_three_crashes_it_is_placed_on_another_peer",
+         "node/test_guard.py::test_three_crashes_within_a_minute_open_the_breaker_once"),
     ),
     "F12": FaultClass(
         "memory is gone when it is asked for",
@@ -95,16 +111,19 @@ CLASSES: Mapping[str, FaultClass] = {
         "of macOS's wired memory nothing is read",
     ),
     "F15": FaultClass("a download stalls, fails or is corrupt", (), "weights are not downloaded yet"),
-    "F16": FaultClass("the disk is full", (f"{_AROUND}::test_a_full_disk_stops_no_answer_and_takes_no_request_away",)),
+    "F16": FaultClass("the disk is full", (f"{_AROUND}::test_a_full_disk_stops_no_answer_and_takes_no_request_away",
+         "node/test_disk.py::test_a_node_serves_on_a_full_disk_says_so_and_recovers")),
     "F17": FaultClass(
         "a client does not read",
         ("mesh/test_serving.py::test_who_reads_nothing_is_parked_and_the_others_are_served",
-         "api/test_chat.py::test_a_client_that_stops_reading_loses_its_stream"),
+         "api/test_chat.py::test_a_client_that_stops_reading_loses_its_stream",
+         "mesh/test_slow_reader.py::test_the_fast_keep_their_pace_and_memory_stays_flat"),
     ),
     "F18": FaultClass(
         "clients walk away",
         ("mesh/test_serving.py::test_two_hundred_that_walk_away_leave_nothing_behind",
-         "mesh/test_lifecycle.py::test_a_client_that_vanishes_frees_the_ring"),
+         "mesh/test_lifecycle.py::test_a_client_that_vanishes_frees_the_ring",
+         "mesh/test_abandoned.py::test_two_hundred_hang_up_while_the_model_loads_and_the_next_is_served"),
     ),
     "F19": FaultClass(
         "frames come twice, late or not",
@@ -116,7 +135,9 @@ CLASSES: Mapping[str, FaultClass] = {
         "something takes too long",
         ("node/test_time_limit.py::test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it",
          "node/test_time_limit.py::test_without_a_token_it_is_an_error",
-         "api/test_chat.py::test_comments_say_what_is_waited_for"),
+         "api/test_chat.py::test_comments_say_what_is_waited_for",
+         "mesh/test_limits.py::test_prefill_that_makes_no_progress_is_a_deadline",
+         "mesh/test_limits.py::test_silence_between_tokens_is_a_lost_stage"),
     ),
     "F21": FaultClass(
         "input that nobody should send",
