@@ -22,14 +22,15 @@ WILD = Question("Tell me something.", "", {"temperature": 1.5, "seed": 7, "ignor
 def test_a_seeded_answer_is_the_same_after_the_death_of(meshes: Meshes, victim: int) -> None:
     mesh = meshes.of(3)
     mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S)
-    before = mesh.place(mesh.nodes)
+    mesh.place(mesh.nodes)
     undisturbed = Stream(mesh.nodes[1], WILD)
     undisturbed.await_end()
     assert undisturbed.finish == "length"
     stream = Stream(mesh.nodes[1], WILD)
     assert stream.await_text(len(undisturbed.text) // 3)
     since = time.time()
-    os.kill(before["stages"][victim]["pid"], signal.SIGKILL)
+    (now,) = mesh.nodes[1].instances()
+    os.kill(now["stages"][victim]["pid"], signal.SIGKILL)
     stream.await_end()
     assert mesh.nodes[1].metric("exo_mesh_requests_resumed_total") >= 1
     assert (stream.text, stream.finish) == (undisturbed.text, "length")

@@ -282,11 +282,17 @@ class FaultMesh:
         raise AssertionError("unreachable")
 
     def delete_all(self) -> None:
-        at = self.serving[0]
-        for instance in at.instances():
-            with contextlib.suppress(MeshError):  # it ended meanwhile
-                at.api.delete(f"/instance/{instance['id']}", 30)
-        wait_until(lambda: not any(node.instances() for node in self.serving), 30, "no instance is left")
+        """End every instance, also one that is mended just now and comes back after it was ended."""
+
+        def none_is_left() -> bool:
+            for node in self.serving:
+                for instance in node.instances():
+                    with contextlib.suppress(MeshError):  # it ended meanwhile
+                        node.api.delete(f"/instance/{instance['id']}", 30)
+                    return False
+            return True
+
+        wait_until(none_is_left, 60, "no instance is left")
 
     def node_of(self, peer_id: str) -> Node:
         return next(node for node in self.nodes if node.id == peer_id)
