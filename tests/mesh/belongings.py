@@ -10,6 +10,10 @@ import psutil
 from tests.cli.processes import eventually
 from tests.mesh.meshes import Peer
 
+LINGERING = 20
+"""Sockets of closed gRPC channels that a process may still have: with every 80 abandoned requests their number went up
+and down between 3 and 16, and did not grow."""
+
 SAMPLE_S = 1.0
 """CPU time is counted in hundredths of a second: over a second, one of them is a percent."""
 
@@ -25,8 +29,8 @@ def descriptors(processes: Sequence[psutil.Process]) -> dict[int, int]:
 
 
 def no_more(processes: Sequence[psutil.Process], before: dict[int, int]) -> bool:
-    """Does each have at most as many descriptors as before?"""
-    return all(count <= before[pid] for pid, count in descriptors(processes).items())
+    """Does each have at most LINGERING more descriptors than before? Whatever leaks one per request has far more."""
+    return all(count <= before[pid] + LINGERING for pid, count in descriptors(processes).items())
 
 
 def settled(read: Callable[[], int]) -> int:
