@@ -64,11 +64,13 @@ class Fault(msgspec.Struct, frozen=True, array_like=True):
 
 class StageReport(msgspec.Struct, frozen=True, array_like=True):
     """What a stage says of a frame that it passes on: seconds of computing it, and of waiting for its turn before.
-    pressure: of memory on its machine; 0 there is room, 1 nobody new, 2 fewer than now."""
+    pressure: of memory on its machine; 0 there is room, 1 nobody new, 2 fewer than now. kv_tokens: positions that it
+    can hold for all sequences together."""
 
     compute_s: float
     waited_s: float
     pressure: int = 0
+    kv_tokens: int = 2**31
 
 
 class Frame(msgspec.Struct, frozen=True):

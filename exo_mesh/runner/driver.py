@@ -73,7 +73,7 @@ class Driver:
         """Write into a heartbeat how the requests here are. From any thread: numbers of one moment or the next."""
         scheduler = self._scheduler
         beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
-        beat.kv_pool_tokens = self._limits.max_tokens
+        beat.kv_pool_tokens = scheduler.max_tokens
         beat.evictions = self.evictions
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
@@ -126,6 +126,7 @@ class Driver:
             self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
             self._scheduler.pressure = max(report.pressure for report in frame.reports)
+            self._scheduler.room = min(report.kv_tokens for report in frame.reports)
         for fault in frame.faults:
             self._end(fault.sequence, error_from_code(fault.code, fault.message))
         if logits is not None:

@@ -52,8 +52,8 @@ class Sequence:
 class Limits:
     """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
     beside running streams. max_rows: decode rows of one frame. max_running, max_waiting: requests. max_wait_s: how long
-    a new one may wait for its turn. max_tokens: positions that all running sequences may hold together, except that one
-    alone may hold more."""
+    a new one may wait for its turn. max_tokens: positions that all running sequences may hold together as planned,
+    except that one alone may hold more."""
 
     num_stages: int
     prefill_chunk: int = PREFILL_CHUNK
@@ -101,6 +101,8 @@ class Scheduler:
     _last_eviction: int = -EVICTION_TURNS
     pressure: int = 0
     """The worst of all stages' machines, as the last frame said: see StageReport."""
+    room: int = 2**31
+    """Positions that the stage with the least memory can hold, as the last frame said."""
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.max_waiting)
@@ -125,6 +127,11 @@ class Scheduler:
     def num_held(self) -> int:
         """Positions that all running sequences hold together, or soon will."""
         return self._held
+
+    @property
+    def max_tokens(self) -> int:
+        """Positions that all running sequences may hold together: what was planned, or less if a stage has less."""
+        return min(self.limits.max_tokens, self.room)
 
     def submit(self, sequence: Sequence) -> bool:
         """Queue a sequence; False if `why_refused` says so, which one that resumes does not care about."""
@@ -159,7 +166,7 @@ class Scheduler:
         Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
         later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
         """
-        while len(self._running) > 1 and (self._held > self.limits.max_tokens or self._must_shrink()):
+        while len(self._running) > 1 and (self._held > self.max_tokens or self._must_shrink()):
             self._last_eviction = self._turn
             lowest = min(sequence.priority for sequence in self._running.values())
             sequence = next(one for one in reversed(self._running.values()) if one.priority == lowest)
@@ -176,7 +183,7 @@ class Scheduler:
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running as long as they fit; yields each, in the order of their turns."""
         while len(self._running) < self.limits.max_running and (sequence := self._queue.first()) is not None:
-            if self._running and (self.pressure or self._held + len(sequence.tokens) > self.limits.max_tokens):
+            if self._running and (self.pressure or self._held + len(sequence.tokens) > self.max_tokens):
                 return
             self._queue.pop()
             self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))

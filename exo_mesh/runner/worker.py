@@ -18,6 +18,7 @@ from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
+from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import Limits
 from exo_mesh.runner.stage import Stage, StageResult
@@ -144,6 +145,7 @@ class Worker:
         self.engine: StageEngine | None = None
         self.driver: Driver | None = None
         self._stage: Stage | None = None
+        self._budget: KvBudget | None = None
 
     def load(self, progress: LoadProgress) -> int:
         """Make the engine and load the shard; answers the bytes it takes. Blocks. Raises MeshErrors."""
@@ -163,6 +165,7 @@ class Worker:
             self.driver = Driver(plan.ballot, self._limits(), self._outbox.append)
         self.engine = engine
         self._stage = Stage(engine, self._setup.index)
+        self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens)
         return engine.memory_bytes()
 
     def check_alive(self) -> None:
@@ -289,13 +292,13 @@ class Worker:
 
     def _compute(self, frame: Frame, since: float) -> StageResult:
         """In the engine's thread: run a frame through the stage, and add the stage's report to it."""
-        assert self._stage is not None, "load first"
+        assert self._stage is not None and self._budget is not None, "load first"
         start = self._computing_since = time.perf_counter()
         result = self._stage.process(frame)
         compute_s = time.perf_counter() - start
         self.busy_s += compute_s
         self._computing_since = 0.0
-        report = StageReport(compute_s, start - since, self.pressure)
+        report = StageReport(compute_s, start - since, self.pressure, self._budget.computed(frame))
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
         )

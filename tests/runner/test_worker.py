@@ -13,6 +13,7 @@ from exo_mesh.domain.frame import Frame, Insert, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import EngineError
+from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import StageSetup, Worker
 from tests.runner.test_stage_and_driver import TinyEngine
@@ -33,6 +34,7 @@ def worker_of(engine: TinyEngine) -> Worker:
     plan = Plan("i", BALLOT, "m", "digest", stages, 512, PlanInputs((), "memory", 1))
     worker = Worker(StageSetup(plan, 0, Path(), {}, 8))
     worker.engine, worker._stage = engine, Stage(engine, 0)
+    worker._budget = KvBudget(engine, 0, plan.kv_tokens)
     return worker
 
 

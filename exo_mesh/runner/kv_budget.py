@@ -1,0 +1,59 @@
+"""How many KV positions a stage can hold, by what its engine really takes of the memory that the plan gave it."""
+
+from __future__ import annotations
+
+import logging
+
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
+from exo_mesh.domain.frame import Frame, Remove
+from exo_mesh.engine.contract import StageEngine
+
+LOOK_EVERY = 32
+"""Frames between two questions to the engine how much it holds: it goes through all its tensors for that."""
+
+_log = logging.getLogger(__name__)
+
+
+class KvBudget:
+    """Of one stage, used in the engine's thread only.
+
+    The plan reserved bytes for weights, the engine itself, and `planned` positions. What weights and KV take more than
+    that, because of buffers with room to grow or a dtype that the plan did not know, is missing for new positions,
+    which are counted at the plan's price. Where nothing was reserved the stage holds what was planned.
+    """
+
+    def __init__(self, engine: StageEngine, reserve_bytes: int, planned: int) -> None:
+        self._engine = engine
+        self._planned = planned
+        self._weights_bytes = engine.memory_bytes()
+        self._kv_bytes = max(0, reserve_bytes - ENGINE_OVERHEAD_BYTES - self._weights_bytes)
+        self._knows = reserve_bytes > 0
+        self._lengths: dict[int, int] = {}
+        self._frames = 0
+        self.tokens = planned
+        if self._knows and not self._kv_bytes:
+            _log.warning(
+                "weights of %d bytes leave nothing for KV of the %d that are reserved: requests run one by one",
+                self._weights_bytes, reserve_bytes,
+            )  # fmt: skip
+
+    def computed(self, frame: Frame) -> int:
+        """A frame has been computed; answers how many positions the stage can hold, those that it does included."""
+        for op in frame.ops:
+            if isinstance(op, Remove):
+                self._lengths.pop(op.sequence, None)
+        for row in frame.rows:
+            self._lengths[row.sequence] = row.pos0 + row.n
+        if self._knows and (frame.ops or self._frames % LOOK_EVERY == 0):
+            self._look()
+        self._frames += 1
+        return self.tokens
+
+    def _look(self) -> None:
+        held = sum(self._lengths.values())
+        if not self._kv_bytes:
+            self.tokens = 0
+            return
+        taken = self._engine.memory_bytes() - self._weights_bytes
+        price = self._kv_bytes / self._planned
+        self.tokens = max(0, int(held + (self._kv_bytes - taken) / price))

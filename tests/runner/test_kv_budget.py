@@ -1,0 +1,89 @@
+"""What a stage can hold, by what its engine takes; and that the driver keeps to what the poorest stage can."""
+
+from __future__ import annotations
+
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
+from exo_mesh.domain.frame import Frame, Insert, Remove, Row
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.runner.kv_budget import LOOK_EVERY, KvBudget
+from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.scheduler import Limits, Scheduler, Sequence
+from tests.runner.test_stage_and_driver import TinyEngine
+
+BALLOT = Ballot(1, "test")
+WEIGHTS = 10_000
+
+
+class Hungry(TinyEngine):
+    """Takes 10,000 bytes of weights, and 100 for each position up to the next multiple of `step`."""
+
+    def __init__(self, step: int = 1) -> None:
+        super().__init__(True, False)
+        self.step = step
+        self.lengths: dict[int, int] = {}
+
+    def memory_bytes(self) -> int:
+        return WEIGHTS + sum(100 * self.step * -(-n // self.step) for n in self.lengths.values())
+
+
+def budget_of(engine: Hungry, kv_bytes: int = 50_000, planned: int = 500) -> KvBudget:
+    return KvBudget(engine, ENGINE_OVERHEAD_BYTES + WEIGHTS + kv_bytes if kv_bytes else 0, planned)
+
+
+def hold(engine: Hungry, budget: KvBudget, sequence: int, length: int) -> int:
+    engine.lengths[sequence] = length
+    rows = (Row(sequence, 0, length),)
+    return budget.computed(Frame(BALLOT, 1, 0, rows, (0,) * length, (Insert(sequence, 1000),)))
+
+
+def test_an_engine_that_takes_what_was_planned_holds_what_was_planned() -> None:
+    engine = Hungry()
+    budget = budget_of(engine)
+    assert [hold(engine, budget, 1, 100), hold(engine, budget, 2, 300), hold(engine, budget, 1, 200)] == [500] * 3
+
+
+def test_room_to_grow_is_missing_elsewhere_and_comes_back() -> None:
+    engine = Hungry(step=64)
+    budget = budget_of(engine)
+    assert hold(engine, budget, 1, 10) == 500 - 54
+    assert hold(engine, budget, 2, 65) == 500 - 54 - 63
+    del engine.lengths[2]
+    assert budget.computed(Frame(BALLOT, 3, 0, ops=(Remove(2),))) == 500 - 54
+
+
+def test_the_engine_is_asked_from_time_to_time_only() -> None:
+    engine = Hungry()
+    budget = budget_of(engine)
+    hold(engine, budget, 1, 100)
+    engine.lengths[1] = 300  # it takes more than the frames say
+    answers = [budget.computed(Frame(BALLOT, 2 + n, 0, (Row(1, 100 + n, 1),), (0,))) for n in range(LOOK_EVERY)]
+    assert set(answers[:-1]) == {500}
+    assert answers[-1] == 500 - 200 + LOOK_EVERY
+
+
+def test_weights_that_leave_nothing_let_one_request_run_at_a_time() -> None:
+    engine = Hungry()
+    budget = KvBudget(engine, ENGINE_OVERHEAD_BYTES + WEIGHTS // 2, 500)
+    assert hold(engine, budget, 1, 10) == 0
+    scheduler = Scheduler(Limits(2), Pace(2))
+    scheduler.room = 0
+    for number in (1, 2):
+        scheduler.submit(Sequence(number, [0] * 10))
+    assert [sequence.id for sequence in scheduler.admit()] == [1]
+
+
+def test_without_a_reservation_a_stage_holds_what_was_planned() -> None:
+    engine = Hungry()
+    assert hold(engine, budget_of(engine, kv_bytes=0), 1, 400) == 500
+
+
+def test_who_outgrows_the_poorest_stage_waits_and_comes_back() -> None:
+    scheduler = Scheduler(Limits(2, max_tokens=1000), Pace(2))
+    for number in (1, 2, 3):
+        scheduler.submit(Sequence(number, [0] * 100))
+    assert len(list(scheduler.admit())) == 3
+    scheduler.room = 250
+    assert [sequence.id for sequence in scheduler.evict()] == [3]
+    assert list(scheduler.admit()) == []
+    scheduler.room = 300
+    assert [sequence.id for sequence in scheduler.admit()] == [3]
