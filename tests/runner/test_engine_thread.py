@@ -149,6 +149,7 @@ def test_an_error_in_the_engines_thread_ends_the_runner() -> None:
     async def main() -> None:
         ring = workers(engines, thread)
         first = asyncio.create_task(ring[0].run(ring[1].accept))
+        await asyncio.sleep(0)
         mailbox = Mailbox()
         ring[1].inbox.put_nowait(Submit(request("r", [1, 2], tokens=20), mailbox))
         try:
