@@ -134,5 +134,24 @@ class Pace:
         """Tokens of a prefill chunk whose lap should take no longer than budget_s, at most `longest`."""
         if not self._chunks:
             return min(FIRST_CHUNK, longest)
-        fitting = [size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s]
-        return max(fitting, default=min(CHUNKS[0], longest))
+        return self._fitting(budget_s, longest) or min(CHUNKS[0], longest)
+
+    def chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
+        """How many prefill chunks should be on the ring beside running streams, and of how many tokens: those that get
+        most tokens through, and together hold a stream up for no longer than budget_s. One while nothing is known."""
+        best = 1, self.chunk(budget_s, longest)
+        if not self._chunks:
+            return best
+        for count in range(2, self._num_stages + 1):
+            size = self._fitting(budget_s / count, longest)
+            if size and self._prefill_rate(count, size) > self._prefill_rate(*best):
+                best = count, size
+        return best
+
+    def _prefill_rate(self, count: int, size: int) -> float:
+        """Tokens a second of so many chunks, no more than stages, that go round at the same time."""
+        return count * size / max(1e-9, self._chunks.proportional(size))
+
+    def _fitting(self, budget_s: float, longest: int) -> int:
+        sizes = (size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s)
+        return max(sizes, default=0)

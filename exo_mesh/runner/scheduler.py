@@ -82,8 +82,8 @@ class Scheduler:
     """Owns which sequences wait and run. Nothing here blocks; the driver asks for work whenever a frame came round.
 
     Decode frames: as many on the ring as `pace` finds useful, the running sequences spread over them. Prefill chunks:
-    as many as stages while nobody decodes, else one at a time, of a size that holds the others up no longer than
-    prefill_budget_s.
+    as many as stages while nobody decodes, else so many of such a size that they hold the others up no longer than
+    prefill_budget_s, in turns with their frames.
     """
 
     limits: Limits
@@ -223,14 +223,16 @@ class Scheduler:
             self._held += 1
 
     def _prefill_is_due(self, decoding: list[Sequence]) -> bool:
-        if self._prefills >= (1 if decoding else self.limits.num_stages):
+        if self._prefills >= (self._chunks_beside()[0] if decoding else self.limits.num_stages):
             return False
         return len(decoding) < len(self._running)
 
+    def _chunks_beside(self) -> tuple[int, int]:
+        """How many chunks may be on the ring beside running streams, and their tokens."""
+        return self.pace.chunks(self.limits.prefill_budget_s, self.limits.prefill_chunk)
+
     def _prefill_chunk(self, *, beside_streams: bool) -> Work:
-        left = self.limits.prefill_chunk
-        if beside_streams:
-            left = self.pace.chunk(self.limits.prefill_budget_s, left)
+        left = self._chunks_beside()[1] if beside_streams else self.limits.prefill_chunk
         rows: list[Row] = []
         token_ids: list[int] = []
         for sequence in self._running.values():

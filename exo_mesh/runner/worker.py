@@ -260,8 +260,12 @@ class Worker:
 
     async def _to_self(self, frame: Frame) -> None:
         """The hop of a ring of one."""
-        self._queue(frame, time.perf_counter())
-        await asyncio.sleep(0)  # nothing else would let other tasks run
+        now = time.perf_counter()
+        if self._thread.apart and not self._arrived:
+            self._hand_over(frame, now)
+        else:
+            self._queue(frame, now)
+            await asyncio.sleep(0)  # nothing else would let other tasks run
 
     def _queue(self, frame: Frame, since: float) -> None:
         self._arrived += 1
@@ -273,7 +277,7 @@ class Worker:
         slow = result.frame.reports[-1].compute_s > SLOW_S
         self._was_large = slow and len(frame.token_ids) > DIRECT_TOKENS
         self._computed(result)
-        if frame.rows and frame.rows[0].num_logits and self._setup.num_stages > 1 and not self._is_slow:
+        if frame.rows and frame.rows[0].num_logits and not self._is_slow:
             self._slow_steps = max(0, self._slow_steps + (1 if slow else -1))
             if self._is_slow and self._setup.is_last:
                 self._thread.part()

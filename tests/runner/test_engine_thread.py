@@ -100,7 +100,7 @@ def workers(engines: list[SlowEngine], thread: EngineThread) -> list[Worker]:
     return ring
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_a_slow_ring_gives_the_text_of_a_quick_one(num_stages: int) -> None:
     """Steps are slow, so stages read ahead and the driver's loop moves while requests come, run and end."""
     thread = EngineThread()

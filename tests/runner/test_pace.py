@@ -146,6 +146,35 @@ def test_a_chunk_is_of_the_size_that_its_budget_allows() -> None:
     assert pace.chunk(1e-9, 512) == 16, "some progress there must be"
 
 
+def test_chunks_beside_streams_share_the_budget() -> None:
+    """Four small chunks that go round at the same time are four times as fast as a large one that is alone."""
+    pace = Pace(4)
+    assert pace.chunks(0.25, 512) == (1, 64), "nothing is known"
+    for size in (32, 64, 128, 256):
+        for _ in range(30):
+            pace.prefilled(size, size * 0.001, 0.0)
+    assert pace.chunk(0.25, 512) == 128
+    assert pace.chunks(0.25, 512) == (4, 32)
+    slow = Pace(4)
+    for size in (16, 512):
+        for _ in range(30):
+            slow.prefilled(size, 0.2, 0.0)  # whatever its size: small ones would be a waste
+    assert slow.chunks(0.25, 512) == (1, 512)
+
+
+def test_prompts_beside_streams_fill_the_ring() -> None:
+    """One chunk at a time would leave all stages but one waiting for it."""
+    stages = [costs(0.001, 0.0, token_s=0.0002)] * 4
+    ring = RingModel(stages, 0.0002)
+    ring.submit(Sequence(1, [0]), 10**9)
+    ring.run(arrivals=[(0.1, Sequence(9, [0] * 20_000), 1)], until=1.0)
+    ring.busy = [0.0] * 4
+    ring.run(until=2.0)
+    assert min(ring.busy) > 0.8
+    gaps = [after - before for before, after in pairwise(ring.drawn[1])]
+    assert max(gaps) <= 0.25 + 4 * 0.0012
+
+
 def test_a_curve_goes_through_what_was_measured() -> None:
     curve = Curve()
     assert not curve and curve.at(5) == 0.0
