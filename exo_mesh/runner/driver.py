@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Driver:
-    """Frames begin and end here. All methods run in the compute thread; `send` starts a frame round the ring.
+    """Frames begin and end here. All methods run on the event loop; `send` starts a frame round the ring.
 
     Invariant: a sequence is in the scheduler exactly as long as its generation is in `_live`; a stage that was told
     Insert is told Remove, however the request ends.

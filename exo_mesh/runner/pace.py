@@ -9,6 +9,12 @@ from collections.abc import Sequence
 SMOOTHING = 0.2
 """Weight of a new sample: a change of speed is believed after about ten laps."""
 
+OUTLIER = 3.0
+"""A step that the system interrupts for long says nothing of the others."""
+
+FORGET_AFTER = 500
+"""Samples of other sizes: to try one anew takes some ten frames, a fiftieth of these."""
+
 TOLERANCE = 0.01
 """Schedules whose predicted rates differ by less than this are equal."""
 
@@ -33,11 +39,21 @@ class Curve:
 
     def __init__(self) -> None:
         self._points: dict[int, tuple[float, float]] = {}
+        self._seen: dict[int, int] = {}
+        self._num_added = 0
 
     def add(self, size: int, seconds: float) -> None:
+        """A sample. One that is far above what is known counts as OUTLIER times that, and a point that has had no
+        sample for FORGET_AFTER is dropped: else a bad moment would be the reason never to try that size again."""
         key = (size - 1).bit_length()
         x, y = self._points.get(key, (float(size), seconds))
+        seconds = min(seconds, OUTLIER * y) if y else seconds
         self._points[key] = x + SMOOTHING * (size - x), y + SMOOTHING * (seconds - y)
+        self._num_added += 1
+        self._seen[key] = self._num_added
+        if self._num_added % FORGET_AFTER == 0:
+            for old in [key for key, when in self._seen.items() if when <= self._num_added - FORGET_AFTER]:
+                del self._points[old], self._seen[old]
 
     def __bool__(self) -> bool:
         return bool(self._points)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
-from exo_mesh.runner.pace import MAX_BATCHES_PER_STAGE, Curve, Pace
+from exo_mesh.runner.pace import FORGET_AFTER, MAX_BATCHES_PER_STAGE, Curve, Pace
 from exo_mesh.runner.scheduler import Sequence, Work
 from tests.runner.ring_model import Cost, RingModel
 
@@ -188,6 +188,26 @@ def test_a_curve_goes_through_what_was_measured() -> None:
     for _ in range(60):
         curve.add(8, 2.0)
     assert curve.at(8) == pytest.approx(4.0, abs=0.01), "more rows are never quicker"
+
+
+def test_a_bad_moment_is_not_the_reason_for_small_batches_for_ever() -> None:
+    """Rows cost nothing, but steps of four rows took long when the machine was busy: it goes on with single rows, and
+    would never learn that it need not."""
+    pace = Pace(4)
+
+    def laps(count: int, rows: int, step_s: float) -> None:
+        for _ in range(count):
+            pace.decoded(rows, 4 * step_s, [step_s] * 4, 0.0)
+
+    laps(100, 1, 0.01)
+    laps(100, 4, 0.01)
+    laps(1, 4, 1.0)
+    laps(8, 4, 0.01)
+    assert pace.batches(16) == 4, "one bad step changes nothing"
+    laps(100, 4, 0.1)
+    assert pace.batches(16) == 16
+    laps(2 * FORGET_AFTER, 1, 0.01)
+    assert pace.batches(16) == 4
 
 
 def test_joining_and_leaving_at_random_loses_nobody() -> None:
