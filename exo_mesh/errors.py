@@ -8,6 +8,8 @@ MeshError
 ├── PlacementError        no set of peers can hold the model; carries the arithmetic
 ├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
 ├── EngineError           an engine failed while loading or computing
+│   ├── RankLostError         a rank of a tensor group did not come, is gone, or does not come back from a frame
+│   └── CanaryError           a tensor group does not compute what one machine would
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
 │   └── StrangerError         the other end is not of this mesh: it has another secret, or none
 ├── StageLostError        a stage of the ring a request ran on is gone
@@ -108,6 +110,19 @@ class EngineError(MeshError):
     code = "engine_error"
 
 
+class RankLostError(EngineError):
+    """A rank of a tensor group did not come, is gone, or does not come back from a frame: the whole group ends."""
+
+    code = "rank_lost"
+
+
+class CanaryError(EngineError):
+    """A tensor group does not compute what one machine would, or its ranks disagree; the message has layer and
+    difference. A new group of the same peers may be tried once; then they are no group."""
+
+    code = "canary_failed"
+
+
 class TransportError(MeshError):
     """A peer or stream cannot be reached, or it broke the protocol."""
 
@@ -162,6 +177,8 @@ _BY_CODE: dict[str, type[MeshError]] = {
         ModelError,
         PlacementError,
         EngineError,
+        RankLostError,
+        CanaryError,
         TransportError,
         StageLostError,
         OverloadError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -80,7 +80,8 @@ class LoadRequest:
 
     activation_dtype: what the stage hands on, agreed by all engines of a mixed ring; "" for the dtype that the model's
     own code gives, which keeps a ring of one engine bit-exact.
-    rank: set if this is one rank of a tensor group; an engine that cannot be one refuses with an EngineError.
+    rank: set if this is one rank of a tensor group; an engine that cannot be one refuses with an EngineError. The ranks
+    have just seen each other when `load` is called, and it meets them before it first reports progress.
     """
 
     shard: Shard
@@ -187,6 +188,30 @@ class SequenceSaver(Protocol):
         `rollback` allows. Raises EngineError, changing nothing, if the tensors do not fit this stage."""
 
 
+@dataclass(frozen=True, slots=True)
+class GroupCheck:
+    """What a rank measured while the group was checked. all_reduce_s: of a few bytes, the median. chunk_s: of the
+    slowest prefill chunk through all layers of the stage. worst: largest difference from one machine's result,
+    relative to the largest value; 0.0 on ranks that do not compare."""
+
+    all_reduce_s: float
+    chunk_s: float
+    worst: float
+
+
+@runtime_checkable
+class GroupMember(Protocol):
+    """What a stage engine has besides if it can be one rank of a tensor group.
+
+    All ranks are given the same calls in the same order. Any error of `forward` ends the group: nobody can tell how far
+    the other ranks have come.
+    """
+
+    def verify(self) -> GroupCheck:
+        """Called once after `load`, by all ranks at about the same time: is the group's result that of one machine?
+        Raises CanaryError, on the leader at least, if it is not. Leaves nothing behind."""
+
+
 class EngineProvider(Protocol):
     """The door through which the core finds an engine."""
 
@@ -235,3 +260,12 @@ class Surveyor(Protocol):
     def survey(self, model_dir: Path) -> ModelSurvey:
         """May import the heavy library, so it is asked only in its own process. Raises ModelError for a model that it
         cannot run, naming file and tensor or key."""
+
+
+@runtime_checkable
+class Groupable(Protocol):
+    """What a provider has besides if its stages can be tensor groups."""
+
+    def group_obstacle(self, config: Mapping[str, Any], size: int) -> str:
+        """Why a model with this config.json cannot be split over `size` ranks, with the numbers; "" if it can. Pure and
+        cheap: reads no weights and imports no heavy library."""

@@ -56,6 +56,12 @@ class LinkNext(_message.Message):
     keep_stream: bool
     def __init__(self, endpoint: _Optional[str] = ..., keep_stream: bool = ...) -> None: ...
 
+class LinkRanks(_message.Message):
+    __slots__ = ("endpoints",)
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    endpoints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, endpoints: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class StopStage(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -67,18 +73,20 @@ class Pressure(_message.Message):
     def __init__(self, level: _Optional[int] = ...) -> None: ...
 
 class ToRunner(_message.Message):
-    __slots__ = ("start", "link", "stop", "tls", "pressure")
+    __slots__ = ("start", "link", "stop", "tls", "pressure", "ranks")
     START_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     start: StartStage
     link: LinkNext
     stop: StopStage
     tls: TlsCredentials
     pressure: Pressure
-    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ...) -> None: ...
+    ranks: LinkRanks
+    def __init__(self, start: _Optional[_Union[StartStage, _Mapping]] = ..., link: _Optional[_Union[LinkNext, _Mapping]] = ..., stop: _Optional[_Union[StopStage, _Mapping]] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., pressure: _Optional[_Union[Pressure, _Mapping]] = ..., ranks: _Optional[_Union[LinkRanks, _Mapping]] = ...) -> None: ...
 
 class Listening(_message.Message):
     __slots__ = ("port", "pid")
@@ -97,16 +105,30 @@ class Loading(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs")
+    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "group")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     load_s: float
     inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
     outputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
-    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
+    group: GroupFigures
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., group: _Optional[_Union[GroupFigures, _Mapping]] = ...) -> None: ...
+
+class GroupFigures(_message.Message):
+    __slots__ = ("all_reduce_s", "chunk_s", "worst", "deadline_s")
+    ALL_REDUCE_S_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_S_FIELD_NUMBER: _ClassVar[int]
+    WORST_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    all_reduce_s: float
+    chunk_s: float
+    worst: float
+    deadline_s: float
+    def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s")
