@@ -12,7 +12,7 @@ import logging
 from dataclasses import replace
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.service import Membership
@@ -65,7 +65,7 @@ class Custody:
         """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
         for record in records:
             instance = record.value
-            if isinstance(instance, InstanceInfo) and self._membership.own.id in instance.plan.peer_ids:
+            if isinstance(instance, InstanceInfo) and self._membership.own.id in instance.plan.member_ids:
                 self._ownerless[record.key.id] = instance
         self._membership.changed.beat()
 
@@ -154,7 +154,7 @@ class Custody:
         if adopter(instance, self._membership.is_alive) != self._membership.own.id:
             return
         adopted = max(self.above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
-        answers = await asyncio.gather(*(self._ask_to_adopt(plan, index, adopted) for index in range(len(plan.stages))))
+        answers = await asyncio.gather(*(self._ask_to_adopt(plan, seat, adopted) for seat in plan.seats))
         for answer in answers:
             if not answer.granted:
                 _log.info("%s cannot be adopted yet: %s", plan.instance_id, answer.reason)
@@ -170,9 +170,9 @@ class Custody:
         keeper.watch()
         self._membership.put_instance(plan.instance_id, replace(instance, adopted=adopted))
 
-    async def _ask_to_adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+    async def _ask_to_adopt(self, plan: Plan, seat: Seat, adopted: Ballot) -> Answer:
         try:
-            return await self._members.member(plan.stages[index].peer_id).adopt(plan, index, adopted)
+            return await self._members.member(seat.peer_id).adopt(plan, seat.stage, adopted)
         except MeshError as exc:
             return Answer(False, 0, str(exc))
 

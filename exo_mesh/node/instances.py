@@ -49,7 +49,7 @@ def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
         and plan.context_limit >= (spec.context_limit or 0)
         and all(spec.engine in (None, stage.engine) for stage in plan.stages)
         and (len(plan.engines) > 1) in _MIXED[spec.mixed_rings]
-        and not set(spec.exclude_peers) & set(plan.peer_ids)
+        and not set(spec.exclude_peers) & set(plan.member_ids)
         and (not spec.pins or _as_pinned(plan, spec.pins))
     )
 
@@ -96,7 +96,7 @@ class Instances:
         return [
             (owner, instance)
             for owner, instance in self._membership.view.instances()
-            if all(self._membership.is_alive(peer_id) for peer_id in instance.plan.peer_ids)
+            if all(self._membership.is_alive(peer_id) for peer_id in instance.plan.member_ids)
         ]
 
     def of_model(self, model: str, state: InstanceState = InstanceState.READY) -> list[InstanceInfo]:

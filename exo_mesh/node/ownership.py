@@ -20,9 +20,9 @@ ORPHAN_S = 10.0
 
 def adopter(instance: InstanceInfo, is_alive: Callable[[str], bool]) -> str | None:
     """Who takes over a ring whose owner is gone: its lowest-id member, if all members live and it is ready."""
-    if instance.state is not InstanceState.READY or not all(is_alive(one) for one in instance.plan.peer_ids):
+    if instance.state is not InstanceState.READY or not all(is_alive(one) for one in instance.plan.member_ids):
         return None
-    return min(instance.plan.peer_ids)
+    return min(instance.plan.member_ids)
 
 
 class Claim(Enum):

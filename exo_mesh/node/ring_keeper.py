@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
 from exo_mesh.node.boundaries import refuse_mismatch
@@ -35,10 +36,12 @@ OnProgress = Callable[[int, int], None]
 
 
 class RingKeeper:
-    """Owns the report streams of all stages of one plan. `lost` completes with the first failure of any of them.
+    """Owns the report streams of all stages of one plan, of a tensor group those of all ranks. `lost` completes with
+    the first failure of any of them, `lost_seat` is then whose it was.
 
     adopted: the ballot by which this node took the plan over, if it is not its own. It rises when the ring has to be
-    taken back from an adopter that did not get all of it; `on_taken_back` is called then.
+    taken back from an adopter that did not get all of it; `on_taken_back` is called then. wirings: of the ranks of
+    tensor groups, if this node brings the plan up.
     """
 
     def __init__(
@@ -48,20 +51,23 @@ class RingKeeper:
         on_progress: OnProgress,
         runner_limits: Limits,
         adopted: Ballot = NO_BALLOT,
+        wirings: Mapping[Seat, RankWiring] | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.plan = plan
         self.adopted = adopted
         self.ballot = max(plan.ballot, adopted)
         self.lost: asyncio.Future[MeshError] = loop.create_future()
+        self.lost_seat: Seat | None = None
         self.on_taken_back: Callable[[], None] = lambda: None
+        self._wirings = wirings or {}
         self._taking_back = asyncio.Lock()
         self._members = members
         self._on_progress = on_progress
         self._runner_limits = runner_limits
-        self._listening: list[asyncio.Future[pb.StageListening]] = [loop.create_future() for _ in plan.stages]
-        self._ready: list[asyncio.Future[pb.StageReady]] = [loop.create_future() for _ in plan.stages]
-        self._loading: list[tuple[int, int]] = [(0, 0)] * len(plan.stages)
+        self._listening: dict[Seat, asyncio.Future[pb.StageListening]] = {s: loop.create_future() for s in plan.seats}
+        self._ready: dict[Seat, asyncio.Future[pb.StageReady]] = {seat: loop.create_future() for seat in plan.seats}
+        self._loading: dict[Seat, tuple[int, int]] = {}
         self._tasks = TaskOwner()
 
     async def bring_up(self) -> InstanceInfo:
@@ -70,23 +76,28 @@ class RingKeeper:
         largest = max(stage.reserve_bytes for stage in self.plan.stages)
         patience_s = self._runner_limits.load_s(largest) + MARGIN_S
         # a runner listens once it has loaded
-        listening = await self._or_lost(asyncio.gather(*self._listening), patience_s, "every runner listens")
-        endpoints = [status.endpoint for status in listening]
-        await asyncio.gather(*(self._link(index, endpoints) for index in range(len(endpoints))))
-        ready = await self._or_lost(asyncio.gather(*self._ready), patience_s, "every stage is loaded")
-        refuse_mismatch(self.plan, ready)
-        pids = tuple(status.pid for status in listening)
+        heard = await self._or_lost(asyncio.gather(*self._listening.values()), patience_s, "every runner listens")
+        listening = dict(zip(self._listening, heard, strict=True))
+        leaders = [seat for seat in self.plan.seats if not seat.rank]
+        endpoints = [listening[seat].endpoint for seat in leaders]
+        ranks = {seat: status.endpoint for seat, status in listening.items() if seat.rank}
+        linked = asyncio.gather(*(self._link(index, endpoints, ranks) for index in range(len(endpoints))))
+        await self._or_lost(linked, patience_s, "every stage is linked")
+        ready = await self._or_lost(asyncio.gather(*self._ready.values()), patience_s, "every stage is loaded")
+        loaded = dict(zip(self._ready, ready, strict=True))
+        refuse_mismatch(self.plan, [loaded[seat] for seat in leaders])
+        pids = tuple(listening[seat].pid for seat in leaders)
         return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
 
     def watch(self) -> None:
         """Commit at all members and follow their reports; for a running ring, this takes it over."""
-        for index, stage in enumerate(self.plan.stages):
-            self._tasks.start(self._follow(index), f"stage {index} of {self.plan.instance_id} at {stage.peer_id[:8]}")
+        for seat in self.plan.seats:
+            self._tasks.start(self._follow(seat), f"{seat} of {self.plan.instance_id}")
 
     async def close(self) -> None:
         """Stop watching; the stages go on."""
         await self._tasks.close()
-        waits: list[asyncio.Future[Any]] = [*self._listening, *self._ready, self.lost]
+        waits: list[asyncio.Future[Any]] = [*self._listening.values(), *self._ready.values(), self.lost]
         for future in waits:
             future.cancel()
 
@@ -95,8 +106,7 @@ class RingKeeper:
         await self.close()
         await release_all(self.plan, self._members, self.ballot)
 
-    async def _follow(self, index: int) -> None:
-        stage = self.plan.stages[index]
+    async def _follow(self, seat: Seat) -> None:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + REATTACH_S
 
@@ -106,29 +116,31 @@ class RingKeeper:
 
         while True:
             try:
-                await self._reports(index, heard)
+                await self._reports(seat, heard)
             except (TransportError, DeadlineError) as exc:
                 if self.lost.done():
                     return
                 if loop.time() > give_up_at:
-                    self._lose(StageLostError(f"stage {index} at peer {stage.peer_id[:8]} is out of reach: {exc}"))
+                    self._lose(StageLostError(f"{seat} is out of reach: {exc}"), seat)
                     return
             except MeshError as exc:
-                self._lose(exc)
+                self._lose(exc, seat)
                 return
             await asyncio.sleep(REATTACH_PAUSE_S)
 
-    async def _reports(self, index: int, heard: Callable[[], None]) -> None:
+    async def _reports(self, seat: Seat, heard: Callable[[], None]) -> None:
         """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""
-        stage, ballot = self.plan.stages[index], self.ballot
+        ballot, wiring = self.ballot, self._wirings.get(seat)
+        member = self._members.member(seat.peer_id)
+        extra = () if wiring is None else (wiring,)
         try:
-            async for status in self._members.member(stage.peer_id).commit(self.plan.instance_id, ballot):
+            async for status in member.commit(self.plan.instance_id, ballot, *extra):
                 heard()
-                self._take(index, status)
+                self._take(seat, status)
         except StageLostError as exc:
             await self._take_back(ballot, exc)
             return
-        raise TransportError(f"the reports of {stage.shard} ended")
+        raise TransportError(f"the reports of {seat} ended")
 
     async def _take_back(self, refused: Ballot, refusal: StageLostError) -> None:
         """A stage does not know our ballot. Its node may have promised itself to an adopter who got some stages and not
@@ -137,7 +149,7 @@ class RingKeeper:
         async with self._taking_back:
             if self.ballot > refused:
                 return  # after the refusal of another stage
-            members = [(index, self._members.member(peer_id)) for index, peer_id in enumerate(self.plan.peer_ids)]
+            members = [(seat.stage, self._members.member(seat.peer_id)) for seat in self.plan.seats]
             looks = (member.look(self.plan.instance_id, self.plan.ballot) for _, member in members)
             if any(await asyncio.gather(*looks)):
                 raise refusal  # before anything is promised to us at the other stages
@@ -158,29 +170,33 @@ class RingKeeper:
                 ballot = max(answer.beaten_by or ballot for answer in answers)
             raise TransportError(f"others adopt {self.plan.instance_id} just now")
 
-    def _take(self, index: int, status: pb.StageStatus) -> None:
+    def _take(self, seat: Seat, status: pb.StageStatus) -> None:
         match status.WhichOneof("status"):
             case "listening":
-                _resolve(self._listening[index], status.listening)
+                _resolve(self._listening[seat], status.listening)
             case "loading":
-                self._loading[index] = (status.loading.done, status.loading.total)
-                self._on_progress(sum(done for done, _ in self._loading), sum(total for _, total in self._loading))
+                self._loading[seat] = (status.loading.done, status.loading.total)
+                parts = self._loading.values()
+                self._on_progress(sum(done for done, _ in parts), sum(total for _, total in parts))
             case "ready":
-                _resolve(self._ready[index], status.ready)
+                _resolve(self._ready[seat], status.ready)
             case "failed":
-                where = f"stage {index} at peer {self.plan.stages[index].peer_id[:8]}"
-                self._lose(error_from_code(status.failed.code, f"{where}: {status.failed.message}"))
+                self._lose(error_from_code(status.failed.code, f"{seat}: {status.failed.message}"), seat)
 
-    def _lose(self, error: MeshError) -> None:
+    def _lose(self, error: MeshError, seat: Seat | None = None) -> None:
         if not self.lost.done():
+            self.lost_seat = seat
             _log.warning("instance %s (ballot %s): %s", self.plan.instance_id, self.ballot, error)
             self.lost.set_result(error)
 
-    async def _link(self, index: int, endpoints: list[str]) -> None:
+    async def _link(self, index: int, endpoints: Sequence[str], ranks: Mapping[Seat, str]) -> None:
+        """ranks: where those listen that lead no stage, by rank."""
         following = (index + 1) % len(endpoints)
         member = self._members.member(self.plan.stages[index].peer_id)
         next_peer = self.plan.stages[following].peer_id
-        await member.link(self.plan.instance_id, self.ballot, endpoints[following], next_peer)
+        others = [(endpoint, seat.peer_id) for seat, endpoint in ranks.items() if seat.stage == index]
+        extra = (others,) if others else ()
+        await member.link(self.plan.instance_id, self.ballot, endpoints[following], next_peer, *extra)
 
     async def _or_lost(self, work: Awaitable[_T], patience_s: float, what: str) -> _T:
         task = asyncio.ensure_future(work)
@@ -205,7 +221,7 @@ async def release_all(plan: Plan, members: Members, ballot: Ballot | None = None
         except MeshError as exc:
             _log.info("no release of %s at %s: %s", plan.instance_id, peer_id[:8], exc)
 
-    await asyncio.gather(*(release(peer_id) for peer_id in plan.peer_ids))
+    await asyncio.gather(*(release(peer_id) for peer_id in plan.member_ids))
 
 
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:

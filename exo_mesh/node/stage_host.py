@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.errors import MeshError, ReservationError, StageLostError
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.errors import InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.hops import Hops
 from exo_mesh.node.memory import MemoryReader, usable_bytes
@@ -20,10 +21,11 @@ from exo_mesh.node.reservations import Answer, Lease, Reservations
 from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
+from exo_mesh.node.tensor_groups import collective_endpoint, wiring_fault
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import TaskOwner
-from exo_mesh.transport.plan_codec import plan_to_proto
+from exo_mesh.transport.plan_codec import plan_to_proto, rank_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 EXPIRE_EVERY_S = 1.0
@@ -86,6 +88,7 @@ class StageHost:
         self._credentials = credentials
         self._reservations = Reservations()
         self._make_runner = make_runner
+        self._host_of = host_of
         self._hops = Hops(host_of)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
@@ -164,11 +167,13 @@ class StageHost:
         return found
 
     async def reserve(self, plan: Plan, index: int) -> Answer:
-        """Hold memory for a stage. A beaten plan's stage is ended first, so that its memory can be given again.
+        """Hold memory for a stage, or for our rank of it. A beaten plan's stage is ended first, so that its memory can
+        be given again. Each time a rank is asked, its collectives get another port.
 
-        Raises ReservationError if this stage can never run here: wrong peer, model, digest or engine.
+        Raises ReservationError if this stage can never run here: wrong peer, model, digest, engine or network.
         """
         await self._check(plan, index)
+        collective = await asyncio.to_thread(self._collective, plan, index)
         async with self._turn:
             if self._stopping:
                 return Answer(False, 0, "this node is stopping")
@@ -177,7 +182,13 @@ class StageHost:
                 await self._end_runner(plan.instance_id)
         if not answer.granted:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
-        return answer
+        return replace(answer, collective=collective)
+
+    def _collective(self, plan: Plan, index: int) -> str:
+        stage = plan.stages[index]
+        if stage.group is None:
+            return ""
+        return collective_endpoint(stage.group, stage.peers.index(self._own_id), self._own_id, self._host_of)
 
     async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
         """Promise a running stage to a new owner; see Reservations.adopt."""
@@ -186,10 +197,13 @@ class StageHost:
         _log.info("adoption of %s by ballot %s: %s", instance_id, adopted, answer.reason or "granted")
         return answer
 
-    async def commit(self, instance_id: str, ballot: Ballot) -> AsyncIterator[control_pb2.StageStatus]:
+    async def commit(
+        self, instance_id: str, ballot: Ballot, wiring: RankWiring | None = None
+    ) -> AsyncIterator[control_pb2.StageStatus]:
         """Start the stage, or join those who watch it; reports for as long as it lives, the last one is `failed`.
 
-        Raises StageLostError if the plan is not in force here.
+        wiring: of our rank, if the stage is a tensor group and has not been started. Raises StageLostError if the plan
+        is not in force here, InputError for a wiring that is not of our rank.
         """
         async with self._turn:
             if self._stopping:
@@ -201,15 +215,20 @@ class StageHost:
             runner = self._runners.get(instance_id)
             if runner is None or self._started[instance_id].plan.ballot != lease.plan.ballot:
                 await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
-                runner = await self._start_runner(lease)
+                runner = await self._start_runner(lease, wiring)
         async for status in runner.board.watch():
             yield status
 
-    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
-        """Tell the stage where the next one listens, at next_peer. Raises StageLostError if this plan runs not here."""
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: Sequence[str] = ()
+    ) -> None:
+        """Tell the stage where the next one listens, at next_peer, and the leader of a tensor group where its other
+        ranks do. Raises StageLostError if this plan runs not here."""
         runner = self._runners.get(instance_id)
         if runner is None or self._reservations.lease(instance_id, ballot) is None:
             raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
+        if ranks:
+            await runner.link_ranks(ranks)
         await self._hops.link(instance_id, runner, endpoint, next_peer)
 
     async def show_new_certificate(self) -> None:
@@ -244,7 +263,7 @@ class StageHost:
                 await self._end_runner(instance_id)
 
     async def _check(self, plan: Plan, index: int) -> None:
-        if not 0 <= index < len(plan.stages) or plan.stages[index].peer_id != self._own_id:
+        if not 0 <= index < len(plan.stages) or self._own_id not in plan.stages[index].peers:
             raise ReservationError(f"stage {index} of the plan is not of this peer", peer_id=self._own_id)
         try:
             card = await asyncio.to_thread(self._models.card, plan.model)
@@ -259,8 +278,11 @@ class StageHost:
         if problem := self._can_run(plan.stages[index].engine, card.architecture):
             raise ReservationError(problem, peer_id=self._own_id)
 
-    async def _start_runner(self, lease: Lease) -> Runner:
+    async def _start_runner(self, lease: Lease, wiring: RankWiring | None) -> Runner:
         plan, settings = lease.plan, self._settings
+        rank = lease.stage.peers.index(self._own_id)
+        if fault := wiring_fault(lease.stage.group, rank, wiring):
+            raise InputError(f"the wiring for {lease.stage.shard} is not that of its rank here: {fault}")
         first, last = settings.data_ports or (0, 0)
         start = runner_pb2.StartStage(
             plan=plan_to_proto(plan),
@@ -272,10 +294,12 @@ class StageHost:
             port_last=last,
             max_queued=settings.max_queued,
             tls=tls_to_proto(self._credentials.current if self._credentials else None),
+            rank=None if wiring is None else rank_to_proto(wiring),
         )
         card = await asyncio.to_thread(self._models.card, plan.model)
         lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
+        label += f" rank {rank}" if wiring is not None else ""
         runner = self._make_runner(
             label, start, settings.host, limits=self._limits.runner, command=self._limits.command
         )

@@ -109,6 +109,10 @@ class Runner:
         """
         await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
 
+    async def link_ranks(self, endpoints: Sequence[str]) -> None:
+        """Tell the leader of a tensor group where ranks 1 to N-1 listen. Raises StageLostError if it is gone."""
+        await self._tell(runner_pb2.ToRunner(ranks=runner_pb2.LinkRanks(endpoints=endpoints)))
+
     async def show(self, tls: runner_pb2.TlsCredentials) -> None:
         """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
         self._start.tls.CopyFrom(tls)  # in case the process has not been told to start yet

@@ -411,26 +411,30 @@ class ReserveRequest(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., adopt: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
-    __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never")
+    __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never", "collective")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BEATEN_BY_FIELD_NUMBER: _ClassVar[int]
     NEVER_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     granted: bool
     reason: str
     usable_bytes: int
     beaten_by: _plan_pb2.Ballot
     never: bool
-    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ...) -> None: ...
+    collective: str
+    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ..., collective: _Optional[str] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot")
+    __slots__ = ("instance_id", "ballot", "rank")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
+    rank: _plan_pb2.RankWiring
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
     __slots__ = ("listening", "loading", "ready", "failed")
@@ -481,20 +485,30 @@ class StageFailed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LinkRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "next_endpoint", "next_peer")
+    __slots__ = ("instance_id", "ballot", "next_endpoint", "next_peer", "ranks")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     NEXT_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     NEXT_PEER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
     next_endpoint: str
     next_peer: str
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., next_endpoint: _Optional[str] = ..., next_peer: _Optional[str] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankEndpoint]
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., next_endpoint: _Optional[str] = ..., next_peer: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankEndpoint, _Mapping]]] = ...) -> None: ...
 
 class LinkReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RankEndpoint(_message.Message):
+    __slots__ = ("endpoint", "peer")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    peer: str
+    def __init__(self, endpoint: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class LookAtStageRequest(_message.Message):
     __slots__ = ("instance_id", "ballot")
