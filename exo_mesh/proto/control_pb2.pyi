@@ -73,7 +73,7 @@ class ModelEngines(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,8 @@ class PeerInfo(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     MODEL_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    RDMA_PORTS_FIELD_NUMBER: _ClassVar[int]
+    STATIC_RANK_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -96,7 +98,37 @@ class PeerInfo(_message.Message):
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     models: _containers.RepeatedScalarFieldContainer[str]
     model_engines: _containers.RepeatedCompositeFieldContainer[ModelEngines]
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ...) -> None: ...
+    rdma_ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
+    static_rank: StaticRank
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ...) -> None: ...
+
+class RdmaPort(_message.Message):
+    __slots__ = ("device", "active", "uuid", "other_uuid", "speed")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    OTHER_UUID_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    active: bool
+    uuid: str
+    other_uuid: str
+    speed: str
+    def __init__(self, device: _Optional[str] = ..., active: bool = ..., uuid: _Optional[str] = ..., other_uuid: _Optional[str] = ..., speed: _Optional[str] = ...) -> None: ...
+
+class StaticRank(_message.Message):
+    __slots__ = ("group", "rank", "size", "backend", "rdma")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    RDMA_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    rank: int
+    size: int
+    backend: str
+    rdma: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
     __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens")
