@@ -6,12 +6,14 @@ import ast
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
+from exo_mesh_mlx.divisibility import division_obstacle
 
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
@@ -48,6 +50,15 @@ class MlxProvider:
             return False
         return _defines_a_model(root / "models" / f"{module}.py")
 
+    def group_obstacle(self, config: Mapping[str, Any], size: int) -> str:
+        """See Groupable."""
+        architecture = str(config.get("model_type"))
+        if not self.supports(architecture):
+            return f"mlx-lm has no model {architecture}"
+        if not _can_shard(_remapping().get(architecture, architecture)):
+            return f"mlx-lm {_version('mlx-lm')} has no shard() for {architecture}; it has for {', '.join(groupable())}"
+        return division_obstacle(config, size)
+
     def version(self) -> str:
         mlx, mlx_lm = _version("mlx"), _version("mlx-lm")
         return f"mlx {mlx}, mlx-lm {mlx_lm}" if mlx and mlx_lm else ""
@@ -63,6 +74,14 @@ class MlxProvider:
         from exo_mesh_mlx.survey import survey
 
         return survey(open_checkpoint(model_dir))
+
+
+@cache
+def groupable() -> tuple[str, ...]:
+    """mlx-lm's models that can be split over the ranks of a tensor group."""
+    root = _mlx_lm_dir()
+    files = sorted((root / "models").glob("*.py")) if root is not None else []
+    return tuple(file.stem for file in files if _defines_a_model(file) and _can_shard(file.stem))
 
 
 def _version(distribution: str) -> str:
@@ -94,3 +113,28 @@ def _remapping() -> dict[str, str]:
             mapping: dict[str, str] = ast.literal_eval(node.value)
             return mapping
     return {}
+
+
+@cache
+def _can_shard(module: str) -> bool:
+    """Does the class Model of a module of mlx-lm have a `shard`, or take it over from another module's Model?"""
+    root = _mlx_lm_dir()
+    file = root / "models" / f"{module}.py" if root is not None else None
+    if file is None or not re.fullmatch(r"[\w\-]+", module) or not file.is_file():
+        return False
+    imported: dict[str, str] = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            # `from .llama import Model as Base`, or `from . import qwen3_5`, whose Model is then qwen3_5.Model
+            imported |= {name.asname or name.name: node.module or name.name for name in node.names}
+        if isinstance(node, ast.ClassDef) and node.name == "Model":
+            own = any(isinstance(part, ast.FunctionDef) and part.name == "shard" for part in node.body)
+            return own or any(_can_shard(imported.get(_root_name(base), "")) for base in node.bases)
+    return "Model" in imported and _can_shard(imported["Model"])
+
+
+def _root_name(node: ast.expr) -> str:
+    """`a` of `a` and of `a.b`."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""

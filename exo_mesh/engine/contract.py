@@ -207,9 +207,10 @@ class GroupMember(Protocol):
     the other ranks have come.
     """
 
-    def verify(self) -> GroupCheck:
-        """Called once after `load`, by all ranks at about the same time: is the group's result that of one machine?
-        Raises CanaryError, on the leader at least, if it is not. Leaves nothing behind."""
+    def verify(self, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
+        """Called once after `load`, by all ranks at about the same time: does the group compute what one machine would,
+        for a prompt of more than two prefill chunks? Raises CanaryError on every rank if it does not. Leaves nothing
+        behind. progress: in parts of the stage, as a sign of life."""
 
 
 class EngineProvider(Protocol):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from exo_mesh import PROTOCOL_VERSION
-from exo_mesh.errors import TransportError
+from exo_mesh.errors import RankLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.driver_service import DriverService
+from exo_mesh.runner.ranks import RankLinks, watch_leader
 from exo_mesh.runner.worker import StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.transport.channel_options import bracketed
@@ -47,14 +50,18 @@ class Endpoint:
             from_stage=setup.index,
         )
         self._link = RingLink(hello, credentials)
-        before = (setup.index - 1) % stages
+        self._ranks: RankLinks | None = None
+        if setup.rank is not None and setup.rank.is_leader:
+            self._ranks = RankLinks(hello, setup.rank.size, credentials)
+        # a rank that follows gets its frames from the leader of its own stage
+        before = setup.index if setup.follows else (setup.index - 1) % stages
         self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, before, worker.accept)
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; answers the port. Raises TransportError if no port of the range is free."""
         server = new_server()
         server.add_generic_rpc_handlers((self._receiver.handler(),))
-        if self._setup.is_last:
+        if self._worker.driver is not None:
             service = DriverService(self._setup.plan, self._worker)
             driver_pb2_grpc.add_DriverServicer_to_server(service, server)  # type: ignore[no-untyped-call]
         port = _bind(server, binding, self._credentials)
@@ -66,17 +73,41 @@ class Endpoint:
         """The next stage listens at `endpoint`. keep_stream: dial there only when the present stream breaks."""
         self._link.set_endpoint(endpoint, keep_stream=keep_stream)
 
+    def ranks_at(self, endpoints: Sequence[str]) -> RankLinks:
+        """The hops to the other ranks of this leader's tensor group. Raises RankLostError unless there is one for each
+        endpoint."""
+        if self._ranks is None or len(self._ranks) != len(endpoints):
+            raise RankLostError(f"told of {len(endpoints)} ranks besides itself: the stage does not lead such a group")
+        return self._ranks
+
     async def run(self) -> None:
-        """Work and keep the hop up, until the ring shuts down. Raises StageLostError if the next stage is gone."""
+        """Work and keep the hops up, until the ring shuts down. Raises StageLostError if the next stage is gone, and
+        RankLostError if another rank of this tensor group is."""
         async with asyncio.TaskGroup() as group:
-            hop = group.create_task(self._link.run()) if self._setup.num_stages > 1 else None
-            await self._worker.run(self._link.send)
-            if hop is not None:
-                hop.cancel()
+            beside = [group.create_task(part) for part in self._beside()]
+            await self._worker.run(self._link.send, None if self._ranks is None else self._ranks.hand_out)
+            for task in beside:
+                task.cancel()
+
+    def _beside(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """What goes on while the worker works."""
+        if self._setup.follows:
+            yield watch_leader(self._receiver)
+            return
+        if self._setup.num_stages > 1:
+            yield self._link.run()
+        if self._ranks is not None:
+            yield self._ranks.run()
 
     async def close(self) -> None:
         if self._server is not None:
             await self._server.stop(grace=0.2)
+
+    @property
+    def _linked(self) -> bool:
+        """Every hop that begins here is up."""
+        alone = self._setup.num_stages == 1 or self._setup.follows
+        return (alone or self._link.linked) and (self._ranks is None or self._ranks.linked)
 
     def heartbeat(self) -> pb.Heartbeat:
         """The counters of this moment. Raises EngineError if the engine hangs."""
@@ -89,7 +120,7 @@ class Endpoint:
             frames_in=self._receiver.frames_in,
             frames_out=link.frames_out,
             bytes_out=link.bytes_out,
-            linked=link.linked or self._setup.num_stages == 1,
+            linked=self._linked,
             sequences=len(engine.sequences()) if engine else 0,
             memory_bytes=engine.memory_bytes() if engine else 0,
         )

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -19,9 +18,10 @@ from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
+from exo_mesh.runner.ranks import RankFiles
 from exo_mesh.runner.worker import StageSetup, Worker
 from exo_mesh.security.credentials import RenewedCredentials
-from exo_mesh.transport.plan_codec import plan_from_proto
+from exo_mesh.transport.plan_codec import plan_from_proto, rank_from_proto
 from exo_mesh.transport.runner_pipe import receive_message
 from exo_mesh.transport.tls_codec import tls_from_proto
 
@@ -53,13 +53,7 @@ def run_process(control_fd: int) -> int:
 async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
     """Load, listen, work. Every way to fail is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()
-    setup = StageSetup(
-        plan=plan_from_proto(start.plan),
-        index=start.stage,
-        model_dir=Path(start.model_dir),
-        options=dict(start.options),
-        max_queued=start.max_queued,
-    )
+    setup = _setup(start)
     worker = Worker(setup)
     credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
     endpoint = Endpoint(setup, worker, credentials)
@@ -67,15 +61,22 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
     def obey(command: pb.ToRunner) -> None:
         if command.HasField("link"):
             loop.call_soon_threadsafe(endpoint.link_to, command.link.endpoint, command.link.keep_stream)
+        elif command.HasField("ranks"):
+            endpoints = tuple(command.ranks.endpoints)
+            loop.call_soon_threadsafe(endpoint.ranks_at(endpoints).link_to, endpoints)
         elif command.HasField("tls") and credentials is not None:
             credentials.replace(tls_from_proto(command.tls))
         elif command.HasField("pressure"):
             worker.pressure = command.pressure.level
 
-    pulse = Pulse(pipe, endpoint.heartbeat, obey, on_stop=lambda: _call(loop, stopped.set))
+    files = RankFiles()
+    pulse = Pulse(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
     pulse.start()
     try:
-        await _load_and_listen(worker, endpoint, pulse, Binding(start.host, start.port_first, start.port_last))
+        if setup.rank is not None:
+            files.write(setup.rank)
+        _load(worker, pulse, files)
+        await _listen(worker, endpoint, pulse, Binding(start.host, start.port_first, start.port_last))
         await _until_first(endpoint.run(), stopped.wait())
     except MeshError as exc:
         return _failed(pulse, exc.code, str(exc))
@@ -88,26 +89,46 @@ async def _serve(pipe: socket.socket, start: pb.StartStage) -> int:
     return EXIT_STOPPED
 
 
-async def _load_and_listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, binding: Binding) -> None:
+def _setup(start: pb.StartStage) -> StageSetup:
+    return StageSetup(
+        plan=plan_from_proto(start.plan),
+        index=start.stage,
+        model_dir=Path(start.model_dir),
+        options=dict(start.options),
+        max_queued=start.max_queued,
+        rank=rank_from_proto(start.rank) if start.HasField("rank") else None,
+    )
+
+
+def _load(worker: Worker, pulse: Pulse, files: RankFiles) -> None:
     """Loading blocks the loop, so the endpoint opens after it: a caller is refused rather than left waiting."""
-    start = time.monotonic()
 
     def progress(done: int, total: int) -> None:
+        files.remove()  # the ranks have met
         pulse.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
 
-    memory = worker.load(progress)
+    try:
+        worker.load(progress)
+    finally:
+        files.remove()
     gc.collect()
     gc.freeze()  # the libraries' objects live for ever; without this each full collection looks at them for 0.1 s
+
+
+async def _listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, binding: Binding) -> None:
     port = await endpoint.listen(binding)
     pulse.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
     assert worker.engine is not None, "it has been loaded"
-    declared = worker.engine.capabilities
+    declared, check = worker.engine.capabilities, worker.check
     ready = pb.Ready(
-        memory_bytes=memory,
-        load_s=time.monotonic() - start,
+        memory_bytes=worker.engine.memory_bytes(),
+        load_s=worker.load_s,
         inputs=specs_to_proto(declared.inputs),
         outputs=specs_to_proto(declared.outputs),
     )
+    if check is not None:
+        ready.group.all_reduce_s, ready.group.chunk_s = check.all_reduce_s, check.chunk_s
+        ready.group.worst, ready.group.deadline_s = check.worst, worker.deadline_s
     pulse.report(pb.FromRunner(ready=ready))
 
 

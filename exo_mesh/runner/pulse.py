@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import runner_pb2 as pb
@@ -29,7 +30,7 @@ class Pulse:
     `heartbeat` raises; a MeshError of it is reported first.
 
     `report` may be called from any thread. `on_command` is called in this thread with every message but StopStage, and
-    `on_stop` once when that comes.
+    `on_stop` once when that comes. `before_exit` is called first by whatever ends the process here.
     """
 
     def __init__(
@@ -38,11 +39,13 @@ class Pulse:
         heartbeat: Callable[[], pb.Heartbeat],
         on_command: Callable[[pb.ToRunner], None],
         on_stop: Callable[[], None],
+        before_exit: Callable[[], None] = lambda: None,
     ) -> None:
         self._pipe = pipe
         self._heartbeat = heartbeat
         self._on_command = on_command
         self._on_stop = on_stop
+        self._before_exit = before_exit
         self._sending = threading.Lock()
 
     def start(self) -> None:
@@ -54,7 +57,7 @@ class Pulse:
             with self._sending:
                 send_message(self._pipe, message)
         except TransportError:
-            os._exit(EXIT_ORPHANED)
+            self._exit(EXIT_ORPHANED)
 
     def _run(self) -> None:
         try:
@@ -63,7 +66,11 @@ class Pulse:
             self.report(pb.FromRunner(failed=pb.Failed(code=exc.code, message=str(exc))))
         except Exception:  # noqa: BLE001 - logged, and then the process ends
             _log.exception("the heartbeat failed")
-        os._exit(EXIT_NO_PULSE)  # without this thread nothing would end the process with its node
+        self._exit(EXIT_NO_PULSE)  # without this thread nothing would end the process with its node
+
+    def _exit(self, code: int) -> NoReturn:
+        self._before_exit()
+        os._exit(code)
 
     def _beat(self) -> None:
         due = time.monotonic() + HEARTBEAT_S
@@ -78,9 +85,9 @@ class Pulse:
     def _command(self) -> None:
         message = receive_message(self._pipe, pb.ToRunner)
         if message is None:
-            os._exit(EXIT_ORPHANED)  # nobody would ever stop this process
+            self._exit(EXIT_ORPHANED)  # nobody would ever stop this process
         if message.HasField("stop"):
-            timer = threading.Timer(STOP_DEADLINE_S, os._exit, (0,))
+            timer = threading.Timer(STOP_DEADLINE_S, self._exit, (0,))
             timer.daemon = True
             timer.start()
             self._on_stop()

@@ -29,20 +29,27 @@ class Stage:
     """Runs frames through an engine, in the compute thread.
 
     A sequence that a stage cannot do becomes a fault on the frame; its rows go no further, the other rows go on.
+    A rank of a tensor group cannot do that if it was the engine that failed: nobody knows how far the other ranks came.
     """
 
-    def __init__(self, engine: StageEngine, index: int) -> None:
+    def __init__(self, engine: StageEngine, index: int, *, is_rank: bool = False) -> None:
         self._engine = engine
         self._index = index
+        self._is_rank = is_rank
 
     def process(self, frame: Frame) -> StageResult:
-        """Apply the ops in order, then compute the rows. Raises nothing for a bad row; ops cannot fail."""
+        """Apply the ops in order, then compute the rows. Raises nothing for a bad row; ops cannot fail.
+
+        A rank of a tensor group raises what the engine raises.
+        """
         shutdown = self._apply_ops(frame)
         if not frame.rows:
             return StageResult(frame, None, shutdown)
         try:
             output = self._forward(StageInput(frame.rows, frame.token_ids, frame.tensors))
-        except Exception as exc:  # noqa: BLE001 - the boundary to a foreign library: its failure ends these rows only
+        except Exception as exc:
+            if self._is_rank:
+                raise
             return StageResult(self._all_faulted(frame, exc), None, shutdown)
         return self._passed_on(frame, output, shutdown)
 

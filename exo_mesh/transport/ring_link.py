@@ -53,6 +53,7 @@ class RingLink:
         self._endpoint = ""
         self._moved = asyncio.Event()
         self._broken = asyncio.Event()
+        self._up = asyncio.Event()
         self._call: _Call | None = None
         self._unacked: deque[Frame] = deque()
         self._unsent: deque[Frame] = deque()
@@ -63,6 +64,11 @@ class RingLink:
     def linked(self) -> bool:
         """The hop is up, and nothing waits to be sent again."""
         return self._call is not None
+
+    async def settle(self) -> None:
+        """Returns when every frame that `send` was given has been taken by the transport, as far as is known; while the
+        hop is down, when it is up again. It ends with `run`, not by itself."""
+        await self._up.wait()
 
     def set_endpoint(self, endpoint: str, *, keep_stream: bool = False) -> None:
         """Where the next stage listens, "host:port"; a change redials.
@@ -95,6 +101,7 @@ class RingLink:
                 raise
         if call is self._call:  # otherwise it has been noticed already
             self._broken.set()
+            self._up.clear()
 
     async def run(self) -> None:
         """Keep the hop up until cancelled. Raises StageLostError after LOST_AFTER_S without it, or at once if the next
@@ -116,6 +123,7 @@ class RingLink:
                 if was_cancelled():
                     raise
                 reason = "the call was cancelled"
+            self._up.clear()
             if self._call is not None:
                 self._call, delay, broken_since = None, REDIAL_FIRST_S, time.monotonic()
                 _log.warning("the hop to %s broke: %s; dialling again", self._endpoint, reason)
@@ -139,6 +147,7 @@ class RingLink:
         while self._unsent:
             await self._write(call, self._unsent.popleft())
         self._call = call
+        self._up.set()
         while True:
             self._acknowledge(_ack_of(await call.read()))
 

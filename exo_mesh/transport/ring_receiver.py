@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -44,6 +45,9 @@ class RingReceiver:
         self._last_step = 0
         self._stream = 0
         self.frames_in = 0
+        self.num_streams = 0
+        self.alone_since = time.monotonic()
+        """When the last stream ended, while there is none."""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The generic handler to add to a grpc.aio server; messages are raw bytes both ways."""
@@ -59,6 +63,14 @@ class RingReceiver:
             _log.warning("refused a ring stream: %s", refusal)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
         self._stream += 1
+        self.num_streams += 1
+        try:
+            await self._serve(context)
+        finally:
+            self.num_streams -= 1
+            self.alone_since = time.monotonic()
+
+    async def _serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.write(encode_ack(self._last_step))
         # grpc cancels this task when the connection breaks; a frame that counts as arrived is delivered all the same
         reading = asyncio.create_task(self._read(self._stream, context), name="ring reader")
