@@ -67,7 +67,7 @@ class Settings:
     engine_options: dict[str, str] = field(default_factory=dict)
     model_engines: dict[str, str] = field(default_factory=dict)
     mixed_rings: str = "auto"
-    tensor_group: int | None = None
+    tensor_group: int = 0
     group_backend: WishedBackend = "auto"
     hostfile: Path | None = None
     fast_synch: str = "auto"

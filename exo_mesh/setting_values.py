@@ -31,19 +31,19 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def group_size(text: str) -> int | None:
-    """`auto` (None), `never` (1), or a number of peers from 2 to 8."""
+def group_size(text: str) -> int:
+    """`auto` (0), `never` (1), or a number of peers from 2 to 8."""
     word = text.strip().lower()
     if word in ("auto", "never"):
-        return None if word == "auto" else 1
+        return 0 if word == "auto" else 1
     if not re.fullmatch(r"[2-8]", word):
         raise ValueError("auto, never or a number from 2 to 8 is needed")
     return int(word)
 
 
-def group_size_text(size: int | None) -> str:
+def group_size_text(size: int) -> str:
     """As `group_size` reads it."""
-    return "auto" if size is None else "never" if size == 1 else str(size)
+    return "auto" if size == 0 else "never" if size == 1 else str(size)
 
 
 def share(text: str) -> float:

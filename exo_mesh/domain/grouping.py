@@ -167,11 +167,11 @@ def joined_as_named(
     by_id = {candidate.peer_id: candidate for candidate in candidates}
     names = [peer_id for group in wish.members for peer_id in group]
     if len(set(names)) != len(names) or any(len(group) < 2 for group in wish.members):
-        raise InputError("each tensor group has two peers or more, and no peer is in two", param="tensor_group")
+        raise InputError("each tensor group has two peers or more, and no peer is in two", param="groups")
     absent = [peer_id[:8] for peer_id in names if peer_id not in by_id]
     if absent:
         known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
-        raise InputError(f"{', '.join(absent)} cannot take part (those that can: {known})", param="tensor_group")
+        raise InputError(f"{', '.join(absent)} cannot take part (those that can: {known})", param="groups")
     groups = [[by_id[peer_id].running(engine or by_id[peer_id].engine) for peer_id in group] for group in wish.members]
     for group in groups:
         if fault := group_fault(group, wish, facts):

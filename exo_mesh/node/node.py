@@ -34,6 +34,7 @@ from exo_mesh.node.closed_mesh import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
 from exo_mesh.node.generate import Patience, Router
+from exo_mesh.node.group_facts import GroupKnowledge
 from exo_mesh.node.housekeeping import keep_house
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
@@ -107,8 +108,10 @@ class Node:
         )
         here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
         mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests")
+        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
+        groups = GroupKnowledge(settings, self._registry, self.membership.view.peers, self._texts.directory, clock)
         self._placer = Placer(
-            settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner
+            settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner, groups
         )
         self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
         self._instances = Instances(
@@ -116,7 +119,6 @@ class Node:
         )
         self._drivers = DriverChannels(self._credentials)
         self._router = self._new_router(members, tuning.patience)
-        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
         self._server = self._new_server()
         self._monitor = MemoryMonitor(memory_reader, self._host.press, lambda: self._host.reserved_bytes)
         self.observation = Observation(

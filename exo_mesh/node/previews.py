@@ -27,7 +27,15 @@ def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec
     return replace(
         spec,
         exclude_peers=tuple(_peer_id(name, peers, "exclude_peers") for name in spec.exclude_peers),
-        pins=tuple(replace(pin, peer_id=_peer_id(pin.peer_id, peers, "pins")) for pin in spec.pins),
+        pins=tuple(
+            replace(
+                pin,
+                peer_id=_peer_id(pin.peer_id, peers, "pins"),
+                group=tuple(_peer_id(name, peers, "pins") for name in pin.group),
+            )
+            for pin in spec.pins
+        ),
+        groups=tuple(tuple(_peer_id(name, peers, "groups") for name in group) for group in spec.groups),
     )
 
 

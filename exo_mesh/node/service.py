@@ -31,9 +31,9 @@ class InstanceSpec:
     exclude_peers, pins: peers by id or name. With pins it is decided who holds what: policy and min_peers have no say.
     engine: every stage runs with this one. engine_preference: engines or tags (`torch`, `mlx-metal`) that peers should
     rather use than what they would choose, the first one first. mixed_rings: may stages be of several engines, one of
-    `domain.rings.MIXING`; None means the node's own setting. tensor_group: 1 no tensor group, N one of N peers at least;
-    groups: which peers they are, by id or name, the leader first. group_backend: how their ranks meet. None of these:
-    the node's own settings.
+    `domain.rings.MIXING`; None means the node's own setting. tensor_group: 1 no tensor group, N at least one of N
+    peers. groups: which peers they are, by id or name, the leader first. group_backend: how their ranks meet. What is
+    left open of these is as the node's own settings have it.
     """
 
     model: str
@@ -55,7 +55,7 @@ class InstanceSpec:
 
     def group_wish(self, settings: Settings) -> GroupWish:
         """With what the wish leaves open as the settings have it."""
-        size = self.tensor_group if self.tensor_group or self.groups else settings.tensor_group
+        size = self.tensor_group if self.tensor_group or self.groups else settings.tensor_group or None
         return GroupWish(size, self.groups, self.group_backend or settings.group_backend)
 
 
