@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
+    GroupCheck,
     LoadProgress,
     LoadRequest,
     SavedSequence,
@@ -23,17 +25,20 @@ from exo_mesh.engine.contract import (
     StageOutput,
     row_defect,
 )
-from exo_mesh.errors import EngineError, InputError, MeshError, ModelError
+from exo_mesh.errors import EngineError, InputError, MeshError, ModelError, RankLostError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
+from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import Checkpoint, open_checkpoint
 from exo_mesh_mlx.ghost import GhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
-from exo_mesh_mlx.loading import build_stage, read_layers, trace_checkpoint
+from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.packets import Group
 from exo_mesh_mlx.ragged import RaggedMode
+from exo_mesh_mlx.ranks import Ranks
+from exo_mesh_mlx.sharding import Shares, coarsest_dtype, share_out
 from exo_mesh_mlx.trace import Trace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
@@ -41,6 +46,8 @@ BUFFER_CACHE_BYTES = 256 * 2**20
 """What MLX may keep of freed buffers for reuse: a few prefill chunks' activations, not a second model."""
 
 WARM_UP_SEQUENCE = -1
+
+_log = logging.getLogger(__name__)
 
 Computed = list[tuple[Group, Packet | mx.array]]
 
@@ -52,7 +59,10 @@ class _Sequence:
 
 
 class MlxStage:
-    """Rows of equal length are computed in one forward where the model's caches allow it, each with its own cache."""
+    """Rows of equal length are computed in one forward where the model's caches allow it, each with its own cache.
+
+    As a rank of a tensor group it is given what the other ranks are given, and computes its share of each layer.
+    """
 
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
 
@@ -68,6 +78,9 @@ class MlxStage:
         self.batched = False
         """Rows of equal length of several sequences are computed in one forward."""
         self._saved_form: saving.SavedForm = {}
+        self._ranks: Ranks | None = None
+        self._to_verify: tuple[Checkpoint, Trace | None, Shard, int] | None = None
+        self.shares = Shares()
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         for name in request.options:
@@ -76,11 +89,16 @@ class MlxStage:
         shard = request.shard
         if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):
             raise EngineError(f"activation_dtype {request.activation_dtype!r} is none of {wire.ACTIVATION_DTYPES}")
+        if request.rank is not None:
+            self._ranks = Ranks(request.rank)  # first: the other ranks wait
         checkpoint = open_checkpoint(request.model_dir)
         trace = self._trace(checkpoint, shard)
         self._model = build_stage(checkpoint, trace, shard.start, shard.stop)
         if len(self._model.layers) != shard.num_layers:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {len(self._model.layers)} layers")
+        if self._ranks is not None:
+            self.shares = share_out(self._model, self._ranks, shard.start, shard.stop)
+            _log.info("rank %d of %d holds %s", self._ranks.rank, self._ranks.size, self.shares.describe())
         self._vocab_size = self._logits_width = checkpoint.vocab_size
         self._activation_dtype = request.activation_dtype
         full = make_prompt_cache(self._model)
@@ -89,8 +107,28 @@ class MlxStage:
         else:
             self._layout = plan_caches(trace, full, shard.start, shard.stop)
             self._stage = GhostStage(self._model, trace, shard.start, shard.stop)
-        read_layers(self._model, shard.start, shard.stop, progress)
+        read_layers(self._model, shard.start, shard.stop, progress, by_tensor=self._ranks is not None)
+        self._to_verify = (checkpoint, trace, shard, request.context_limit)
         self._warm_up(shard, request.model_dir, can_always_trim(full))
+
+    def verify(self, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
+        """See GroupMember."""
+        if self._ranks is None or self._to_verify is None:
+            raise EngineError("only a rank of a tensor group that has just been loaded can be checked")
+        checkpoint, trace, shard, context_limit = self._to_verify
+        self._to_verify = None
+        if self._ragged is not None:
+            self._ragged.switch(False)
+        layers = (shard.start, shard.stop)
+        canary = Canary(self._model, build_model(checkpoint), trace, self._ranks, layers)
+        try:
+            return canary.run(self._logits_width, context_limit, chunk_tokens, progress)
+        except RuntimeError as exc:  # of MLX: a rank is gone
+            raise self._failure("the check of the group", exc) from exc
+        finally:
+            if trace is not None:
+                self._stage = GhostStage(self._model, trace, *layers)
+            mx.clear_cache()
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if sequence not in self._sequences:
@@ -110,7 +148,7 @@ class MlxStage:
             raise
         except Exception as exc:  # model code and mlx raise anything
             self.batched = False  # should it be code that several rows at once are too much for, it happens only once
-            raise EngineError(f"mlx failed in a forward of {len(stage_input.rows)} rows: {exc}") from exc
+            raise self._failure(f"a forward of {len(stage_input.rows)} rows", exc) from exc
 
     def remove(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)
@@ -138,6 +176,12 @@ class MlxStage:
             self._stage.close()
         self._stage = self._model = self._ragged = None
         mx.clear_cache()
+
+    def _failure(self, what: str, exc: Exception) -> EngineError:
+        """The error for what model code or mlx raised; its collectives begin with the name of their backend."""
+        if self._ranks is not None and str(exc).startswith(("[ring]", "[jaccl]")):
+            return RankLostError(f"rank {self._ranks.rank} lost another rank in {what}: {exc}")
+        return EngineError(f"mlx failed in {what}: {exc}")
 
     def _trace(self, checkpoint: Checkpoint, shard: Shard) -> Trace | None:
         """How to cut the model; None for a model that cannot be cut and need not be."""
@@ -202,12 +246,23 @@ class MlxStage:
         if stage.outputs:
             made = [(group, result) for group, result in computed if not isinstance(result, mx.array)]
             packed = packets.pack(stage.outputs, made, [row.n for row in rows], self._activation_dtype)
-            mx.eval(packed, states)
+            self._evaluate(list(packed.values()), states, rows)
             return StageOutput(tensors=packets.to_tensors(packed), faults=faults)
         wanted = self._wanted_logits(rows, computed)
-        mx.eval(wanted, states)
+        self._evaluate(wanted, states, rows)
         copies = [np.array(array) for array in wanted]
         return StageOutput(logits=copies[0] if len(copies) == 1 else np.concatenate(copies), faults=faults)
+
+    def _evaluate(self, results: list[mx.array], states: list[mx.array], rows: Sequence[Row]) -> None:
+        """results: `[tokens, width]`. Now and then the ranks of a tensor group compare what they made."""
+        if self._ranks is None:
+            mx.eval(results, states)
+            return
+        lines = results[0] if len(results) == 1 or self._loaded().outputs else mx.concatenate(results)
+        digests = self._ranks.digest(lines, sum(row.n for row in rows))
+        mx.eval(results, states, *([] if digests is None else [digests]))
+        if digests is not None:
+            self._ranks.check(digests, coarsest_dtype(self._model))
 
     def _wanted_logits(self, rows: Sequence[Row], computed: Computed) -> list[mx.array]:
         """float32 `[k, vocab]` arrays, in row order; zeros for a row that was not computed."""

@@ -64,10 +64,11 @@ def trace_checkpoint(checkpoint: Checkpoint) -> Trace:
         raise ModelError(f"{checkpoint.model_dir} cannot be split: its forward pass raises {exc!r}") from exc
 
 
-def read_layers(model: nn.Module, start: int, stop: int, progress: LoadProgress) -> None:
+def read_layers(model: nn.Module, start: int, stop: int, progress: LoadProgress, *, by_tensor: bool = False) -> None:
     """Evaluate the parameters of layers `[start, stop)`, one layer at a time; progress is in bytes.
 
-    Raises ModelError if a file cannot be read.
+    by_tensor: one tensor at a time, where only a share of what is read is kept. Raises ModelError if a file cannot be
+    read.
     """
     parameters = [[array for _, array in tree_flatten(layer.parameters())] for layer in model.layers[start:stop]]
     total = sum(array.nbytes for layer in parameters for array in layer)
@@ -75,7 +76,8 @@ def read_layers(model: nn.Module, start: int, stop: int, progress: LoadProgress)
     progress(0, total)
     for index, layer in enumerate(parameters, start):
         try:
-            mx.eval(layer)
+            for arrays in [[array] for array in layer] if by_tensor else [layer]:
+                mx.eval(arrays)
         except RuntimeError as exc:
             raise ModelError(f"layer {index} cannot be read: {exc}") from exc
         done += sum(array.nbytes for array in layer)

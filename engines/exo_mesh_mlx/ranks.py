@@ -1,0 +1,103 @@
+"""This process as one rank of a tensor group: how it meets the others, and what the ranks tell each other.
+
+MLX forms a group once per process and never again: a group with other members is new processes.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import statistics
+import time
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.errors import CanaryError, RankLostError
+
+INIT_S = 8.0
+"""MLX waits for the others without a deadline and lets no other thread run meanwhile; so this ends the process from
+below, before the node gives up on its heartbeats. The ranks have just seen each other: a second is much."""
+
+TIMED_REDUCES = 20
+
+AGREE_EVERY = 64
+"""Forwards between two comparisons of what the ranks made: 25 us over Thunderbolt each, against a frame of 10 ms."""
+
+AGREE_WITHIN = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Of a share of a token's result, in units of what such a share of random values would have. With two ranks the bits
+are the same; with more they may add up in another order, and on another chip."""
+
+AGREE_TOKENS, AGREE_PARTS = 32, 8
+
+
+class Ranks:
+    """All calls are collective: every rank makes them in the same order, from its compute thread."""
+
+    def __init__(self, wiring: RankWiring) -> None:
+        """Raises RankLostError if the group does not come about, or is another one than the plan says."""
+        backend = "ring" if wiring.backend == "ring" else "jaccl"
+        faulthandler.dump_traceback_later(INIT_S, exit=True)
+        try:
+            self.group = mx.distributed.init(strict=True, backend=backend)
+        except (RuntimeError, ValueError) as exc:
+            raise RankLostError(f"rank {wiring.rank} cannot join its tensor group: {exc}") from exc
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        self.rank, self.size = self.group.rank(), self.group.size()
+        if (self.rank, self.size) != (wiring.rank, wiring.size):
+            raise RankLostError(f"MLX made this rank {self.rank} of {self.size}, not {wiring.rank} of {wiring.size}")
+        self._forwards = 0
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == 0
+
+    def all_reduce_s(self) -> float:
+        """Median seconds of an all-reduce of a few bytes."""
+        times = []
+        for _ in range(TIMED_REDUCES):
+            start = time.perf_counter()
+            mx.eval(mx.distributed.all_sum(mx.ones((4,)), group=self.group))
+            times.append(time.perf_counter() - start)
+        return statistics.median(times)
+
+    def of_leader(self, values: Sequence[float]) -> list[float]:
+        """What the leader passed, on every rank."""
+        mine = mx.array(list(values) if self.is_leader else [0.0] * len(values), mx.float32)
+        told = mx.distributed.all_sum(mine, group=self.group)
+        mx.eval(told)
+        return [float(value) for value in np.array(told)]
+
+    def digest(self, lines: mx.array | None, num_tokens: int) -> mx.array | None:
+        """Lazily, at every AGREE_EVERY-th call: what each rank made of this forward, for `check`; else None.
+
+        lines: `[tokens, width]`. The digest is float32 `[ranks, n]`: the number of the forward and its tokens, then the
+        means of the parts of some tokens' values, in units of what random values would have.
+        """
+        self._forwards += 1
+        if self._forwards % AGREE_EVERY or lines is None or not lines.size:
+            return None
+        some = lines[:: max(1, lines.shape[0] // AGREE_TOKENS)][:AGREE_TOKENS].astype(mx.float32)
+        some = mx.where(mx.isfinite(some), some, 0.0)
+        parts = min(AGREE_PARTS, some.shape[1])
+        width = some.shape[1] // parts
+        means = some[:, : parts * width].reshape(some.shape[0], parts, width).mean(axis=-1)
+        unit = mx.rsqrt(mx.square(some).mean(axis=-1, keepdims=True) / width + 1e-30)
+        counts = mx.array([float(self._forwards % 2**20), float(num_tokens)])
+        mine = mx.concatenate([counts, (means * unit).reshape(-1)])
+        return mx.distributed.all_gather(mine[None], group=self.group)
+
+    def check(self, digests: mx.array, dtype: str) -> None:
+        """Raises CanaryError if the evaluated digests of the ranks differ by more than rounding."""
+        lines = np.array(digests)
+        apart = np.abs(lines - lines[0])
+        worst = int(apart.max(axis=1).argmax())
+        if apart[:, :2].any():
+            raise CanaryError(f"rank {worst} computed another frame than the leader: {lines[worst]}, not {lines[0]}")
+        if not apart.max() <= AGREE_WITHIN[dtype]:  # also for what is no number
+            raise CanaryError(
+                f"rank {worst} has another result than the leader after {self._forwards} forwards: "
+                f"{apart.max():.2g} apart, where {AGREE_WITHIN[dtype]} is allowed"
+            )

@@ -1,0 +1,75 @@
+"""A model split over the ranks of a tensor group by mlx-lm's own `shard()`, and what each rank then holds of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map
+
+from exo_mesh.errors import ModelError
+from exo_mesh_mlx.ranks import Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Bytes of the tensors of a stage's layers on this rank, by name: of those that are split, and of those that every
+    rank has whole. full_bytes: what the split ones are together on all ranks."""
+
+    split: Mapping[str, int] = field(default_factory=dict)
+    whole: Mapping[str, int] = field(default_factory=dict)
+    full_bytes: int = 0
+
+    def describe(self) -> str:
+        """One sentence, with the kinds of tensors that are whole."""
+        kinds = sorted({re.sub(r"^\d+\.", "", name) for name in self.whole})
+        return (
+            f"{sum(self.split.values())} of {self.full_bytes} bytes of split tensors; "
+            f"{sum(self.whole.values())} bytes whole on every rank: {', '.join(kinds) or 'none'}"
+        )
+
+
+def share_out(model: nn.Module, ranks: Ranks, start: int, stop: int) -> Shares:
+    """Split the model in place, lazily. Answers what this rank holds of layers `[start, stop)`.
+
+    Raises ModelError if mlx-lm cannot split it.
+    """
+    before = _layer_bytes(model, start, stop)
+    shard = getattr(model, "shard", None)
+    if shard is None:
+        raise ModelError(f"mlx-lm cannot split {type(model).__module__} over {ranks.size} ranks: it has no shard()")
+    try:
+        shard(ranks.group)
+    except Exception as exc:  # model code may fail in any way on a size that it cannot share out
+        raise ModelError(f"the model cannot be split over {ranks.size} ranks: {exc}") from exc
+    for layer in model.layers[start:stop]:
+        # a slice would keep the whole tensor that it is a view of
+        layer.update(tree_map(_own, layer.parameters()))
+    after = _layer_bytes(model, start, stop)
+    split = {name: size for name, size in after.items() if before.get(name) != size}
+    whole = {name: size for name, size in after.items() if name not in split}
+    return Shares(split, whole, sum(size for name, size in before.items() if name not in whole))
+
+
+def _own(value: Any) -> Any:
+    return mx.contiguous(value) if isinstance(value, mx.array) else value
+
+
+def _layer_bytes(model: Any, start: int, stop: int) -> dict[str, int]:
+    """{"3.mlp.up_proj.weight": bytes} of layers `[start, stop)`."""
+    return {
+        f"{index}.{name}": array.nbytes
+        for index, layer in enumerate(model.layers[start:stop], start)
+        for name, array in tree_flatten(layer.parameters())
+    }
+
+
+def coarsest_dtype(model: Any) -> str:
+    """Of the floating dtypes of the layers' parameters, the one with the fewest digits."""
+    digits = {mx.bfloat16: "bfloat16", mx.float16: "float16", mx.float32: "float32"}
+    found = {array.dtype for layer in model.layers for _, array in tree_flatten(layer.parameters())}
+    return next((name for dtype, name in digits.items() if dtype in found), "float32")
