@@ -50,10 +50,10 @@ def collective_endpoint(group: TensorGroup, rank: int, own_id: str, host_of: Cal
 
 
 def _dialers(group: TensorGroup, rank: int) -> tuple[str, ...]:
-    """Over TCP each rank is dialled by the one before it; over RDMA all meet at rank 0's coordinator."""
-    if group.backend == "ring":
-        return (group.peers[rank - 1],)
-    return group.peers[1:] if rank == 0 else ()
+    """All meet at rank 0, over RDMA at its coordinator; over TCP each rank is dialled by the one before it, too."""
+    if rank == 0:
+        return group.peers[1:]
+    return (group.peers[rank - 1],) if group.backend == "ring" else ()
 
 
 def _address_for(hosts: Iterable[str], interfaces: Iterable[Interface]) -> str:

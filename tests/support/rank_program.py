@@ -32,9 +32,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     stage: Any = provider.create()
     meet(wiring, b"k" * 32)
     start, stop, num_layers = job["layers"]
-    request = LoadRequest(
-        Shard("tiny", start, stop, num_layers), Path(job["model_dir"]), job["context"], rank=wiring
-    )
+    request = LoadRequest(Shard("tiny", start, stop, num_layers), Path(job["model_dir"]), job["context"], rank=wiring)
     stage.load(request, lambda done, total: files.remove())
     files.remove()
     if job["spoil"] and job["rank"] == len(job["endpoints"]) - 1:
