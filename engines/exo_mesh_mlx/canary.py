@@ -122,15 +122,12 @@ class Canary:
         self, model: Any, start: int, stop: int, chunks: list[_Chunk], *, timed: bool = False
     ) -> Iterator[mx.array | Packet]:
         """Results of the chunks, evaluated, one after the other over one cache."""
-        full = make_prompt_cache(model)
-        trace = self._trace
-        if trace is None:
-            stage, cache = WholeStage(model), SequenceCache(full, whole_layout(full))
-        else:
-            stage, cache = (
-                GhostStage(model, trace, start, stop),
-                SequenceCache(full, plan_caches(trace, full, start, stop)),
-            )
+        full, trace = make_prompt_cache(model), self._trace
+        layout = whole_layout(full) if trace is None else plan_caches(trace, full, start, stop)
+        stage: GhostStage | WholeStage = WholeStage(model)
+        if trace is not None:
+            stage = GhostStage(model, trace, start, stop)
+        cache = SequenceCache(full, layout)
         try:
             for chunk in chunks:
                 began = time.perf_counter()

@@ -1,55 +1,75 @@
-"""A ring of runner processes on this machine without nodes: what the ring bench measures, and nothing else."""
+"""A ring of runner processes on this machine without nodes: what the benches of rings and tensor groups measure."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import EngineError, error_from_code
 from exo_mesh.node.supervisor import RUNNER_ENVIRONMENT
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.security.credentials import Credentials
-from exo_mesh.transport.plan_codec import plan_to_proto
+from exo_mesh.transport.plan_codec import plan_to_proto, rank_to_proto
 from exo_mesh.transport.runner_pipe import open_pipe, read_message, socket_pair, write_message
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 READY_DEADLINE_S = 60.0
+"""Between two reports of a runner that loads."""
 
 
 @dataclass(slots=True)
 class LocalRunner:
-    """One runner child, driven as a node would: over its pipe."""
+    """One runner child, driven as a node would: over its pipe. followers: ranks 1, 2, … of a tensor group it leads."""
 
     process: asyncio.subprocess.Process
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     port: int = 0
+    ready: pb.Ready | None = None
+    failed: pb.Failed | None = None
+    followers: list[LocalRunner] = field(default_factory=list)
     beats: asyncio.Queue[pb.Heartbeat] = field(default_factory=lambda: asyncio.Queue(maxsize=1))
 
     async def expect(self, kind: str) -> pb.FromRunner:
         """Read until a message of this kind, which must come in time. Raises what the runner reports."""
-        async with asyncio.timeout(READY_DEADLINE_S):
+        async with asyncio.timeout(READY_DEADLINE_S) as patience:
             while (message := await read_message(self.reader, pb.FromRunner)) is not None:
+                patience.reschedule(asyncio.get_running_loop().time() + READY_DEADLINE_S)
                 found = message.WhichOneof("message")
                 if found == "failed":
+                    self.failed = message.failed
                     raise error_from_code(message.failed.code, message.failed.message)
                 if found == kind:
                     return message
         raise EngineError("a runner ended before it was ready")
 
+    async def become_ready(self) -> None:
+        """Raises what the runner, or a follower of it, reports."""
+        self.port = (await self.expect("listening")).listening.port
+        self.ready = (await self.expect("ready")).ready
+        for follower in self.followers:
+            await follower.become_ready()
+        if self.followers:
+            endpoints = [f"127.0.0.1:{follower.port}" for follower in self.followers]
+            await write_message(self.writer, pb.ToRunner(ranks=pb.LinkRanks(endpoints=endpoints)))
+
     async def keep_beats(self) -> None:
-        """Read heartbeats as they come, and keep the last one only."""
+        """Read heartbeats as they come, and keep the last one only, until the runner ends; `failed` is why it did."""
         while (message := await read_message(self.reader, pb.FromRunner)) is not None:
             if message.HasField("heartbeat"):
                 if self.beats.full():
                     self.beats.get_nowait()
                 self.beats.put_nowait(message.heartbeat)
+            elif message.HasField("failed"):
+                self.failed = message.failed
 
     async def fresh_beat(self) -> pb.Heartbeat:
         """A heartbeat that was made after this call: the second that comes in."""
@@ -60,9 +80,39 @@ class LocalRunner:
             return await self.beats.get()
 
 
-async def _spawn(
-    plan: Plan, index: int, model_dir: Path, options: dict[str, str], cpu: int | None, tls: Credentials | None
-) -> LocalRunner:
+@dataclass(frozen=True, slots=True)
+class RingJob:
+    """What all runners of the ring are told alike."""
+
+    plan: Plan
+    model_dir: Path
+    options: dict[str, str]
+    tls: Credentials | None
+
+
+async def spawn_stage(what: RingJob, index: int, cpu: int | None = None) -> LocalRunner:
+    """The runner of a stage; of a tensor group the leader, with its followers."""
+    group = what.plan.stages[index].group
+    if group is None:
+        return await spawn_runner(what, index, cpu, None)
+    if group.backend != "ring":
+        raise EngineError(f"a tensor group over {group.backend} cannot be on one machine")
+    endpoints = free_endpoints(group.size)
+    wirings = [RankWiring(group.backend, rank, endpoints) for rank in range(group.size)]
+    leader, *followers = [await spawn_runner(what, index, cpu, wiring) for wiring in wirings]
+    leader.followers = followers
+    return leader
+
+
+def free_endpoints(number: int) -> tuple[str, ...]:
+    """On loopback, with ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return tuple(f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets)
+
+
+async def spawn_runner(what: RingJob, index: int, cpu: int | None, rank: RankWiring | None) -> LocalRunner:
+    """One process: the stage, or one rank of it."""
     ours, theirs = socket_pair()
     command = [sys.executable, "-m", "exo_mesh.runner", "--control-fd", str(theirs.fileno())]
     process = await asyncio.create_subprocess_exec(
@@ -73,13 +123,14 @@ async def _spawn(
         os.sched_setaffinity(process.pid, {cpu})
     runner = LocalRunner(process, *await open_pipe(ours))
     start = pb.StartStage(
-        plan=plan_to_proto(plan),
+        plan=plan_to_proto(what.plan),
         stage=index,
-        model_dir=str(model_dir),
-        options=options,
+        model_dir=str(what.model_dir),
+        options=what.options,
         host="127.0.0.1",
         max_queued=64,
-        tls=tls_to_proto(tls),
+        tls=tls_to_proto(what.tls),
+        rank=None if rank is None else rank_to_proto(rank),
     )
     await write_message(runner.writer, pb.ToRunner(start=start))
     return runner
@@ -96,26 +147,28 @@ async def local_ring(
     """Start every stage of the plan on loopback, link the ring, wait until all are ready; stop all at the end.
 
     cpus: stage i is pinned to cpus[i % len] where the system can, so that two stages do not fight for one core.
-    tls: what all ends of the hops show; None for plain connections.
+    tls: what all ends of the hops show; None for plain connections. A stage that is a tensor group runs all its ranks
+    here; the runner that stands for it is the leader's.
     """
+    what = RingJob(plan, model_dir, options, tls)
     runners: list[LocalRunner] = []
     readers: list[asyncio.Task[None]] = []
     try:
         for index in range(len(plan.stages)):
             cpu = cpus[index % len(cpus)] if cpus else None
-            runners.append(await _spawn(plan, index, model_dir, options, cpu, tls))
+            runners.append(await spawn_stage(what, index, cpu))
         for runner in runners:
-            runner.port = (await runner.expect("listening")).listening.port
-            await runner.expect("ready")
+            await runner.become_ready()
         for runner, following in zip(runners, runners[1:] + runners[:1], strict=True):
             link = pb.LinkNext(endpoint=f"127.0.0.1:{following.port}")
             await write_message(runner.writer, pb.ToRunner(link=link))
-        readers = [asyncio.create_task(runner.keep_beats()) for runner in runners]
+        everybody = [member for runner in runners for member in (runner, *runner.followers)]
+        readers = [asyncio.create_task(runner.keep_beats()) for runner in everybody]
         yield runners
     finally:
         for reader in readers:
             reader.cancel()
-        await asyncio.gather(*(_stop(runner) for runner in runners))
+        await asyncio.gather(*(_stop(member) for runner in runners for member in (runner, *runner.followers)))
 
 
 async def _stop(runner: LocalRunner) -> None:

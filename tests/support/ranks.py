@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.cli.local_ring import free_endpoints
 from exo_mesh.domain.tensor_group import RankWiring
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
 
 DEADLINE_S = 100.0
-
-
-def free_endpoints(number: int) -> tuple[str, ...]:
-    """Addresses on loopback whose ports were free a moment ago."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return tuple(f"127.0.0.1:{bound.getsockname()[1]}" for bound in sockets)
 
 
 def wirings(size: int) -> list[RankWiring]:

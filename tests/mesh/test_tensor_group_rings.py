@@ -1,0 +1,194 @@
+"""Tensor groups as real runner processes on loopback, over MLX's ring collectives: what they compute, how they end.
+
+Slow: the collectives spin, so two ranks take both cores of a small machine, and every runner imports mlx-lm first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("mlx_lm")
+
+from exo_mesh.cli.local_ring import LocalRunner, RingJob, free_endpoints, local_ring, spawn_runner
+from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.errors import MeshError, RankLostError
+from exo_mesh.runner.ranks import LEADER_GONE_S
+from exo_mesh.runner.rendezvous import MEET_S
+from exo_mesh.transport.control_driver import DriverChannels
+from exo_mesh.transport.ring_link import LOST_AFTER_S
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.group_rings import generate, greedy_alone, group_plan, prompts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+LAYERS = 4
+SLACK_S = 10.0
+MODELS = {"llama": TinyModel("llama", layers=LAYERS), "qwen3": TinyModel("qwen3", layers=LAYERS, seed=3)}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp(request.param), MODELS[request.param])
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("llama"), MODELS["llama"])
+
+
+def rank_files() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("exo-mesh-rank-*"))
+
+
+@asynccontextmanager
+async def group_ring(model_dir: Path, *sizes: int) -> AsyncIterator[tuple[Plan, list[LocalRunner], DriverChannels]]:
+    """Afterwards no process of it is left, and no file of a rank."""
+    plan, channels = group_plan(sizes, LAYERS), DriverChannels()
+    before = rank_files()
+    try:
+        async with local_ring(plan, model_dir, {}) as runners:
+            pids = [member.process.pid for runner in runners for member in (runner, *runner.followers)]
+            yield plan, runners, channels
+    finally:
+        await channels.close()
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert rank_files() <= before
+
+
+@pytest.mark.parametrize("sizes", [(2,), (2, 1), (1, 2)], ids=str)
+async def test_greedy_tokens_are_those_of_one_process(model_dir: Path, sizes: tuple[int, ...]) -> None:
+    wanted = prompts(8)
+    expected = greedy_alone(model_dir, LAYERS, wanted, 16)
+    async with group_ring(model_dir, *sizes) as (plan, runners, channels):
+        alone = await generate(channels, runners, plan, wanted[0], 16)
+        together = await asyncio.gather(*(generate(channels, runners, plan, prompt, 16) for prompt in wanted))
+    assert alone == expected[0]
+    assert together == expected
+    assert len({token for answer in expected for token in answer}) > 8, "nearly all tokens are the same"
+
+
+async def test_two_groups_in_one_ring(llama: Path) -> None:
+    wanted = prompts(2)
+    async with group_ring(llama, 2, 2) as (plan, runners, channels):
+        got = await asyncio.gather(*(generate(channels, runners, plan, prompt, 8) for prompt in wanted))
+    assert got == greedy_alone(llama, LAYERS, wanted, 8)
+
+
+async def test_every_rank_computed_every_frame_and_freed_it(llama: Path) -> None:
+    async with group_ring(llama, 2) as (plan, runners, channels):
+        (leader,) = runners
+        await asyncio.gather(*(generate(channels, runners, plan, prompt, 9) for prompt in prompts(4)))
+        beats = [await member.fresh_beat() for member in (leader, *leader.followers)]
+    assert beats[1].frames_in >= beats[0].laps > 9
+    assert [beat.sequences for beat in beats] == [0, 0]
+    assert beats[0].linked
+
+
+async def test_a_hundred_requests_one_after_the_other_and_mixed(llama: Path) -> None:
+    wanted = prompts(100)
+    async with group_ring(llama, 2) as (plan, runners, channels):
+        members = (runners[0], *runners[0].followers)
+        first = [await generate(channels, runners, plan, prompt, 4) for prompt in wanted]
+        rss = [psutil.Process(member.process.pid).memory_info().rss for member in members]
+        again = await asyncio.gather(*(generate(channels, runners, plan, prompt, 4) for prompt in wanted))
+        grown = [
+            psutil.Process(member.process.pid).memory_info().rss - was for member, was in zip(members, rss, strict=True)
+        ]
+        beats = [await member.fresh_beat() for member in members]
+    assert again == first == greedy_alone(llama, LAYERS, wanted, 4)
+    assert [beat.sequences for beat in beats] == [0, 0]
+    assert max(grown) < 64 * 2**20, "the second hundred took memory for good"
+
+
+Harm = Callable[[LocalRunner], None]
+
+
+def kill(runner: LocalRunner) -> None:
+    runner.process.kill()
+
+
+def freeze(runner: LocalRunner) -> None:
+    runner.process.send_signal(signal.SIGSTOP)
+
+
+async def end(runner: LocalRunner) -> None:
+    if runner.process.returncode is None:
+        runner.process.kill()
+    await runner.process.wait()
+
+
+async def failure_of(runner: LocalRunner, patience_s: float) -> str:
+    """The code that a runner ended with, within its deadline."""
+    async with asyncio.timeout(patience_s):
+        await runner.process.wait()
+        while runner.failed is None:  # its last words may still be in the pipe
+            await asyncio.sleep(0.01)
+    return runner.failed.code
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["mid-decode", "idle"])
+@pytest.mark.parametrize("harm", [kill, freeze])
+async def test_without_a_rank_the_leader_ends_with_its_name(llama: Path, harm: Harm, busy: bool) -> None:
+    async with group_ring(llama, 2) as (plan, runners, channels):
+        (leader,) = runners
+        (follower,) = leader.followers
+        assert leader.ready is not None
+        running = asyncio.create_task(generate(channels, runners, plan, prompts(1)[0], 400 if busy else 2))
+        if busy:
+            await leader.fresh_beat()
+        else:
+            await running
+        harm(follower)
+        try:
+            code = await failure_of(leader, leader.ready.group.deadline_s + LOST_AFTER_S + SLACK_S)
+        finally:
+            await end(follower)
+        assert code == RankLostError.code
+        if busy:
+            with pytest.raises(MeshError):
+                await running
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["mid-decode", "idle"])
+@pytest.mark.parametrize("harm", [kill, freeze])
+async def test_without_its_leader_a_rank_ends_by_itself(llama: Path, harm: Harm, busy: bool) -> None:
+    async with group_ring(llama, 2) as (plan, runners, channels):
+        (leader,) = runners
+        (follower,) = leader.followers
+        assert follower.ready is not None
+        running = asyncio.create_task(generate(channels, runners, plan, prompts(1)[0], 400 if busy else 2))
+        if busy:
+            await leader.fresh_beat()
+        else:
+            await running
+        harm(leader)
+        try:
+            code = await failure_of(follower, follower.ready.group.deadline_s + LEADER_GONE_S + SLACK_S)
+        finally:
+            await end(leader)
+        assert code == RankLostError.code
+        if busy:
+            with pytest.raises(MeshError):
+                await running
+
+
+@pytest.mark.parametrize("present", [0, 1], ids=["leader alone", "rank 1 alone"])
+async def test_a_rank_that_never_comes_is_a_failure_with_a_name(llama: Path, present: int) -> None:
+    plan = group_plan([2], LAYERS)
+    wiring = RankWiring("ring", present, free_endpoints(2))
+    runner = await spawn_runner(RingJob(plan, llama, {}, None), 0, None, wiring)
+    with pytest.raises(RankLostError, match="rank 1 of 2 did not come" if present == 0 else "leader did not answer"):
+        await runner.expect("listening")
+    async with asyncio.timeout(MEET_S):
+        assert await runner.process.wait() == 1
+    runner.writer.close()
+    await runner.writer.wait_closed()
