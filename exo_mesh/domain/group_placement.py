@@ -31,7 +31,7 @@ def place_grouped(
         return plain
     for grouping in groupings(candidates, wish, facts):
         try:
-            plan = attempt(grouping, 1)
+            plan = attempt(grouping, _stages(min_peers, grouping))
         except PlacementError:
             continue
         if groups_of(plan) and min_peers <= len(plan.member_ids) <= len(plain.stages):
@@ -44,13 +44,17 @@ def _forced(
 ) -> Plan:
     refusal: PlacementError | None = None
     for grouping in groupings(candidates, wish, facts):
-        extra = sum(one.size - 1 for one in grouping if one.required)
         try:
-            return attempt(grouping, max(1, min_peers - extra))
+            return attempt(grouping, _stages(min_peers, grouping))
         except PlacementError as exc:
             refusal = refusal or exc
     assert refusal is not None, "groupings never answers an empty list to a forced wish"
     raise refusal
+
+
+def _stages(min_peers: int, grouping: Sequence[Candidate]) -> int:
+    """The fewest stages that so many peers are, with these groups among them."""
+    return max(1, min_peers - sum(one.size - 1 for one in grouping))
 
 
 def groups_of(plan: Plan) -> list[TensorGroup]:

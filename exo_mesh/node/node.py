@@ -17,6 +17,7 @@ from exo_mesh.config import Settings
 from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry, load_registry
@@ -51,6 +52,7 @@ from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
+from exo_mesh.node.thunderbolt_readings import keep_rdma_ports
 from exo_mesh.node.traces import chrome_trace
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.control_client import ControlClient
@@ -228,6 +230,7 @@ class Node:
         )
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
+        self._tasks.start(keep_rdma_ports(self.membership), "Thunderbolt ports")
         self._tasks.start(self._monitor.run(), "memory monitor")
         self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
         if self._credentials is not None:
@@ -321,6 +324,8 @@ class Node:
                 peer_id: state.describe_telemetry(reading) for peer_id, reading in self.membership.telemetry.items()
             },
             "links": state.topology(self.membership, self._instances)["links"],
+            "cables": state.describe_cables(self.membership.view),
+            "fast_synch": resolve(self.settings.fast_synch, os.environ)._asdict(),
             "stages_here": {name: state.describe_beat(beat) for name, beat in beats.items() if beat is not None},
             "health": self.health(),
         }

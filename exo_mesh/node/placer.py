@@ -160,6 +160,10 @@ class Placer:
                     raise ModelError(f"no peer can run {card.name} ({card.architecture}): {engine}: {exc}") from exc
         return replace(around, cards=cards), candidates
 
+    def note_of(self, plan: Plan) -> str:
+        """Why the plan has no tensor group where one might be expected; "" if there is nothing to say."""
+        return self._groups.note_of(plan)
+
     def context_for(self, spec: InstanceSpec) -> int:
         """Tokens of context that a placement for this wish needs at least."""
         return spec.context_limit or self._settings.context_limit or POOL_TOKENS

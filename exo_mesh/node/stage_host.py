@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
+from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.tensor_group import RankWiring
@@ -301,7 +303,12 @@ class StageHost:
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         label += f" rank {rank}" if wiring is not None else ""
         runner = self._make_runner(
-            label, start, settings.host, limits=self._limits.runner, command=self._limits.command
+            label,
+            start,
+            settings.host,
+            limits=self._limits.runner,
+            command=self._limits.command,
+            environment=runner_environment(settings.fast_synch, os.environ),
         )
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exo_mesh.config import SECRET_VARIABLE
+from exo_mesh.domain.wiring_rules import MLX_VARIABLES
 from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError
 from exo_mesh.node.stage_status import StatusBoard
 from exo_mesh.proto import control_pb2, runner_pb2
@@ -147,7 +148,7 @@ class Runner:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**_without_secret(self._environment), **RUNNER_ENVIRONMENT},
+                env={**_for_runner(self._environment), **RUNNER_ENVIRONMENT},
                 start_new_session=True,
             )
         except OSError:
@@ -268,9 +269,10 @@ class Runner:
             _log.info("runner %s: %s", self.label, text)
 
 
-def _without_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """A runner gets a certificate over its pipe, and has no use for what made it."""
-    return {name: value for name, value in environment.items() if name != SECRET_VARIABLE}
+def _for_runner(environment: Mapping[str, str]) -> dict[str, str]:
+    """A runner gets a certificate over its pipe, and has no use for what made it; nor for the rank of a node that was
+    started by `mlx.launch`."""
+    return {name: value for name, value in environment.items() if name not in (SECRET_VARIABLE, *MLX_VARIABLES)}
 
 
 async def _ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
