@@ -16,6 +16,7 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
 from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
+from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
@@ -50,6 +51,7 @@ from exo_mesh.node.previews import previews, with_peer_ids
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, LocalModels, StageHost
+from exo_mesh.node.static_ranks import own_rank
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
 from exo_mesh.node.thunderbolt_readings import keep_rdma_ports
@@ -86,11 +88,14 @@ class Node:
         clock: Clock = monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self.settings = settings
+        own = own_rank(settings, os.environ)
+        self.settings = settings = own.settings(settings)
         self.metrics = Metrics()
         self.journal = Journal()
         self._registry = registry or load_registry()
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
+        self._discoveries += [StaticDiscovery(own.addresses)] if own.addresses else []
+        self._static_rank = own.rank
         self._memory = DeviceMemory(memory_reader)
         self._clock = clock
         self._phase = "starting"
@@ -203,6 +208,7 @@ class Node:
                 devices=(device,),
                 models=self._catalogue.local_names,
                 model_engines=model_engines,
+                static_rank=self._static_rank,
             )
         )
         self._host.start()
