@@ -150,12 +150,13 @@ def _is_address(host: str) -> bool:
 
 def _backend(whole: Mapping[str, Any], hosts: Sequence[StaticHost], where: str, key: str) -> GroupBackend:
     has_rdma = any(host.rdma for host in hosts)
-    backend = whole.get("backend") or ("jaccl" if has_rdma else "ring")
-    if backend not in get_args(GroupBackend):
-        raise _wrong(where, "backend", f"must be one of {', '.join(get_args(GroupBackend))}, not {backend!r}")
+    said = whole.get("backend") or ("jaccl" if has_rdma else "ring")
+    if said not in get_args(GroupBackend):
+        raise _wrong(where, "backend", f"must be one of {', '.join(get_args(GroupBackend))}, not {said!r}")
+    backend = cast(GroupBackend, said)
     if backend != "ring" and (fault := rdma_obstacle(backend, len(hosts), tuple(host.rdma for host in hosts))):
         raise _wrong(where, key, fault)
-    return cast(GroupBackend, backend)
+    return backend
 
 
 def _fast_synch(whole: Mapping[str, Any], where: str) -> str:
@@ -180,6 +181,7 @@ def launched_group(environ: Mapping[str, str]) -> tuple[StaticGroup, int] | None
     devices, hostfile = environ.get("MLX_IBV_DEVICES", ""), environ.get("MLX_HOSTFILE", "")
     if not rank_text or not (devices or hostfile):
         return None
+    group: StaticGroup | None
     if devices:
         group = _from_devices(_json_file(devices, "MLX_IBV_DEVICES"), environ)
     else:
