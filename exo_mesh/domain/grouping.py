@@ -111,10 +111,13 @@ def groupings(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFact
 
     Raises PlacementError or InputError if groups were asked for by name or size and cannot be.
     """
-    if wish.members:
-        return [joined_as_named(candidates, wish, facts)]
     if wish.size == 1:
         return []
+    if wish.is_forced:
+        size = wish.size or max(len(group) for group in wish.members)
+        candidates = [_able(candidate, size, facts) for candidate in candidates]
+    if wish.members:
+        return [joined_as_named(candidates, wish, facts)]
     roomiest = sorted(candidates, key=lambda c: (-c.usable_bytes, c.peer_id))[:MAX_MEMBERS]
     sizes = [wish.size] if wish.size else range(2, len(roomiest) + 1)
     found: list[list[Candidate]] = []
@@ -127,6 +130,14 @@ def groupings(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFact
     if wish.size and not found:
         raise _no_group(candidates, wish, facts)
     return found[:MAX_GROUPINGS]
+
+
+def _able(candidate: Candidate, size: int, facts: GroupFacts) -> Candidate:
+    """The peer with the first of its engines that can form such a group, if it has one."""
+    for engine in (candidate.engine, *candidate.others):
+        if size > 1 and not facts.obstacle(engine, size):
+            return candidate.running(engine)
+    return candidate
 
 
 def _sets(candidates: Sequence[Candidate], size: int) -> Iterable[list[Candidate]]:

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from exo_mesh.domain.model import ModelCard
 
-LATENT_KV = frozenset(
+WHOLE_KV = frozenset(
     {
         "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v41", "glm4_moe_lite", "glm_moe_dsa", "kimi_k25",
-        "kimi_k3", "kimi_linear", "longcat_flash", "longcat_flash_ngram", "minicpm3", "mistral4", "youtu_llm",
+        "kimi_k3", "kimi_linear", "longcat_flash", "longcat_flash_ngram", "minicpm3", "mistral4", "qwen3_5",
+        "qwen3_5_moe", "youtu_llm",
     }
 )  # fmt: skip
-"""Architectures that keep one latent per token for all attention heads: every rank of a group keeps all of it."""
+"""Architectures of which every rank may keep all of the KV: one latent per token serves all attention heads, or KV heads
+are repeated where there are fewer than ranks."""
 
 
 def sharded(card: ModelCard, size: int) -> ModelCard:
@@ -22,7 +24,7 @@ def sharded(card: ModelCard, size: int) -> ModelCard:
     """
     if size == 1:
         return card
-    kv = 1 if card.architecture in LATENT_KV else size
+    kv = 1 if card.architecture in WHOLE_KV else size
     return replace(
         card,
         layer_bytes=tuple(_part(held, size) for held in card.layer_bytes),
