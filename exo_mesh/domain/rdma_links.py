@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
+from exo_mesh.domain.tensor_group import TensorGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,15 @@ def static_groups(peers: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
 
 def _size(rank: StaticRank | None) -> int:
     return rank.size if rank is not None else 0
+
+
+def broken_cable(group: TensorGroup, peers: Iterable[PeerInfo]) -> str:
+    """Which port of a group over RDMA is down, as its peer says; "" if none is. A peer that says nothing of its ports
+    is believed."""
+    ports = {peer.id: {port.device: port for port in peer.rdma_ports} for peer in peers}
+    for peer_id, row in zip(group.peers, group.rdma, strict=False):
+        for other_id, device in zip(group.peers, row, strict=True):
+            port = ports[peer_id].get(device) if device and ports.get(peer_id) else None
+            if device and ports.get(peer_id) and (port is None or not port.active):
+                return f"the port {device} of {peer_id[:8]} to {other_id[:8]} is down"
+    return ""

@@ -13,8 +13,8 @@ WHOLE_KV = frozenset(
         "qwen3_5_moe", "youtu_llm",
     }
 )  # fmt: skip
-"""Architectures of which every rank may keep all of the KV: one latent per token serves all attention heads, or KV heads
-are repeated where there are fewer than ranks."""
+"""Architectures of which every rank may keep all of the KV: one latent per token serves all attention heads, or KV
+heads are repeated where there are fewer than ranks."""
 
 
 def sharded(card: ModelCard, size: int) -> ModelCard:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.rdma_links import broken_cable
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.service import Membership
@@ -124,8 +125,17 @@ class Custody:
             await self._yield()
             for instance in list(self._ownerless.values()):
                 await self._adopt_if_due(instance)
+            self._give_up_broken_groups()
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
+
+    def _give_up_broken_groups(self) -> None:
+        """A cable was pulled: collectives over it would hang until somebody's patience ends."""
+        peers = self._membership.view.peers()
+        for keeper in self.keepers.values():
+            for index, stage in enumerate(keeper.plan.stages):
+                if stage.group is not None and (reason := broken_cable(stage.group, peers)):
+                    keeper.give_up(index, reason)
 
     async def _yield(self) -> None:
         """Two sides of a split mesh may each have placed an instance; and who was given up may be there after all."""

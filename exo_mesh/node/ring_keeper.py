@@ -170,6 +170,11 @@ class RingKeeper:
                 ballot = max(answer.beaten_by or ballot for answer in answers)
             raise TransportError(f"others adopt {self.plan.instance_id} just now")
 
+    def give_up(self, stage: int, reason: str) -> None:
+        """A stage cannot go on, as its owner has found out: the ring is lost."""
+        seat = next(seat for seat in self.plan.seats if seat.stage == stage)
+        self._lose(StageLostError(f"{seat}: {reason}"), seat)
+
     def _take(self, seat: Seat, status: pb.StageStatus) -> None:
         match status.WhichOneof("status"):
             case "listening":

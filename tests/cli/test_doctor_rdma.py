@@ -14,13 +14,16 @@ from exo_mesh.cli.doctor_checks import Level
 from exo_mesh.cli.doctor_rdma import check_rdma
 from exo_mesh.cli.main import main
 from exo_mesh.cli.topology_picture import picture
+from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.thunderbolt import ThunderboltReading
 from exo_mesh.node import thunderbolt_readings
+from exo_mesh.node.node import Node
+from exo_mesh.node.service import InstanceSpec
 from exo_mesh.node.thunderbolt_readings import TOOLS, read_thunderbolt
 from tests.cli.processes import clean_environ
 from tests.domain.test_thunderbolt import READING, words
-from tests.node.meshes import mesh, until
+from tests.node.meshes import MODEL, a_request, instances, mesh, tokens, until
 
 UNSET = resolve("auto", {})
 
@@ -122,6 +125,28 @@ async def test_a_cable_that_is_pulled_is_seen_by_all(
         await until(lambda: all(len(peer.rdma_ports) == 3 for peer in nodes[1].membership.view.peers()))
         (shims / "ibv_devinfo.txt").write_text(words("ibv_devinfo.txt").replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"))
         await until(lambda: not any(p.active for peer in nodes[1].membership.view.peers() for p in peer.rdma_ports))
+
+
+async def test_a_group_over_rdma_follows_its_cable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes say that a cable joins them, as two Macs would. The engine has no collectives, so no RDMA is needed."""
+
+    def plug(nodes: list[Node], *, active: bool) -> None:
+        for own, other in ((0, 1), (1, 0)):
+            port = RdmaPort(f"rdma_en{own}", active, f"domain-{own}", f"domain-{other}", "80 Gb/s")
+            nodes[own].membership.describe(replace(nodes[own].membership.own, rdma_ports=(port,)))
+
+    async with mesh(tmp_path, 2) as nodes:
+        plug(nodes, active=True)
+        await until(lambda: all(any(c["up"] for c in node.topology()["cables"]) for node in nodes))
+        instance = await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=2))
+        assert instance["stages"][0]["group"]["backend"] == "jaccl"
+        devices = {device for row in instance["stages"][0]["group"]["rdma"] for device in row if device}
+        assert devices == {"rdma_en0", "rdma_en1"}
+        expected = await tokens(nodes[1], a_request())
+        plug(nodes, active=False)
+        await until(lambda: not any(i["state"] == "ready" for node in nodes for i in instances(node)))
+        assert await tokens(nodes[1], a_request()) == expected, "what comes next is planned without the cable"
+        assert all("group" not in stage for i in instances(nodes[0]) for stage in i["stages"])
 
 
 def test_cables_are_in_the_picture() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.fast_synch import resolve, runner_environment
-from exo_mesh.domain.rdma_links import cables, rdma_devices, static_groups
+from exo_mesh.domain.rdma_links import broken_cable, cables, rdma_devices, static_groups
+from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.domain.thunderbolt import (
     ThunderboltReading,
     is_new_enough,
@@ -115,6 +116,16 @@ def test_a_static_group_is_there_when_all_its_ranks_are() -> None:
     assert rdma_devices([one, zero]) == {("z", "a"): "rdma_en5", ("a", "z"): "rdma_en4"}
     assert static_groups([zero, ranked("a", 1, 2, "other")]) == []
     assert static_groups([zero, ranked("b", 5)]) == []
+
+
+def test_a_group_hears_of_a_port_that_is_down() -> None:
+    group = TensorGroup("jaccl", ("a", "b"), ((None, "rdma_a1"), ("rdma_b1", None)))
+    a, b = a_peer("a", port("a1", "b1")), a_peer("b", port("b1", "a1"))
+    assert broken_cable(group, [a, b]) == ""
+    assert broken_cable(group, [a, a_peer("b", port("b1", "a1", active=False))]) == "the port rdma_b1 of b to a is down"
+    assert broken_cable(group, [a, a_peer("b", port("b2", "a1"))]) == "the port rdma_b1 of b to a is down"
+    assert broken_cable(group, [a, a_peer("b")]) == "", "a hostfile may know what the peer does not say"
+    assert broken_cable(TensorGroup("ring", ("a", "b")), [a, b]) == ""
 
 
 def test_fast_fences_are_for_those_who_ask() -> None:
