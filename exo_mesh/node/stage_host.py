@@ -14,6 +14,7 @@ from exo_mesh.config import Settings
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.sharding import sharded
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import InputError, MeshError, ReservationError, StageLostError
 from exo_mesh.metrics import Metrics
@@ -142,7 +143,7 @@ class StageHost:
     @property
     def tokens(self) -> dict[str, int]:
         """Tokens drawn so far, by instance whose driver runs here."""
-        drivers = [lease.plan.instance_id for lease in self.leases if lease.index == len(lease.plan.stages) - 1]
+        drivers = [lease.plan.instance_id for lease in self.leases if lease.plan.peer_ids[-1] == self._own_id]
         beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
         return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
 
@@ -165,7 +166,8 @@ class StageHost:
         for name, runner in self._runners.items():
             lease = self._started[name]
             beat = runner.beat or runner_pb2.Heartbeat()  # it has not had the time to send one
-            found.append(StageBeat(name, lease.index, lease.stage.shard.is_last, beat))
+            drives = lease.stage.shard.is_last and lease.stage.peer_id == self._own_id
+            found.append(StageBeat(name, lease.index, drives, beat))
         return found
 
     async def reserve(self, plan: Plan, index: int) -> Answer:
@@ -299,7 +301,8 @@ class StageHost:
             rank=None if wiring is None else rank_to_proto(wiring),
         )
         card = await asyncio.to_thread(self._models.card, plan.model)
-        lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
+        held = sharded(card, len(lease.stage.peers))
+        lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         label += f" rank {rank}" if wiring is not None else ""
         runner = self._make_runner(

@@ -220,6 +220,7 @@ def launched(tmp_path: Path) -> Iterator[list[ApiClient]]:
         assert eventually(lambda: gone(nodes), 10)
 
 
+@pytest.mark.slow
 def test_under_mlx_launch_the_ranks_are_the_group(launched: list[ApiClient]) -> None:
     def both_there() -> bool:
         try:
