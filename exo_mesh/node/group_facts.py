@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.node.service import InstanceSpec
 from exo_mesh.node.tensor_groups import GroupTroubles
+
+_log = logging.getLogger(__name__)
 
 _FINAL = frozenset({ModelError.code})
 """Failures of a rank for which its group is not to blame: a pipeline stage would fail alike."""
@@ -60,7 +63,10 @@ class GroupKnowledge:
         return replace(wish, members=members, backend=_backend_of(groups[0][0], wish.backend))
 
     async def facts(self, card: ModelCard, spec: InstanceSpec, *, num_candidates: int) -> GroupFacts:
-        """What placement must know; nothing is read for a model and a wish that have no use for groups."""
+        """What placement must know; nothing is read for a model and a wish that have no use for groups.
+
+        Raises ModelError, or what came of asking a peer, if a group was asked for and the model's config cannot be had.
+        """
         peers = self._peers()
         rdma = rdma_devices(peers)
         wish = spec.group_wish(self._settings)
@@ -69,7 +75,13 @@ class GroupKnowledge:
         wanted = wish.is_forced or pinned or static or (wish.size != 1 and (rdma or wish.backend == "ring"))
         if not wanted or num_candidates < 2:
             return GroupFacts()
-        config = await self._config(card.name)
+        try:
+            config = await self._config(card.name)
+        except MeshError as exc:
+            if wish.is_forced or pinned:
+                raise
+            _log.info("no tensor group for %s: %s", card.name, exc)
+            return GroupFacts()
         return GroupFacts(rdma, lambda engine, size: self._obstacle(engine, config, size), self._unfit())
 
     async def _config(self, name: str) -> Mapping[str, Any]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exo_mesh.api.schema import InstanceBody, decode_body
+from exo_mesh.api.wishes import instance_spec
 from exo_mesh.domain.grouping import GroupWish
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
@@ -18,6 +22,8 @@ from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.node import tensor_groups
 from exo_mesh.node.node import Node
 from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.stage_host import HostLimits
+from exo_mesh.node.supervisor import Limits
 from exo_mesh.node.tensor_groups import GroupTroubles, collective_endpoint, wiring_fault, wirings
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
 
@@ -89,6 +95,42 @@ async def test_a_group_that_fails_twice_becomes_a_pipeline_of_the_same_peers_and
         assert (await nodes[0].create_instance(PAIR))["digest"] == instance["digest"], "nobody tries again at once"
         await until(lambda: any(i["state"] == "ready" and i["reason"] for i in instances(nodes[1])))
         assert len(runners()) == 2
+
+
+@pytest.mark.slow
+async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two processes of one node hang before they say a word; later ones are well."""
+    runner = tmp_path / "runner.sh"
+    runner.write_text(
+        f'#!/bin/sh\ncd {tmp_path}\n[ -e second ] && exec {sys.executable} -m exo_mesh.runner "$@"\n'
+        "[ -e first ] && touch second\ntouch first\nsleep 60\n"
+    )
+    runner.chmod(0o755)
+    async with mesh(tmp_path, 2) as nodes:
+        limits = HostLimits(Limits(first_message_s=5.0), command=(str(runner),))
+        monkeypatch.setattr(nodes[1]._host, "_limits", limits)
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        instance = await nodes[0].create_instance(PAIR)
+        assert shape(instance) == [1, 1] and "has been silent for 5 s" in instance["reason"]
+        assert len(await tokens(nodes[0], a_request())) == 12
+        assert len(runners()) == 2
+
+
+async def test_a_preview_of_a_group_can_be_sent_back(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2) as nodes:
+        shown = await nodes[0].preview_instances(PAIR)
+        (entry,) = [one for one in shown if "refused" not in one]
+        (stage,) = entry["stages"]
+        assert entry["width"] == 2 and len(stage["group"]["peers"]) == 2
+        parts = stage["weights_bytes"] + stage["kv_bytes"] + stage["overhead_bytes"]
+        assert parts == stage["reserve_bytes"] == stage["usable_bytes"] - stage["headroom_bytes"]
+        wish = instance_spec(decode_body(json.dumps(entry["request"]).encode(), InstanceBody))
+        instance = await nodes[1].create_instance(wish)
+        assert shape(instance) == [2] and instance["stages"][0]["reserve_bytes"] == stage["reserve_bytes"]
+        plain = await nodes[0].preview_instances(InstanceSpec(MODEL))
+        assert all("group" not in stage for one in plain for stage in one.get("stages", ()))
 
 
 async def test_each_attempt_of_a_group_has_ports_of_its_own(tmp_path: Path) -> None:
