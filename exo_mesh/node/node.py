@@ -109,17 +109,12 @@ class Node:
         self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
-        self._surveys = surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys")
-        self._self_tests = self_tests = SelfTests(
+        self._surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys")
+        self._self_tests = SelfTests(
             self._registry, self._catalogue, settings.engine_options, settings.home / "scratch"
         )
-        here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
-        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests")
         self._texts = TextCache(settings.home / "text", self._catalogue, self.membership)
-        groups = GroupKnowledge(settings, self._registry, self.membership.view.peers, self._texts.directory, clock)
-        self._placer = Placer(
-            settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner, groups
-        )
+        self._placer = self._new_placer(members, tuning.host)
         self._custody = Custody(self.membership, members, self._host, tuning.host.runner)
         self._instances = Instances(
             self.membership, self._custody, self._placer, self._catalogue, rng or random.Random(), clock
@@ -164,6 +159,16 @@ class Node:
             clock=self._clock,
             credentials=self._credentials,
             host_of=self._host_of,
+        )
+
+    def _new_placer(self, members: Members, limits: HostLimits) -> Placer:
+        settings = self.settings
+        here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
+        mixing = Mixing(self.membership, self._surveys, self._self_tests, settings.home / "selftests")
+        peers = self.membership.view.peers
+        groups = GroupKnowledge(settings, self._registry, peers, self._texts.directory, self._clock)
+        return Placer(
+            settings, self.membership, members, self._surveys, mixing, self.metrics, here, limits.runner, groups
         )
 
     def _new_router(self, members: Members, patience: Patience) -> Router:
