@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, count
+from itertools import combinations
 from typing import Any
 
 from exo_mesh.config import Settings
@@ -212,7 +212,8 @@ class Placer:
         are pipeline stages. Raises PlacementError, BallotBeatenError, or the failure of a stage; then nothing is left
         of the plan.
         """
-        for failures in count(1):
+        failures = 0
+        while True:
             reserved = await self._reserve(card, spec, instance_id, above)
             plan = reserved.plan
             keeper = RingKeeper(
@@ -224,14 +225,13 @@ class Placer:
                 if not self._groups.note_failure(plan, keeper.lost_seat, exc):
                     raise
                 _log.warning("%s: a tensor group of ballot %s did not come to be: %s", instance_id, plan.ballot, exc)
-                above = plan.ballot
+                above, failures = plan.ballot, failures + 1
                 if failures == MAX_GROUP_FAILURES:
                     spec = self._groups.as_pipeline(spec, plan)
                 continue
             self._groups.note_success(plan)
             self._metrics.placements.labels("ready").inc()
             return keeper, replace(instance, reason=reserved.note)
-        raise AssertionError("count never ends")
 
     async def _bring_up(self, keeper: RingKeeper) -> InstanceInfo:
         """Tell the mesh that the ring is being loaded until it is. Raises the failure of a stage; nothing is left."""
