@@ -102,13 +102,8 @@ async def _keep_up(link: RingLink, rank: int) -> None:
 
 async def watch_leader(receiver: RingReceiver) -> None:
     """In a rank that follows: raises RankLostError when the leader has had no stream to it for too long."""
-    waiting_since = time.monotonic()
     while True:
         await asyncio.sleep(_LOOK_S)
-        if receiver.num_streams:
-            waiting_since = 0.0
-            continue
-        since = waiting_since or receiver.alone_since
-        patience_s = FIRST_CALL_S if waiting_since else LEADER_GONE_S
-        if time.monotonic() - since > patience_s:
+        patience_s = LEADER_GONE_S if receiver.was_called else FIRST_CALL_S
+        if not receiver.num_streams and time.monotonic() - receiver.alone_since > patience_s:
             raise RankLostError(f"the leader of the tensor group has not been there for {patience_s:.0f} s")

@@ -47,7 +47,12 @@ class RingReceiver:
         self.frames_in = 0
         self.num_streams = 0
         self.alone_since = time.monotonic()
-        """When the last stream ended, while there is none."""
+        """While there is no stream: since when."""
+
+    @property
+    def was_called(self) -> bool:
+        """The stage before this one has been there."""
+        return self._stream > 0
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The generic handler to add to a grpc.aio server; messages are raw bytes both ways."""
