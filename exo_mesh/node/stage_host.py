@@ -177,7 +177,7 @@ class StageHost:
         Raises ReservationError if this stage can never run here: wrong peer, model, digest, engine or network.
         """
         await self._check(plan, index)
-        collective = await asyncio.to_thread(self._collective, plan, index)
+        collective = await self._collective(plan, index)
         async with self._turn:
             if self._stopping:
                 return Answer(False, 0, "this node is stopping")
@@ -188,11 +188,12 @@ class StageHost:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
         return replace(answer, collective=collective)
 
-    def _collective(self, plan: Plan, index: int) -> str:
+    async def _collective(self, plan: Plan, index: int) -> str:
         stage = plan.stages[index]
         if stage.group is None:
             return ""
-        return collective_endpoint(stage.group, stage.peers.index(self._own_id), self._own_id, self._host_of)
+        rank = stage.peers.index(self._own_id)
+        return await asyncio.to_thread(collective_endpoint, stage.group, rank, self._own_id, self._host_of)
 
     async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
         """Promise a running stage to a new owner; see Reservations.adopt."""
