@@ -7,9 +7,10 @@ The prompt is longer than two prefill chunks, because that is where groups over 
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -41,11 +42,13 @@ PART_TOKENS, DECODE_STEPS, LOGITS = 64, 8, 8
 
 @dataclass(slots=True)
 class _Chunk:
-    """Tokens of one forward; what the steps before made of them, and seconds that the group took for them so far."""
+    """Tokens of one forward; what the steps before made of them; group_s: what the group took for them so far."""
 
     tokens: list[int]
     packet: Packet
     group_s: float = 0.0
+    alone_s: list[float] = field(default_factory=list)
+    """Of each step that is one layer: seconds on the leader alone."""
 
 
 class Canary:
@@ -64,7 +67,7 @@ class Canary:
 
     def run(self, vocab_size: int, context_limit: int, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
         """Raises CanaryError on every rank if the group computes something else, with layers and difference."""
-        all_reduce_s = self._ranks.all_reduce_s()
+        reduces = (self._ranks.all_reduce_s(), self._ranks.reduce_bytes_per_s())
         chunks = self._chunks(vocab_size, context_limit, chunk_tokens)
         steps = list(self._steps())
         for index, (start, stop) in enumerate(steps):
@@ -74,8 +77,10 @@ class Canary:
             if failed:
                 raise CanaryError(self._complaint or f"the leader finds that layers {start} to {stop - 1} are wrong")
         progress(len(steps), len(steps))
-        figures = (all_reduce_s, max(chunk.group_s for chunk in chunks), self._worst)
-        return GroupCheck(*self._ranks.of_leader(figures))
+        alone_layer_s = _median([seconds for chunk in chunks[4:] for seconds in chunk.alone_s])
+        # the first chunk also reads the layer
+        figures = (max(chunk.group_s for chunk in chunks), alone_layer_s, _median(chunks[1].alone_s), self._worst)
+        return GroupCheck(*self._ranks.of_leader((*reduces, *figures)))
 
     def _chunks(self, vocab_size: int, context_limit: int, chunk_tokens: int) -> list[_Chunk]:
         """Two whole chunks, a part of a third, and decode steps; all smaller where the context is."""
@@ -104,7 +109,7 @@ class Canary:
 
     def _step(self, start: int, stop: int, chunks: list[_Chunk]) -> None:
         """Advance all chunks through layers `[start, stop)` of the group; on the leader, compare."""
-        results = list(self._through(self._model, start, stop, chunks, timed=True))
+        results = list(self._through(self._model, start, stop, chunks))
         if self._ranks.is_leader:
             errors: list[tuple[int, np.ndarray, str]] = []
             expected = self._through(self._reference, start, stop, chunks)
@@ -118,9 +123,7 @@ class Canary:
         gc.collect()  # a hooked model and its layers refer to each other
         mx.clear_cache()
 
-    def _through(
-        self, model: Any, start: int, stop: int, chunks: list[_Chunk], *, timed: bool = False
-    ) -> Iterator[mx.array | Packet]:
+    def _through(self, model: Any, start: int, stop: int, chunks: list[_Chunk]) -> Iterator[mx.array | Packet]:
         """Results of the chunks, evaluated, one after the other over one cache."""
         full, trace = make_prompt_cache(model), self._trace
         layout = whole_layout(full) if trace is None else plan_caches(trace, full, start, stop)
@@ -138,8 +141,11 @@ class Canary:
                 if isinstance(result, mx.array):
                     result = result[:, -LOGITS:]
                 mx.eval(result, cache.arrays())
-                if timed:
-                    chunk.group_s += time.perf_counter() - began
+                took_s = time.perf_counter() - began
+                if model is self._model:
+                    chunk.group_s += took_s
+                elif stop - start == 1:
+                    chunk.alone_s.append(took_s)
                 yield result
         finally:
             stage.close()
@@ -160,6 +166,10 @@ class Canary:
                     f"{len(error)} tokens of chunk {place + 1} by more than {TOLERANCE[dtype]}, the worst by "
                     f"{float(error.max()):.3g} of its length"
                 )
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) if seconds else 0.0
 
 
 def _noise(packet: Packet, seed: int) -> Packet:

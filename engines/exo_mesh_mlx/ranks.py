@@ -21,6 +21,8 @@ INIT_S = 8.0
 below, before the node gives up on its heartbeats. The ranks have just seen each other: a second is much."""
 
 TIMED_REDUCES = 20
+REDUCED_BYTES = 4 * 2**20
+"""A prefill chunk of 512 tokens of a 4,096-wide model in bfloat16."""
 
 AGREE_EVERY = 64
 """Forwards between two comparisons of what the ranks made: 25 us over Thunderbolt each, against a frame of 10 ms."""
@@ -56,12 +58,21 @@ class Ranks:
 
     def all_reduce_s(self) -> float:
         """Median seconds of an all-reduce of a few bytes."""
-        times = []
-        for _ in range(TIMED_REDUCES):
+        return self._reduce_s(4, TIMED_REDUCES)
+
+    def reduce_bytes_per_s(self) -> float:
+        """Of all-reduces of REDUCED_BYTES, the median."""
+        return REDUCED_BYTES / self._reduce_s(REDUCED_BYTES // 4, 5)
+
+    def _reduce_s(self, num_values: int, times: int) -> float:
+        values = mx.ones((num_values,))
+        mx.eval(values)
+        seconds = []
+        for _ in range(times):
             start = time.perf_counter()
-            mx.eval(mx.distributed.all_sum(mx.ones((4,)), group=self.group))
-            times.append(time.perf_counter() - start)
-        return statistics.median(times)
+            mx.eval(mx.distributed.all_sum(values, group=self.group))
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds)
 
     def of_leader(self, values: Sequence[float]) -> list[float]:
         """What the leader passed, on every rank."""

@@ -190,12 +190,19 @@ class SequenceSaver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GroupCheck:
-    """What a rank measured while the group was checked. all_reduce_s: of a few bytes, the median. chunk_s: of the
-    slowest prefill chunk through all layers of the stage. worst: largest difference from one machine's result,
-    relative to the largest value; 0.0 on ranks that do not compare."""
+    """What the leader measured while the group was checked; the same on every rank.
+
+    all_reduce_s: of a few bytes, the median; reduce_bytes_per_s: of a few MiB. chunk_s: of the slowest prefill chunk
+    through all layers of the stage. alone_layer_s, alone_chunk_s: of one layer on the leader alone, for one token and
+    for a whole chunk, medians; 0.0 if no layer could be taken alone. worst: largest difference from one machine's
+    result, relative to its length.
+    """
 
     all_reduce_s: float
+    reduce_bytes_per_s: float
     chunk_s: float
+    alone_layer_s: float
+    alone_chunk_s: float
     worst: float
 
 

@@ -119,16 +119,22 @@ class Ready(_message.Message):
     def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., group: _Optional[_Union[GroupFigures, _Mapping]] = ...) -> None: ...
 
 class GroupFigures(_message.Message):
-    __slots__ = ("all_reduce_s", "chunk_s", "worst", "deadline_s")
+    __slots__ = ("all_reduce_s", "chunk_s", "worst", "deadline_s", "reduce_bytes_per_s", "alone_layer_s", "alone_chunk_s")
     ALL_REDUCE_S_FIELD_NUMBER: _ClassVar[int]
     CHUNK_S_FIELD_NUMBER: _ClassVar[int]
     WORST_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    REDUCE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ALONE_LAYER_S_FIELD_NUMBER: _ClassVar[int]
+    ALONE_CHUNK_S_FIELD_NUMBER: _ClassVar[int]
     all_reduce_s: float
     chunk_s: float
     worst: float
     deadline_s: float
-    def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    reduce_bytes_per_s: float
+    alone_layer_s: float
+    alone_chunk_s: float
+    def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ..., reduce_bytes_per_s: _Optional[float] = ..., alone_layer_s: _Optional[float] = ..., alone_chunk_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -127,8 +128,7 @@ async def _listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, binding: Bin
         outputs=specs_to_proto(declared.outputs),
     )
     if check is not None:
-        ready.group.all_reduce_s, ready.group.chunk_s = check.all_reduce_s, check.chunk_s
-        ready.group.worst, ready.group.deadline_s = check.worst, worker.deadline_s
+        ready.group.CopyFrom(pb.GroupFigures(deadline_s=worker.deadline_s, **dataclasses.asdict(check)))
     pulse.report(pb.FromRunner(ready=ready))
 
 
