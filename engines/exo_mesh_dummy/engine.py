@@ -29,6 +29,9 @@ from exo_mesh_dummy.payload import MIN_WORDS, check_marks, kv_marks, mix, write_
 KV_BYTES = 16
 """What one position of a sequence is said to take; and does take, once it is saved."""
 
+_LAYER_S = 0.001
+"""What one layer is said to take one machine alone, for one token."""
+
 KV = "kv"
 DTYPE = "uint32"
 
@@ -39,7 +42,7 @@ class DummyOptions:
 
     payload_bytes: size of one token's activations, default 4 * hidden size. load_ms: wait while loading.
     fail_at: this forward (the first is 1) raises EngineError; 0 is never. fail_group: the check of a tensor group finds
-    that its ranks compute wrongly.
+    that its ranks compute wrongly. reduce_ms: what an all-reduce of a tensor group is said to take.
     """
 
     cost_ms: float = 0.0
@@ -48,6 +51,7 @@ class DummyOptions:
     load_ms: float = 0.0
     fail_at: int = 0
     fail_group: int = 0
+    reduce_ms: float = 0.0
 
 
 def parse_options(options: Mapping[str, str]) -> DummyOptions:
@@ -59,6 +63,7 @@ def parse_options(options: Mapping[str, str]) -> DummyOptions:
         "load_ms": float,
         "fail_at": int,
         "fail_group": int,
+        "reduce_ms": float,
     }
     values: dict[str, float] = {}
     for name, text in options.items():
@@ -110,7 +115,8 @@ class DummyStage:
         """The ranks of a tensor group have nothing to tell each other: each makes up all of it."""
         if self._options.fail_group:
             raise CanaryError("the ranks compute wrongly, as fail_group asked")
-        return GroupCheck(0.0, self._options.cost_ms / 1000, 0.0)
+        reduce_s, chunk_s = self._options.reduce_ms / 1000, self._options.cost_ms / 1000
+        return GroupCheck(reduce_s, 1e9, chunk_s, _LAYER_S, 10 * _LAYER_S, 0.0)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         self._sequences.setdefault(sequence, _Sequence(max_tokens))

@@ -12,6 +12,9 @@ from exo_mesh.domain.rings import Candidate
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import PlacementError
 
+FAILED = "failed to become a tensor group"
+"""In the reason of an instance whose peers are stages against somebody's wish."""
+
 Attempt = Callable[[Sequence[Candidate], int], Plan]
 """(candidates, fewest stages) to a plan. Raises PlacementError if there is none."""
 

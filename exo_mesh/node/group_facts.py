@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.group_placement import as_pipeline, groups_of
+from exo_mesh.domain.group_worth import GroupTimes, group_verdict
 from exo_mesh.domain.grouping import GroupFacts, GroupWish, WishedBackend
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan, Seat
@@ -24,9 +26,13 @@ from exo_mesh.engine.contract import Groupable
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.node.service import InstanceSpec
-from exo_mesh.node.tensor_groups import GroupTroubles
+from exo_mesh.node.tensor_groups import MAX_SETS, GroupTroubles
+from exo_mesh.proto.runner_pb2 import GroupFigures
 
 _log = logging.getLogger(__name__)
+
+WIDEST_BYTES = 4
+"""Of one element of the activations: float32, which is what counts against a group."""
 
 _FINAL = frozenset({ModelError.code})
 """Failures of a rank for which its group is not to blame: a pipeline stage would fail alike."""
@@ -49,6 +55,7 @@ class GroupKnowledge:
         self._text_files = text_files
         self._clock = clock
         self._troubles = GroupTroubles()
+        self._verdicts: dict[tuple[str, frozenset[str]], str] = {}
 
     def wish(self, spec: InstanceSpec, candidates: Sequence[Candidate]) -> GroupWish:
         """What is asked for; if nothing is, the groups that a hostfile names and whose ranks can all take part."""
@@ -114,13 +121,29 @@ class GroupKnowledge:
         self._troubles.note(group, str(error), self._clock())
         return True
 
-    def note_success(self, plan: Plan) -> None:
-        for group in groups_of(plan):
+    def note_success(self, card: ModelCard, spec: InstanceSpec, plan: Plan, measured: Mapping[int, GroupTimes]) -> bool:
+        """The plan is up; is it to stay? Not if nobody asked for a group and its figures say that stages are better."""
+        wish = spec.group_wish(self._settings)
+        asked = wish.is_forced or wish.backend != "auto" or any(pin.group for pin in spec.pins)
+        keep = True
+        for index, group in ((i, stage.group) for i, stage in enumerate(plan.stages) if stage.group is not None):
             self._troubles.forget(group)
+            if index not in measured:
+                continue
+            verdict = group_verdict(measured[index])
+            _log.info("%s: %s is %s", plan.instance_id, "+".join(p[:8] for p in group.peers), verdict.reason)
+            self._verdicts[(card.digest, frozenset(group.peers))] = verdict.reason
+            if not verdict.group and not asked and not any(peer.static_rank for peer in self._peers()):
+                self._troubles.refuse(group, verdict.reason, self._clock())
+                keep = False
+        while len(self._verdicts) > MAX_SETS:
+            del self._verdicts[next(iter(self._verdicts))]
+        return keep
 
     def is_unfit(self, plan: Plan) -> bool:
         """Has the plan a group that has failed too often lately?"""
-        return any(frozenset(group.peers) in self._unfit() for group in groups_of(plan))
+        failed = self._troubles.failed(self._clock())
+        return any(frozenset(group.peers) in failed for group in groups_of(plan))
 
     def as_pipeline(self, spec: InstanceSpec, plan: Plan) -> InstanceSpec:
         """The wish by which the peers of the plan become pipeline stages."""
@@ -128,12 +151,24 @@ class GroupKnowledge:
         return replace(spec, tensor_group=wish.size, groups=(), pins=(), min_peers=min_peers)
 
     def note_of(self, plan: Plan) -> str:
+        """Why peers of the plan are no group, or what is known of those that are; "" if there is nothing to say."""
+        notes = [reason for peers, reason in self._measured(plan)]
+        return "; ".join([*notes, *self._demotions(plan)])
+
+    def demotion_of(self, plan: Plan) -> str:
         """Why peers of the plan are no group; "" if there is no such reason."""
+        return "; ".join(self._demotions(plan))
+
+    def _measured(self, plan: Plan) -> list[tuple[frozenset[str], str]]:
+        groups = [frozenset(group.peers) for group in groups_of(plan)]
+        return [(g, self._verdicts[(plan.model_digest, g)]) for g in groups if (plan.model_digest, g) in self._verdicts]
+
+    def _demotions(self, plan: Plan) -> list[str]:
         notes = []
         for peers, why in self._unfit().items():
             if peers <= set(plan.member_ids) and not any(peers == frozenset(g.peers) for g in groups_of(plan)):
                 notes.append(f"{' and '.join(sorted(peer_id[:8] for peer_id in peers))} are pipeline stages: {why}")
-        return "; ".join(notes)
+        return notes
 
     def _unfit(self) -> dict[frozenset[str], str]:
         return self._troubles.unfit(self._clock())
@@ -151,3 +186,20 @@ def _at_fault(plan: Plan, lost: Seat | None) -> TensorGroup | None:
     if lost is not None:
         return plan.stages[lost.stage].group
     return next(iter(groups_of(plan)), None)
+
+
+def times_of(
+    card: ModelCard, plan: Plan, figures: Mapping[int, GroupFigures], hop_s: float, chunk_tokens: int
+) -> dict[int, GroupTimes]:
+    """What the groups of a ring measured, by stage; of those that could measure. hop_s: one way between its peers."""
+    found = {}
+    for index, held in figures.items():
+        group = plan.stages[index].group
+        token_bytes = card.hidden_size * WIDEST_BYTES
+        if group is not None:
+            with contextlib.suppress(ValueError):  # something could not be measured
+                found[index] = GroupTimes(
+                    group.size, len(plan.stages[index].shard), held.all_reduce_s, held.reduce_bytes_per_s,
+                    held.alone_layer_s, held.alone_chunk_s, chunk_tokens, token_bytes, hop_s,
+                )  # fmt: skip
+    return found

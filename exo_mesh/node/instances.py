@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.group_placement import groups_of
+from exo_mesh.domain.group_placement import FAILED, groups_of
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
@@ -52,7 +52,7 @@ def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
         and (len(plan.engines) > 1) in _MIXED[spec.mixed_rings]
         and not set(spec.exclude_peers) & set(plan.member_ids)
         and (not spec.pins or _as_pinned(plan, spec.pins))
-        and (bool(instance.reason) or _as_grouped(plan, spec))  # else its groups have failed, as the reason says
+        and (FAILED in instance.reason or _as_grouped(plan, spec))
     )
 
 

@@ -25,7 +25,7 @@ from exo_mesh.domain.placement import (
     with_caps,
 )
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
-from exo_mesh.domain.rings import without
+from exo_mesh.domain.rings import DEFAULT_HOP_S, without
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
     DeadlineError,
@@ -38,7 +38,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
-from exo_mesh.node.group_facts import GroupKnowledge
+from exo_mesh.node.group_facts import GroupKnowledge, times_of
 from exo_mesh.node.members import Members
 from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.reservations import Answer
@@ -47,6 +47,9 @@ from exo_mesh.node.service import InstanceSpec
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.node.surveys import Surveys, as_held
 from exo_mesh.node.tensor_groups import wirings
+
+CHUNK_TOKENS = 512
+"""Of a prefill chunk: what a runner checks its group with (PREFILL_CHUNK of exo_mesh/runner)."""
 
 MAX_GROUP_FAILURES = 4
 """Tensor groups, of whichever peers, that may fail to come to be in one placement; then all of them are pipelines."""
@@ -161,7 +164,7 @@ class Placer:
         return replace(around, cards=cards), candidates
 
     def note_of(self, plan: Plan) -> str:
-        """Why the plan has no tensor group where one might be expected; "" if there is nothing to say."""
+        """What is known of its tensor groups, or why it has none where one might be expected; "" if nothing."""
         return self._groups.note_of(plan)
 
     def context_for(self, spec: InstanceSpec) -> int:
@@ -229,7 +232,12 @@ class Placer:
                 if failures == MAX_GROUP_FAILURES:
                     spec = self._groups.as_pipeline(spec, plan)
                 continue
-            self._groups.note_success(plan)
+            times = times_of(card, plan, keeper.figures, self._hop_of(plan), CHUNK_TOKENS)
+            if not self._groups.note_success(card, spec, plan, times):
+                await keeper.release()
+                self._membership.put_instance(instance_id, None)
+                above = plan.ballot
+                continue
             self._metrics.placements.labels("ready").inc()
             return keeper, replace(instance, reason=reserved.note)
 
@@ -277,7 +285,7 @@ class Placer:
             answers = dict(zip(plan.seats, asked, strict=True))
             granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, Answer) and a.granted}
             if len(granted) == len(answers):
-                return Reserved(plan, granted, self._groups.note_of(plan))
+                return Reserved(plan, granted, self._groups.demotion_of(plan))
             await release_all(plan, self._members)
             for seat, answer in answers.items():
                 if isinstance(answer, ReservationError):
@@ -339,6 +347,13 @@ class Placer:
         halves = {peer.id: peer.rtt_ms / 2000 for peer in self._membership.peers if peer.rtt_ms is not None}
         between = {(a, b): max(halves[a], halves[b]) for a, b in combinations(sorted(halves), 2)}
         return {**between, **{(own_id, peer_id): half for peer_id, half in halves.items()}}
+
+    def _hop_of(self, plan: Plan) -> float:
+        """Seconds one way between two of its peers, the longest that is known."""
+        hops = self._hops()
+        known = [hops[pair] for pair in combinations(plan.member_ids, 2) if pair in hops]
+        known += [hops[b, a] for a, b in combinations(plan.member_ids, 2) if (b, a) in hops]
+        return max(known, default=DEFAULT_HOP_S)
 
     def _has_model(self, info: PeerInfo, model: str) -> bool:
         # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet

@@ -15,6 +15,7 @@ from exo_mesh.node.boundaries import refuse_mismatch
 from exo_mesh.node.members import Members
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto.runner_pb2 import GroupFigures
 from exo_mesh.tasks import TaskOwner
 
 MARGIN_S = 30.0
@@ -37,7 +38,8 @@ OnProgress = Callable[[int, int], None]
 
 class RingKeeper:
     """Owns the report streams of all stages of one plan, of a tensor group those of all ranks. `lost` completes with
-    the first failure of any of them, `lost_seat` is then whose it was.
+    the first failure of any of them, `lost_seat` is then whose it was. figures: what the tensor groups measured of
+    themselves, by stage, once the ring is up.
 
     adopted: the ballot by which this node took the plan over, if it is not its own. It rises when the ring has to be
     taken back from an adopter that did not get all of it; `on_taken_back` is called then. wirings: of the ranks of
@@ -59,6 +61,7 @@ class RingKeeper:
         self.ballot = max(plan.ballot, adopted)
         self.lost: asyncio.Future[MeshError] = loop.create_future()
         self.lost_seat: Seat | None = None
+        self.figures: dict[int, GroupFigures] = {}
         self.on_taken_back: Callable[[], None] = lambda: None
         self._wirings = wirings or {}
         self._taking_back = asyncio.Lock()
@@ -86,6 +89,7 @@ class RingKeeper:
         ready = await self._or_lost(asyncio.gather(*self._ready.values()), patience_s, "every stage is loaded")
         loaded = dict(zip(self._ready, ready, strict=True))
         refuse_mismatch(self.plan, [loaded[seat] for seat in leaders])
+        self.figures = {seat.stage: loaded[seat].group for seat in leaders if loaded[seat].HasField("group")}
         pids = tuple(listening[seat].pid for seat in leaders)
         return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
 

@@ -218,6 +218,8 @@ class Runner:
                 status.ready.memory_bytes, status.ready.load_s = ready.memory_bytes, ready.load_s
                 status.ready.inputs.extend(ready.inputs)
                 status.ready.outputs.extend(ready.outputs)
+                if ready.HasField("group"):
+                    status.ready.group.CopyFrom(ready.group)
             case "heartbeat":
                 self.beat = report.heartbeat
                 on_beat(report.heartbeat)

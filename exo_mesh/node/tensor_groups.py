@@ -13,6 +13,7 @@ from ipaddress import AddressValueError, IPv4Address
 
 from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.domain.addresses import Interface, LinkKind
+from exo_mesh.domain.group_placement import FAILED
 from exo_mesh.domain.plan import Plan, Seat
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import ReservationError
@@ -110,6 +111,8 @@ def wiring_fault(group: TensorGroup | None, rank: int, wiring: RankWiring | None
 
 @dataclass(slots=True)
 class _Trouble:
+    """failures: 0 for a group that works, and is better off as something else."""
+
     failures: int
     reason: str
     at: float
@@ -126,10 +129,16 @@ class GroupTroubles:
         peers = frozenset(group.peers)
         before = self._troubles.pop(peers, None)
         failures = 1 + (before.failures if before is not None and now - before.at < FORGET_S else 0)
-        self._troubles[peers] = _Trouble(failures, reason, now)
+        failures = min(failures, MAX_FAILURES)
+        self._troubles[peers] = _Trouble(failures, f"they {FAILED} {failures} times, lastly: {reason}", now)
         while len(self._troubles) > MAX_SETS:
             del self._troubles[next(iter(self._troubles))]
         return failures
+
+    def refuse(self, group: TensorGroup, reason: str, now: float) -> None:
+        """It works, and is better off as something else."""
+        self._troubles.pop(frozenset(group.peers), None)
+        self._troubles[frozenset(group.peers)] = _Trouble(0, reason, now)
 
     def forget(self, group: TensorGroup) -> None:
         """It has come to be."""
@@ -138,7 +147,11 @@ class GroupTroubles:
     def unfit(self, now: float) -> dict[frozenset[str], str]:
         """The sets of peers that are to be no group for now, and why."""
         return {
-            peers: f"they failed to become a tensor group {trouble.failures} times, lastly: {trouble.reason}"
+            peers: trouble.reason
             for peers, trouble in self._troubles.items()
-            if trouble.failures >= MAX_FAILURES and now - trouble.at < FORGET_S
+            if trouble.failures in (0, MAX_FAILURES) and now - trouble.at < FORGET_S
         }
+
+    def failed(self, now: float) -> set[frozenset[str]]:
+        """Those among them that cannot be one, whoever insists."""
+        return {peers for peers in self.unfit(now) if self._troubles[peers].failures}

@@ -1,4 +1,5 @@
 from exo_mesh.proto import plan_pb2 as _plan_pb2
+from exo_mesh.proto import runner_pb2 as _runner_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -497,16 +498,18 @@ class StageLoading(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class StageReady(_message.Message):
-    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs")
+    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "group")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     load_s: float
     inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
     outputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
-    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ...) -> None: ...
+    group: _runner_pb2.GroupFigures
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., group: _Optional[_Union[_runner_pb2.GroupFigures, _Mapping]] = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("code", "message")
