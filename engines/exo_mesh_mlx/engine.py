@@ -31,6 +31,7 @@ from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
 from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import Checkpoint, open_checkpoint
+from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.ghost import GhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
@@ -97,6 +98,8 @@ class MlxStage:
         if len(self._model.layers) != shard.num_layers:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {len(self._model.layers)} layers")
         if self._ranks is not None:
+            if obstacle := division_obstacle(checkpoint.config, self._ranks.size):
+                raise ModelError(f"{request.model_dir} cannot be split: {obstacle}")
             self.shares = share_out(self._model, self._ranks, shard.start, shard.stop)
             _log.info("rank %d of %d holds %s", self._ranks.rank, self._ranks.size, self.shares.describe())
         self._vocab_size = self._logits_width = checkpoint.vocab_size

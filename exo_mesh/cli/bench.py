@@ -1,5 +1,5 @@
 """Measure this machine: `bench ring` times frames against plain TCP, `bench engines` the engines on one checkpoint,
-`bench serve` asks a whole mesh many things at once."""
+`bench serve` asks a whole mesh many things at once, `bench group` tries a tensor group on this machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import argparse
 from collections.abc import Callable
 
 import exo_mesh.cli.bench_engines as bench_engines
+import exo_mesh.cli.bench_group as bench_group
 import exo_mesh.cli.bench_ring as bench_ring
 import exo_mesh.cli.bench_serve as bench_serve
 
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_ring.add_parser(subparsers)
     bench_serve.add_parser(subparsers)
     bench_engines.add_parser(subparsers)
+    bench_group.add_parser(subparsers)
 
 
 def run(args: argparse.Namespace) -> int:

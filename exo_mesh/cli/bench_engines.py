@@ -66,9 +66,9 @@ def add_parser(subparsers: Any) -> None:
     what.add_argument("--model", metavar="NAME", help="a model of this machine, or a directory")
     what.add_argument("--random", metavar="SIZE", default="150M", help="a random Llama of so many weights (150M)")
     parser.add_argument("--engines", metavar="A,B", help="only these (default: all but those that compute nothing)")
-    parser.add_argument("--prompt", type=_count(16384), default=128, metavar="N", help="tokens of the prompt (128)")
-    parser.add_argument("--steps", type=_count(4096), default=32, metavar="N", help="decode steps (32)")
-    parser.add_argument("--rounds", type=_count(100), default=3, metavar="N", help="turns that each takes (3)")
+    parser.add_argument("--prompt", type=count(16384), default=128, metavar="N", help="tokens of the prompt (128)")
+    parser.add_argument("--steps", type=count(4096), default=32, metavar="N", help="decode steps (32)")
+    parser.add_argument("--rounds", type=count(100), default=3, metavar="N", help="turns that each takes (3)")
     parser.add_argument("--slice", action="store_true", help="a few layers only: seconds for 1 to 16 rows")
     parser.add_argument("--memory", action="store_true", help="peak memory of two stages of a 1.5 GB checkpoint")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -193,7 +193,7 @@ def parse_size(text: str) -> int:
     return round(float(found[1]) * _UNITS[found[2]])
 
 
-def _count(most: int) -> Any:
+def count(most: int) -> Any:
     """An argparse type: a whole number from 1 to `most`."""
 
     def parse(text: str) -> int:

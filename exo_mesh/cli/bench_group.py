@@ -1,0 +1,184 @@
+"""`exo-mesh bench group`: a tensor group whose ranks all run on this machine, over TCP: is it right, what does it cost?
+
+The same figures come from every group that is formed, as its leader checks it before traffic. On one machine they tell
+whether this model, mlx and mlx-lm give the right result as a group, and whether it holds under load; how fast a link is
+shows only between two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.cli.bench_engines import count, parse_size
+from exo_mesh.cli.local_ring import LocalRunner, local_ring
+from exo_mesh.cli.tables import print_json
+from exo_mesh.domain.group_worth import GroupTimes, group_verdict
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.tensor_group import TensorGroup
+from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.proto.runner_pb2 import GroupFigures
+from exo_mesh.transport.control_driver import DriverChannels
+from exo_mesh.weights.card import read_card, read_json
+from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
+from exo_mesh.weights.store import ModelStore
+
+ENGINE = "mlx"
+CONTEXT = 2048
+CHUNK = 512
+HOP_S = 300e-6
+"""From one machine to the next as stages: what a hop takes over a good LAN (docs/benchmarks.md)."""
+
+SILENCE_S = 120.0
+AT_ONCE = 4
+_ITEM_BYTES = {"float32": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Stress:
+    """Requests that ended, of those that gave the tokens of one process, and seconds for all of them on either."""
+
+    requests: int
+    ended: int
+    same_tokens: int
+    group_s: float
+    alone_s: float
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `group` to the verbs of `exo-mesh bench`."""
+    parser = subparsers.add_parser("group", help="a tensor group on this machine: correctness, costs, stress")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--model", metavar="NAME", help="a model of this machine, or a directory")
+    what.add_argument("--random", metavar="SIZE", default="8M", help="a random float32 Llama of so many weights (8M)")
+    parser.add_argument("--ranks", type=count(8), default=2, metavar="N", help="ranks, 2 to 8 (2)")
+    parser.add_argument("--requests", type=count(1000), default=16, metavar="N", help="requests of the stress (16)")
+    parser.add_argument("--tokens", type=count(512), default=16, metavar="N", help="tokens that each draws (16)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if the group is right."""
+    if args.ranks < 2:
+        raise InputError("a tensor group has at least two ranks", param="ranks")
+    with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
+        if args.model:
+            model_dir = ModelStore(()).find(args.model, allow_paths=True)
+        else:
+            model = model_of_size(parse_size(args.random), "float32")
+            model = replace(model, kv_heads=model.heads)  # few heads are no multiple of the ranks
+            model_dir = write_checkpoint(Path(scratch) / "random", model)
+        result = asyncio.run(measure(model_dir, args.ranks, args.requests, args.tokens))
+    print_json(result) if args.json else print(_text(result))
+    return 0 if result["correct"] else 1
+
+
+async def measure(model_dir: Path, ranks: int, requests: int, tokens: int) -> dict[str, Any]:
+    """All figures. Raises MeshErrors, of which a CanaryError says that the group computes something wrong."""
+    card = read_card(model_dir, model_dir.name)
+    lengths = [8 + number % 25 for number in range(requests)]
+    prompts = [[(31 * length + 7 * place) % min(card.vocab_size, 250) for place in range(length)] for length in lengths]
+    alone, alone_s, _ = await _answers(_plan(card.num_layers, 1), model_dir, prompts, tokens)
+    together, group_s, figures = await _answers(_plan(card.num_layers, ranks), model_dir, prompts, tokens)
+    if figures is None:
+        raise EngineError("the leader of the group has told nothing of its check")
+    same = sum(mine == theirs for mine, theirs in zip(together, alone, strict=True))
+    stress = Stress(requests, sum(len(answer) == tokens for answer in together), same, group_s, alone_s)
+    exact = card.dtype == "float32" and not read_json(model_dir / "config.json").get("quantization")
+    return {
+        "model": model_dir.name,
+        "ranks": ranks,
+        "backend": "ring",
+        "correct": stress.ended == requests and (same == requests or not exact),
+        "canary": {"worst": figures.worst},
+        "all_reduce": {"few_bytes_us": figures.all_reduce_s * 1e6, "bytes_per_s": figures.reduce_bytes_per_s},
+        "layer": {
+            "alone_token_us": figures.alone_layer_s * 1e6,
+            "alone_chunk_ms": figures.alone_chunk_s * 1e3,
+            "group_chunk_ms": figures.chunk_s * 1e3 / card.num_layers,
+        },
+        "frame_deadline_s": figures.deadline_s,
+        "stress": asdict(stress),
+        "verdict": _verdict(figures, ranks, card.num_layers, card.hidden_size * _ITEM_BYTES.get(card.dtype, 2)),
+    }
+
+
+def _plan(num_layers: int, ranks: int) -> Plan:
+    peers = tuple(f"bench{rank}" for rank in range(ranks))
+    group = TensorGroup("ring", peers) if ranks > 1 else None
+    stage = StagePlan(peers[0], ENGINE, Shard("bench", 0, num_layers, num_layers), 0, group)
+    return Plan("bench", Ballot(1, "bench"), "bench", "", (stage,), CONTEXT, PlanInputs((), "memory", 1), 4 * CONTEXT)
+
+
+async def _answers(
+    plan: Plan, model_dir: Path, prompts: Sequence[Sequence[int]], tokens: int
+) -> tuple[list[list[int]], float, GroupFigures | None]:
+    """(greedy tokens of each prompt, AT_ONCE at a time; seconds for all; what the leader measured)."""
+    channels, places = DriverChannels(), asyncio.Semaphore(AT_ONCE)
+
+    async def one(runner: LocalRunner, number: int, prompt: Sequence[int]) -> list[int]:
+        greedy = SamplingParams(temperature=0.0)
+        request = GenerateRequest(f"bench{number}", tuple(prompt), tokens, greedy, ignore_eos=True)
+        endpoint = f"127.0.0.1:{runner.port}"
+        async with places:
+            stream = channels.generate(endpoint, plan, request, first_s=SILENCE_S, next_s=SILENCE_S)
+            try:
+                events = [event async for event in stream if isinstance(event, TokenEvent)]
+                return [event.token_id for event in events if event.token_id is not None]
+            except MeshError:
+                return []
+
+    try:
+        async with local_ring(plan, model_dir, {}) as (runner,):
+            start = time.perf_counter()
+            answers = await asyncio.gather(*(one(runner, number, prompt) for number, prompt in enumerate(prompts)))
+            ready = runner.ready
+            figures = ready.group if ready is not None and ready.HasField("group") else None
+            return answers, time.perf_counter() - start, figures
+    finally:
+        await channels.close()
+
+
+def _verdict(figures: GroupFigures, ranks: int, num_layers: int, token_bytes: int) -> dict[str, Any]:
+    """As if the ranks were machines of their own with this link between them."""
+    try:
+        times = GroupTimes(
+            ranks=ranks,
+            num_layers=num_layers,
+            all_reduce_s=figures.all_reduce_s,
+            reduce_bytes_per_s=figures.reduce_bytes_per_s,
+            layer_s=figures.alone_layer_s,
+            chunk_layer_s=figures.alone_chunk_s,
+            chunk_tokens=CHUNK,
+            token_bytes=token_bytes,
+            hop_s=HOP_S,
+        )
+    except ValueError:
+        return {"reason": "no layer of this model can be taken alone, so there is nothing to compare"}
+    return asdict(group_verdict(times))
+
+
+def _text(result: dict[str, Any]) -> str:
+    stress, layer, reduce = result["stress"], result["layer"], result["all_reduce"]
+    return "\n".join(
+        [
+            f"{result['model']}: {result['ranks']} ranks on this machine over {result['backend']}: "
+            + ("right" if result["correct"] else "WRONG"),
+            f"  canary      worst token {result['canary']['worst']:.2g} of its length from one machine's",
+            f"  all-reduce  {reduce['few_bytes_us']:.0f} us for a few bytes, {reduce['bytes_per_s'] / 1e9:.2f} GB/s",
+            f"  one layer   {layer['alone_token_us']:.0f} us a token and {layer['alone_chunk_ms']:.1f} ms a chunk "
+            f"alone; {layer['group_chunk_ms']:.1f} ms a chunk as a group",
+            f"  stress      {stress['ended']} of {stress['requests']} requests ended, {stress['same_tokens']} with the "
+            f"tokens of one process; {stress['group_s']:.1f} s, and {stress['alone_s']:.1f} s alone",
+            f"  {result['verdict']['reason']}",
+        ]
+    )

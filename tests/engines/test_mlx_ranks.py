@@ -1,0 +1,119 @@
+"""The MLX engine as ranks of a tensor group, two processes over MLX's ring collectives: right, checked, half as big."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mlx_lm")
+
+from exo_mesh_mlx import provider
+from exo_mesh_mlx.ranks import AGREE_EVERY
+
+from exo_mesh.domain.frame import Row
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.ranks import Job, run_ranks
+from tests.support.ring import Ring
+
+pytestmark = pytest.mark.timeout(400)
+
+LAYERS = 2
+TOKENS = np.random.default_rng(11).integers(0, 250, 200).tolist()
+CHUNK = 16
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("llama"), TinyModel("llama", layers=LAYERS))
+
+
+Frame = tuple[list[tuple[int, int, int, int]], list[int]]
+
+
+def frames() -> list[Frame]:
+    """Two prompts in chunks, decode rows of both together, a step back with drafts, and a prompt computed again."""
+    return [
+        ([(1, 0, 17, 17)], TOKENS[:17]),
+        ([(2, 0, 9, 9)], TOKENS[20:29]),
+        ([(1, 17, 12, 12)], TOKENS[30:42]),
+        *(([(1, 29 + i, 1, 1), (2, 9 + i, 1, 1)], TOKENS[50 + 2 * i : 52 + 2 * i]) for i in range(3)),
+        ([(1, 30, 3, 3)], TOKENS[70:73]),
+        ([(2, 0, 5, 5)], TOKENS[80:85]),
+    ]
+
+
+def alone(model_dir: Path, wanted: list[Frame]) -> list[np.ndarray]:
+    ring = Ring(provider, model_dir, LAYERS, ())
+    ring.insert(1, 2)
+    logits = [ring.forward([Row(*row) for row in rows], np.array(ids)) for rows, ids in wanted]
+    ring.close()
+    return logits
+
+
+def test_a_group_is_checked_and_gives_what_one_process_gives_from_half_of_the_bytes(
+    llama: Path, tmp_path: Path
+) -> None:
+    outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), frames(), verify_chunk=CHUNK), tmp_path)
+    assert [outcome.answer.get("error") for outcome in outcomes] == [None, None], outcomes
+    for rank, outcome in enumerate(outcomes):
+        got = np.load(tmp_path / f"{rank}.npz")
+        for index, expected in enumerate(alone(llama, frames())):
+            np.testing.assert_allclose(got[f"logits{index}"], expected, atol=1e-4, rtol=0)
+        assert outcome.answer["split"] * 2 == outcome.answer["full"]
+        assert {name.split(".", 1)[1] for name in outcome.answer["whole"]} == {
+            "input_layernorm.weight",
+            "post_attention_layernorm.weight",
+        }
+        assert 0 < outcome.answer["worst"] < 1e-5 and outcome.answer["chunk_s"] > outcome.answer["all_reduce_s"] > 0
+
+
+@pytest.mark.slow
+def test_the_check_finds_noise_that_one_rank_makes_beyond_the_second_chunk(llama: Path, tmp_path: Path) -> None:
+    outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), verify_chunk=32, spoil="noise"), tmp_path)
+    (leader, said), (follower, heard) = (outcome.answer["error"] for outcome in outcomes)
+    assert leader == follower == "CanaryError"
+    assert "layers 0 to 0" in said and "of 32 tokens of chunk 3 by more than 0.001" in said
+    assert "the leader finds that layers 0 to 0 are wrong" in heard
+
+
+@pytest.mark.slow
+def test_a_rank_that_makes_something_else_of_a_frame_is_found_while_serving(llama: Path, tmp_path: Path) -> None:
+    wanted: list[Frame] = [([(1, place, 1, 1)], [TOKENS[place]]) for place in range(AGREE_EVERY + 1)]
+    good = run_ranks(Job(llama, (0, LAYERS, LAYERS), wanted), tmp_path)
+    assert [outcome.answer.get("error") for outcome in good] == [None, None]
+    outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), wanted, spoil="diverge"), tmp_path)
+    for outcome in outcomes:
+        kind, message = outcome.answer["error"]
+        assert kind == "CanaryError" and "rank 1 has another result than the leader" in message
+
+
+@pytest.mark.slow
+def test_a_later_stage_takes_hidden_states_of_no_group(llama: Path, tmp_path: Path) -> None:
+    """The canary begins with made-up hidden states there."""
+    outcomes = run_ranks(Job(llama, (1, LAYERS, LAYERS), verify_chunk=CHUNK), tmp_path)
+    assert [outcome.answer.get("error") for outcome in outcomes] == [None, None], outcomes
+    assert 0 < outcomes[0].answer["worst"] < 1e-5
+
+
+@pytest.mark.slow
+def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
+    """Of a checkpoint of 512 MB each rank may take 0.7 of what one process takes."""
+    model = TinyModel("llama", 8, 1024, 16, 16, 4096, 2048, dtype="float32")
+    model_dir = write_checkpoint(tmp_path / "model", model)
+    size = (model_dir / "model.safetensors").stat().st_size
+    assert 500e6 < size < 600e6
+    measured = subprocess.run(
+        [sys.executable, "-m", "exo_mesh.runner.measure", "mlx", str(model_dir), "--what", "peak", "--layers", "0:8"],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    full = int(measured.stdout.split('"peak_bytes": ')[1].split(",")[0])
+    outcomes = run_ranks(Job(model_dir, (0, 8, 8)), tmp_path)
+    peaks = [outcome.answer["peak"] for outcome in outcomes]
+    print(
+        f"file {size / 1e6:.0f} MB, one process {full / 1e6:.0f} MB, ranks {[round(peak / 1e6) for peak in peaks]} MB"
+    )
+    assert max(peaks) <= 0.7 * full
