@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +44,7 @@ def _line(answer: dict[str, Any]) -> str:
     name = answer["architecture"]
     if "difference" not in answer:
         why = answer.get("failed") or f"does not run here: {answer.get('absent')}"
-        return f"| {name} | {str(why).replace('|', '/')} | | | |"
+        return f"| {name} | {re.sub(r' of /[^ ]+', '', str(why)).replace('|', '/')} | | | |"
     share = answer["split"] / answer["full"] if answer["full"] else 0.0
     whole = answer["whole"] / (answer["whole"] + answer["full"])
     kinds = sorted({_short(kind) for kind in answer["kinds"]})
