@@ -29,6 +29,9 @@ longer contexts, a machine that is busy with other things. What takes longer han
 FIRST_CALL_S = 120.0
 """How long a rank waits for its leader's first call: the leader's own check may take longer than that of the others."""
 
+HAND_OUT_S = 3 * LOST_AFTER_S
+"""Longest that a frame waits for the hop to a rank; one that is gone is given up before, after LOST_AFTER_S."""
+
 LEADER_GONE_S = 2 * LOST_AFTER_S
 _LOOK_S = 0.5
 
@@ -80,11 +83,15 @@ class RankLinks:
 
     async def hand_out(self, frame: Frame) -> None:
         """Returns when the transport has taken the frame for every rank: computing blocks the loop, and a hop that is
-        down could not be dialled again meanwhile. `run` ends the wait for a rank that is gone."""
+        down could not be dialled again meanwhile. Raises RankLostError if one stays down, or was never told of."""
         for link in self._links:
             await link.send(frame)
-        for link in self._links:
-            await link.settle()
+        for rank, link in enumerate(self._links, 1):
+            try:
+                async with asyncio.timeout(HAND_OUT_S):
+                    await link.settle()
+            except TimeoutError as exc:
+                raise RankLostError(f"rank {rank} cannot be given frames for {HAND_OUT_S:.0f} s") from exc
 
     async def run(self) -> None:
         """Keep the hops up until cancelled. Raises RankLostError when a rank is gone."""
