@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh import setting_values as values
+from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.setting_aliases import alias_texts
@@ -66,6 +67,10 @@ class Settings:
     engine_options: dict[str, str] = field(default_factory=dict)
     model_engines: dict[str, str] = field(default_factory=dict)
     mixed_rings: str = "auto"
+    tensor_group: int = 0
+    group_backend: WishedBackend = "auto"
+    hostfile: Path | None = None
+    fast_synch: str = "auto"
     max_memory_bytes: int | None = None
     override_memory_bytes: int | None = None
     fake_mem_file: Path | None = None
@@ -223,6 +228,13 @@ SETTINGS: Mapping[str, Setting] = {
                 values.option, "model_engines", separator=","),
         Setting("mixed_rings", "WHEN", "rings of several engines: auto = where one engine does not do, or never",
                 values.one_of("auto", "never")),
+        Setting("tensor_group", "N", "peers that are one stage together: auto, never, or N of them",
+                values.group_size, toml=(str, int), show=values.group_size_text),
+        Setting("group_backend", "NAME", "how those peers meet: auto = RDMA where there is any; ring = TCP",
+                values.one_of("auto", "ring", "jaccl", "jaccl-ring")),
+        Setting("hostfile", "FILE", "a hostfile of mlx.launch: its hosts are one tensor group, by rank", values.path),
+        Setting("fast_synch", "WHEN", "MLX_METAL_FAST_SYNCH of the engines: auto, on or off",
+                values.one_of("auto", "on", "off")),
         Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
                 values.size, "max_memory_bytes", (str, int)),
         Setting("override_memory", "SIZE", "for tests: act as if this machine had so much memory",

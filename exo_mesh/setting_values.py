@@ -31,6 +31,21 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+def group_size(text: str) -> int:
+    """`auto` (0), `never` (1), or a number of peers from 2 to 8."""
+    word = text.strip().lower()
+    if word in ("auto", "never"):
+        return 0 if word == "auto" else 1
+    if not re.fullmatch(r"[2-8]", word):
+        raise ValueError("auto, never or a number from 2 to 8 is needed")
+    return int(word)
+
+
+def group_size_text(size: int) -> str:
+    """As `group_size` reads it."""
+    return "auto" if size == 0 else "never" if size == 1 else str(size)
+
+
 def share(text: str) -> float:
     """A number from 0 to 1."""
     if not re.fullmatch(r"\s*(0|1|0?\.[0-9]{1,9}|1\.0{1,9}|0\.0?)\s*", text):

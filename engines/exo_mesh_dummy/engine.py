@@ -13,6 +13,7 @@ from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
+    GroupCheck,
     LoadProgress,
     LoadRequest,
     SavedSequence,
@@ -21,7 +22,7 @@ from exo_mesh.engine.contract import (
     TensorSpec,
     row_defect,
 )
-from exo_mesh.errors import EngineError, InputError
+from exo_mesh.errors import CanaryError, EngineError, InputError
 from exo_mesh_dummy.model import read_dummy_model
 from exo_mesh_dummy.payload import MIN_WORDS, check_marks, kv_marks, mix, write_marks
 
@@ -30,6 +31,9 @@ KV_BYTES = 16
 
 SPIN_S = 0.0002
 """Before its end a wait stops sleeping: a sleep wakes 0.1 ms late here, and a device is not late."""
+
+_LAYER_S = 0.001
+"""What one layer is said to take one machine alone, for one token."""
 
 KV = "kv"
 DTYPE = "uint32"
@@ -40,7 +44,8 @@ class DummyOptions:
     """cost_ms of each forward and row_cost_ms of each of its rows are waited for, as if a device computed.
 
     payload_bytes: size of one token's activations, default 4 * hidden size. load_ms: wait while loading.
-    fail_at: this forward (the first is 1) raises EngineError; 0 is never.
+    fail_at: this forward (the first is 1) raises EngineError; 0 is never. fail_group: the check of a tensor group finds
+    that its ranks compute wrongly. reduce_ms: what an all-reduce of a tensor group is said to take.
     """
 
     cost_ms: float = 0.0
@@ -48,11 +53,21 @@ class DummyOptions:
     payload_bytes: int = 0
     load_ms: float = 0.0
     fail_at: int = 0
+    fail_group: int = 0
+    reduce_ms: float = 0.0
 
 
 def parse_options(options: Mapping[str, str]) -> DummyOptions:
     """Raises InputError for an unknown option, or a value that is not a number >= 0."""
-    known = {"cost_ms": float, "row_cost_ms": float, "payload_bytes": int, "load_ms": float, "fail_at": int}
+    known = {
+        "cost_ms": float,
+        "row_cost_ms": float,
+        "payload_bytes": int,
+        "load_ms": float,
+        "fail_at": int,
+        "fail_group": int,
+        "reduce_ms": float,
+    }
     values: dict[str, float] = {}
     for name, text in options.items():
         if name not in known:
@@ -106,6 +121,13 @@ class DummyStage:
         progress(0, len(request.shard))
         time.sleep(self._options.load_ms / 1000)
         progress(len(request.shard), len(request.shard))
+
+    def verify(self, chunk_tokens: int, progress: LoadProgress) -> GroupCheck:
+        """The ranks of a tensor group have nothing to tell each other: each makes up all of it."""
+        if self._options.fail_group:
+            raise CanaryError("the ranks compute wrongly, as fail_group asked")
+        reduce_s, chunk_s = self._options.reduce_ms / 1000, self._options.cost_ms / 1000
+        return GroupCheck(reduce_s, 1e9, chunk_s, _LAYER_S, 10 * _LAYER_S, 0.0)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         self._sequences.setdefault(sequence, _Sequence(max_tokens))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from exo_mesh.engine.contract import Availability, StageEngine
 
@@ -17,6 +18,10 @@ class DummyProvider:
 
     def supports(self, architecture: str) -> bool:
         return True
+
+    def group_obstacle(self, config: Mapping[str, Any], size: int) -> str:
+        """There is nothing to split: every rank makes up the same text."""
+        return ""
 
     def version(self) -> str:
         return "1"

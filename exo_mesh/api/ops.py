@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -14,13 +13,8 @@ from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.schema import InstanceBody, decode_body
-from exo_mesh.domain.pinning import Pin
-from exo_mesh.domain.rings import MIXING
+from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
-from exo_mesh.node.service import InstanceSpec
-
-MAX_PREFERENCES = 16
-MAX_REPLICAS = 64
 
 _ABLE = ("ok", "degraded")
 
@@ -142,31 +136,9 @@ class OpsRoutes:
         return json_response(await self._service.create_instance(spec), 201)
 
     async def previews(self, request: web.Request) -> web.Response:
-        """GET /instance/previews?model=…[&context_limit=N][&engine=NAME][&exclude_peers=A,B][&engine_preference=A,B]
-        [&mixed_rings=WHEN]: what could be placed."""
-        query = dict(request.query)
-        model, engine = query.pop("model", None), query.pop("engine", None)
-        context_limit, excluded = query.pop("context_limit", None), query.pop("exclude_peers", "")
-        preference, mixed_rings = query.pop("engine_preference", ""), query.pop("mixed_rings", None)
-        if query:
-            raise InputError(f"{min(query)}: exo-mesh does not support this parameter here", param=min(query))
-        if not model:
-            raise InputError("model: this parameter is required", param="model")
-        if context_limit is not None and not re.fullmatch(r"[1-9][0-9]{0,8}", context_limit):
-            raise InputError(
-                f"context_limit must be a whole number from 1, not {context_limit!r}", param="context_limit"
-            )
-        if mixed_rings not in (None, *MIXING):
-            raise InputError(f"mixed_rings must be one of {', '.join(MIXING)}", param="mixed_rings")
-        spec = InstanceSpec(
-            model,
-            context_limit=int(context_limit) if context_limit else None,
-            engine=engine,
-            exclude_peers=tuple(name for name in excluded.split(",") if name),
-            engine_preference=tuple(name for name in preference.split(",") if name)[:MAX_PREFERENCES],
-            mixed_rings=mixed_rings,
-        )
-        return json_response({"model": model, "previews": await self._service.preview_instances(spec)})
+        """GET /instance/previews?model=…: what could be placed, by the wish in the query (see wishes.preview_spec)."""
+        spec = preview_spec(request.query)
+        return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
 
     async def instance(self, request: web.Request) -> web.Response:
         """GET /instance/{id}"""
@@ -180,51 +152,6 @@ class OpsRoutes:
         if not await self._service.delete_instance(instance_id):
             return _no_instance(instance_id)
         return json_response({"id": instance_id, "object": "instance.deleted", "deleted": True})
-
-
-def instance_spec(body: InstanceBody) -> InstanceSpec:
-    """Raises InputError for figures out of range, and for wishes that contradict each other."""
-    for name in ("min_peers", "context_limit"):
-        value = getattr(body, name)
-        if value is not None and not 1 <= value < 2**31:
-            raise InputError(f"{name} must be between 1 and {2**31 - 1}", param=name)
-    if body.replicas is not None and not 1 <= body.replicas <= MAX_REPLICAS:
-        raise InputError(f"replicas must be between 1 and {MAX_REPLICAS}", param="replicas")
-    by_hand = [name for name in ("pins", "stages") if getattr(body, name) is not None]
-    if by_hand:
-        others = [name for name in ("min_peers", "policy", "replicas") if getattr(body, name) is not None]
-        if others or len(by_hand) > 1:
-            names = " and ".join([*by_hand, *others])
-            raise InputError(f"{names} contradict each other: give one of them", param=by_hand[0])
-        if not getattr(body, by_hand[0]):
-            raise InputError(f"{by_hand[0]} must name at least one peer with its layers", param=by_hand[0])
-    pins = [Pin(peer, start, stop) for peer, (start, stop) in (body.pins or {}).items()]
-    pins += [Pin(stage.peer, *stage.layers, stage.engine, stage.reserve_bytes) for stage in body.stages or ()]
-    return InstanceSpec(
-        body.model,
-        body.min_peers,
-        body.policy,
-        body.context_limit,
-        _one_engine(body, pins),
-        tuple(body.exclude_peers),
-        tuple(pins),
-        tuple(body.engine_preference),
-        body.mixed_rings,
-    )
-
-
-def _one_engine(body: InstanceBody, pins: Sequence[Pin]) -> str | None:
-    """The engine of all stages, if the body asks for one. Raises InputError for wishes that contradict each other."""
-    engines = {pin.engine for pin in pins if pin.engine is not None}
-    if body.engine is not None and engines - {body.engine}:
-        others = " and ".join(sorted(engines - {body.engine}))
-        raise InputError(f"engine is {body.engine}, but stages ask for {others}", param="engine")
-    if body.engine is not None and (body.engine_preference or body.mixed_rings == "always"):
-        other = "engine_preference" if body.engine_preference else "mixed_rings"
-        raise InputError(f"engine and {other} contradict each other: give one of them", param=other)
-    if len(body.engine_preference) > MAX_PREFERENCES:
-        raise InputError(f"engine_preference may name {MAX_PREFERENCES} engines", param="engine_preference")
-    return body.engine or (min(engines) if len(engines) == 1 and all(pin.engine for pin in pins) else None)
 
 
 def _for_caller(health: dict[str, Any], request: web.Request) -> dict[str, Any]:

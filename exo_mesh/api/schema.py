@@ -96,6 +96,14 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     best_of: int | None = None
 
 
+class GroupBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The tensor group of a stage as previews and /state show it: the leader first. `rdma` follows from the cables."""
+
+    peers: list[str]
+    backend: Literal["auto", "ring", "jaccl", "jaccl-ring"] = "auto"
+    rdma: list[list[str | None]] = []
+
+
 class StageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A stage as `GET /instance/previews` shows it. What it says besides peer and layers is checked where it can still
     be: the engine, and with reserve_bytes the sum of weights, KV and overhead."""
@@ -104,6 +112,7 @@ class StageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     layers: tuple[int, int]
     engine: str | None = None
     reserve_bytes: int | None = None
+    group: GroupBody | None = None
     name: str | None = None
     weights_bytes: int | None = None
     kv_bytes: int | None = None
@@ -122,6 +131,9 @@ class InstanceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     engine: str | None = None
     engine_preference: list[str] = []
     mixed_rings: Literal["auto", "never", "always"] | None = None
+    tensor_group: int | None = None
+    groups: list[list[str]] = []
+    group_backend: Literal["auto", "ring", "jaccl", "jaccl-ring"] | None = None
     exclude_peers: list[str] = []
     replicas: int | None = None
     pins: dict[str, tuple[int, int]] | None = None

@@ -1,13 +1,14 @@
 """Check this machine: what a node needs, what peers need to reach it, and what the node that runs here sees.
 
 Takes the flags of a node, and checks what a node with these settings would use. Changes nothing. Exit code 1 if
-something fails; warnings alone do not count.
+something fails; warnings alone do not count. `exo-mesh doctor rdma` looks at RDMA over Thunderbolt alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ NEEDED = ("aiohttp", "grpcio", "jinja2", "msgspec", "numpy", "protobuf", "psutil
 CHECK_DEADLINE_S = 10.0
 """Most do not take a second; a check that hangs, say on a dead network drive, must not hold up the others."""
 
+RDMA_DEADLINE_S = 60.0
+"""Six tools of macOS one after the other, and MLX imported in a process of its own."""
+
+MLX_S = 30.0
+
 Check = Callable[[], list[Finding]]
 
 
@@ -45,7 +51,10 @@ class LocalNode:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--json`, `--api-url`, and the settings of a node."""
+    """`rdma`, `--json`, `--api-url`, and the settings of a node."""
+    parser.add_argument(
+        "about", nargs="?", choices=("rdma",), help="look at this alone: cables, ports, what is missing"
+    )
     add_api_flags(parser)
     add_node_flags(parser)
 
@@ -55,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_settings(node_flags(args), os.environ)
     node = ask_node(ApiClient(args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)))
     try:
-        findings = diagnose(checks_for(loaded, node), CHECK_DEADLINE_S)
+        work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
+        findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)
     except ImportError as exc:  # then even the tools of the other checks are not there
         findings = [*_versions(), Finding("versions", Level.FAIL, str(exc), "pip install exo-mesh")]
     failed = any(finding.level is Level.FAIL for finding in findings)
@@ -146,6 +156,29 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
         "health": lambda: checks.check_health(node.state),
         "services": lambda: checks.check_services(readings.read_services()),
     }
+
+
+def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
+    """The one check of `doctor rdma`."""
+    from exo_mesh.cli.doctor_rdma import check_rdma
+    from exo_mesh.domain.fast_synch import resolve
+    from exo_mesh.node.thunderbolt_readings import read_thunderbolt
+
+    def rdma() -> list[Finding]:
+        fast_synch = resolve(loaded.settings.fast_synch, os.environ)
+        return check_rdma(read_thunderbolt(), node.state, fast_synch, has_jaccl())
+
+    return {"rdma": rdma}
+
+
+def has_jaccl() -> bool | None:
+    """Has the MLX here the RDMA backend? Asked in a process of its own; None if it does not answer."""
+    question = "import mlx.core as mx; print(mx.distributed.is_available('jaccl'))"
+    try:
+        done = subprocess.run([sys.executable, "-c", question], capture_output=True, timeout=MLX_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return {b"True": True, b"False": False}.get(done.stdout.strip())
 
 
 def ports_of(node: LocalNode, listen_port: int) -> dict[str, int]:

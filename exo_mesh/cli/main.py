@@ -27,6 +27,7 @@ VERBS = {
     "stop": "stop a model instance everywhere",
     "drain": "let a node finish what it has and take nothing new",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
+    "hostfile": "check a hostfile of mlx.launch and show its ranks",
     "secret": "make a secret that closes a mesh",
     "key": "make, list and remove keys of the HTTP API",
     "config": "show the settings and where each came from",

@@ -19,11 +19,19 @@ _PARTS = ("weights_bytes", "kv_bytes", "overhead_bytes", "usable_bytes", "headro
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--exclude`, `--api-url`, `--json`."""
+    """MODEL, `--context-limit`, `--engine`, `--mixed-rings`, `--tensor-group`, `--group`, `--group-backend`,
+    `--exclude`, `--api-url`, `--json`."""
     parser.add_argument("model", metavar="MODEL", help="name of a model, as exo-mesh models lists it")
     parser.add_argument("--context-limit", type=int, metavar="N", help="tokens of prompt + output that must fit")
     parser.add_argument("--engine", metavar="NAME", help="only with this engine")
     parser.add_argument("--mixed-rings", choices=("auto", "never", "always"), help="may a ring be of several engines")
+    parser.add_argument(
+        "--tensor-group", type=int, metavar="N", help="a group of N peers as one stage; 1 = none at all"
+    )
+    parser.add_argument(
+        "--group", action="append", metavar="PEERS", help="these peers as one stage, the leader first; may be repeated"
+    )
+    parser.add_argument("--group-backend", choices=("auto", "ring", "jaccl", "jaccl-ring"), help="how they meet")
     parser.add_argument("--exclude", metavar="PEERS", help="names or ids of peers to leave out, with commas between")
     add_api_flags(parser)
 
@@ -36,8 +44,11 @@ def run(args: argparse.Namespace) -> int:
         "engine": args.engine,
         "exclude_peers": args.exclude,
         "mixed_rings": args.mixed_rings,
+        "tensor_group": args.tensor_group,
+        "groups": args.group,
+        "group_backend": args.group_backend,
     }
-    query = urllib.parse.urlencode({name: value for name, value in wish.items() if value is not None})
+    query = urllib.parse.urlencode({name: value for name, value in wish.items() if value is not None}, doseq=True)
     answer = ApiClient(args.api_url).get(f"/instance/previews?{query}", _DEADLINE_S)
     if args.json:
         print_json(answer)
@@ -60,11 +71,18 @@ def describe(entry: dict[str, Any]) -> str:
         head += f", activations as {entry['activation_dtype']}"
     rows = [
         [
-            f"  {stage['name'] or stage['peer'][:8]}",
+            f"  {stage['name'] or stage['peer'][:8]}{_others(stage)}",
             layers_text(stage["layers"]),
             stage["engine"],
             *(human_bytes(stage[part]) for part in _PARTS),
         ]
         for stage in entry["stages"]
     ]
-    return f"{head}\n{columns(_HEADER, rows)}"
+    note = f"\n  {entry['note']}" if entry.get("note") else ""
+    return f"{head}\n{columns(_HEADER, rows)}{note}"
+
+
+def _others(stage: dict[str, Any]) -> str:
+    """` + 1 (jaccl)` for a tensor group of two: the figures are those of each of its peers."""
+    group = stage.get("group")
+    return f" + {len(group['peers']) - 1} ({group['backend']})" if group else ""

@@ -25,6 +25,8 @@ def picture(state: Mapping[str, Any], tokens_per_s: Mapping[str, float] | None =
     parts: list[RenderableType] = [_peers(state, names, colour)]
     if state.get("links"):
         parts.append(_links(state["links"], names))
+    if state.get("cables"):
+        parts.append(_cables(state["cables"], names))
     drawn = tokens_by_instance(state)
     for instance in state["view"]["instances"]:
         speed = (tokens_per_s or {}).get(instance["id"])
@@ -91,6 +93,21 @@ def _links(links: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Tabl
     return table
 
 
+def _cables(cables: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Table:
+    """Thunderbolt cables between peers, and whether RDMA goes over them."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("cable", "RDMA", "ports", "speed"):
+        table.add_column(title, no_wrap=True)
+    for cable in cables:
+        table.add_row(
+            " ↔ ".join(names.get(end["peer"], end["peer"][:8]) for end in cable["ends"]),
+            Text("up", style="green") if cable["up"] else Text("down", style="red"),
+            Text(" ↔ ".join(end["device"] or "no device" for end in cable["ends"]), style="dim"),
+            cable["speed"],
+        )
+    return table
+
+
 def _instance(
     instance: Mapping[str, Any],
     names: Mapping[str, str],
@@ -114,13 +131,22 @@ def _instance(
     for stage in stages:
         style = colour.get(stage["peer"], "")
         table.add_row(
-            Text(f"  {names.get(stage['peer'], stage['peer'][:8])}", style=style),
+            Text(f"  {_stage_name(stage, names)}", style=style),
             layer_bar(stage["layers"], stages[-1]["layers"][1], style),
             f"layers {layers_text(stage['layers'])}",
             stage["engine"],
             human_bytes(stage["reserve_bytes"]) if "reserve_bytes" in stage else "",
         )
-    return Group(head, table, Text(""))
+    why = [Text(f"  {instance['reason']}", style="dim")] if instance.get("reason") else []
+    return Group(head, table, *why, Text(""))
+
+
+def _stage_name(stage: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """`studio`, or of a tensor group `studio + mini (jaccl)`."""
+    group = stage.get("group")
+    if not group:
+        return names.get(stage["peer"], str(stage["peer"])[:8])
+    return f"{' + '.join(names.get(peer, peer[:8]) for peer in group['peers'])} ({group['backend']})"
 
 
 def layer_bar(layers: Sequence[int], num_layers: int, style: str, cells: int = BAR_CELLS) -> Text:

@@ -77,11 +77,12 @@ def _ips(entry: dict[str, Any], rank: int, where: str, field: str) -> list[str]:
 
 
 def _check_rdma(entry: dict[str, Any], rank: int, entries: Sequence[Any], where: str, field: str) -> None:
-    """All entries have the matrix row, or none: MLX's `ring` backend does without."""
-    if "rdma" not in entry:
-        if any(isinstance(other, dict) and "rdma" in other for other in entries):
-            raise wrong(where, f"{field}.rdma", "is missing, and other hosts have it")
+    """All entries have the matrix row, or none: MLX's `ring` backend does without, and its tools then write `[]`."""
+    rows = [other.get("rdma", []) for other in entries if isinstance(other, dict)]
+    if all(row == [] for row in rows):
         return
+    if "rdma" not in entry:
+        raise wrong(where, f"{field}.rdma", "is missing, and other hosts have it")
     devices = entry["rdma"]
     if not isinstance(devices, list):
         raise wrong(where, f"{field}.rdma", "must be a list of device names and null")

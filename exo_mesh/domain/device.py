@@ -51,6 +51,35 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """A Thunderbolt port over which a Mac could do RDMA.
+
+    device: such as "rdma_en5"; "" if macOS shows none for it. active: as `ibv_devinfo` has it. uuid, other_uuid: of the
+    Thunderbolt domains at both ends of the cable; other_uuid is "" if there is no Mac at the other end.
+    """
+
+    device: str
+    active: bool
+    uuid: str
+    other_uuid: str = ""
+    speed: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRank:
+    """The rank that a hostfile, or `mlx.launch`, gives a peer in a tensor group.
+
+    group: a digest that all its ranks share. rdma: the device by which it reaches each rank, None where there is none.
+    """
+
+    group: str
+    rank: int
+    size: int
+    backend: str
+    rdma: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PeerInfo:
     """What a peer says of itself. `incarnation` rises with every start of the same id.
 
@@ -70,6 +99,8 @@ class PeerInfo:
     devices: tuple[Device, ...] = ()
     models: tuple[str, ...] = ()
     model_engines: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    rdma_ports: tuple[RdmaPort, ...] = ()
+    static_rank: StaticRank | None = None
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -27,17 +27,22 @@ def stage_stops(cards: Sequence[ModelCard]) -> list[tuple[int, ...]]:
     return [*inner, (cards[-1].num_layers,)]
 
 
-def fit_layers(cards: Sequence[ModelCard], usable_bytes: Sequence[int], pool_tokens: int) -> list[range] | None:
+def fit_layers(
+    cards: Sequence[ModelCard],
+    usable_bytes: Sequence[int],
+    pool_tokens: int,
+    share_bytes: Sequence[int] | None = None,
+) -> list[range] | None:
     """One layer range per peer, in the given order, that fits each peer; None if there is none.
 
     cards[i]: the model as the engine of peer i holds it. Stages begin at legal cuts only. Of all cuts that fit, those
     nearest to proportional shares are taken, from the first stage on; when a share does not fit its peer, neighbours
-    take the layers over.
+    take the layers over. share_bytes: what the shares follow, where it is not the memory of one peer.
     """
     num_layers, num_stages = cards[0].num_layers, len(usable_bytes)
     if num_stages > num_layers or min(usable_bytes) <= 0:
         return None
-    wanted = [layers.stop for layers in split_layers(num_layers, usable_bytes)]
+    wanted = [layers.stop for layers in split_layers(num_layers, share_bytes or usable_bytes)]
     legal = stage_stops(cards)
 
     @cache

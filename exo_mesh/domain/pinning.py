@@ -8,8 +8,9 @@ from itertools import combinations
 
 from exo_mesh.domain.fitting import stage_stops
 from exo_mesh.domain.footprint import gigabytes, pools_to_try, stage_bytes
+from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, make_plan
+from exo_mesh.domain.placement import NOTHING_KNOWN, Candidate, Ring, Surroundings, make_plan, members_of
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs
 from exo_mesh.errors import InputError, PlacementError
 
@@ -19,13 +20,16 @@ PINNED = "pinned"
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """Layers `[start, stop)` on this peer, because somebody said so. reserve_bytes, engine: None if left open."""
+    """Layers `[start, stop)` on this peer, because somebody said so. reserve_bytes, engine: None if left open.
+    group: the peers of a tensor group, the leader first, if that is to hold them; group_backend: how they meet."""
 
     peer_id: str
     start: int
     stop: int
     engine: str | None = None
     reserve_bytes: int | None = None
+    group: tuple[str, ...] = ()
+    group_backend: WishedBackend = "auto"
 
 
 def solve_pinned(
@@ -56,7 +60,7 @@ def solve_pinned(
     _refuse_mixing(card, members, around, mixing)
     _refuse_cuts(card, pins, members, around)
     ring = [(member, range(pin.start, pin.stop)) for member, pin in zip(members, pins, strict=True)]
-    inputs = PlanInputs(tuple((member.peer_id, member.usable_bytes) for member in members), PINNED, len(pins))
+    inputs = PlanInputs(members_of(members), PINNED, len(pins))
     for pool_tokens in pools_to_try(context_limit):
         plan = make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
         if all(stage.reserve_bytes <= member.usable_bytes for stage, member in zip(plan.stages, members, strict=True)):
@@ -138,8 +142,7 @@ def _pins_refused(card: ModelCard, problem: str) -> InputError:
 
 def _pins_do_not_fit(card: ModelCard, ring: Ring, context_limit: int, around: Surroundings) -> PlacementError:
     needs = [
-        stage_bytes(around.held(card, member.engine), layers.start, layers.stop, context_limit)
-        for member, layers in ring
+        stage_bytes(around.held_by(card, member), layers.start, layers.stop, context_limit) for member, layers in ring
     ]
     short = [
         f"{member.peer_id[:8]} needs {gigabytes(need)} for layers {layers.start} to {layers.stop - 1}, "

@@ -94,7 +94,7 @@ def solve(
         found = choose(card, groups, policy, min_peers, context_limit, around)
         if found is not None:
             ring, pool_tokens = found
-            inputs = PlanInputs(tuple((peer.peer_id, peer.usable_bytes) for peer in ordered), policy, min_peers)
+            inputs = PlanInputs(members_of(ordered), policy, min_peers)
             return make_plan(card, ring, context_limit, pool_tokens, instance_id, ballot, inputs, around)
     raise _refusal(card, ordered, min_peers, context_limit, around, mixing)
 
@@ -159,7 +159,7 @@ def _is_enough(plan: Plan, shortest: Plan) -> bool:
 
 def refuse_too_few(card: ModelCard, candidates: Sequence[Candidate], min_peers: int) -> None:
     """Raises PlacementError unless there are as many peers and layers as the smallest ring that was asked for."""
-    have = [(c.peer_id, c.usable_bytes) for c in candidates]
+    have = members_of(candidates)
     if not candidates:
         raise PlacementError(
             f"no live peer can run {card.name} ({card.architecture}): none has both files and engine",
@@ -195,7 +195,7 @@ def make_plan(
     around: Surroundings = NOTHING_KNOWN,
 ) -> Plan:
     """The ring with what each stage must reserve. Raises ValueError unless it holds each layer exactly once."""
-    held = [around.held(card, peer.engine) for peer, _ in ring]
+    held = [around.held_by(card, peer) for peer, _ in ring]
     parts = [(as_held, layers, peer.usable_bytes) for as_held, (peer, layers) in zip(held, ring, strict=True)]
     sequences = roomiest(parts, pool_tokens)
     stages = tuple(
@@ -204,6 +204,7 @@ def make_plan(
             peer.engine,
             Shard(card.name, layers.start, layers.stop, card.num_layers),
             stage_bytes(as_held, layers.start, layers.stop, pool_tokens, sequences),
+            peer.group,
         )
         for as_held, (peer, layers) in zip(held, ring, strict=True)
     )
@@ -220,8 +221,17 @@ def make_plan(
     )
 
 
+def members_of(candidates: Iterable[Candidate]) -> tuple[tuple[str, int], ...]:
+    """(peer, usable bytes) of everybody, the ranks of a group one by one."""
+    return tuple(
+        (peer_id, one.usable_bytes)
+        for one in candidates
+        for peer_id in (one.group.peers if one.group else (one.peer_id,))
+    )
+
+
 def _in_preference(candidates: Iterable[Candidate], proposer: str) -> list[Candidate]:
-    return sorted(candidates, key=lambda c: (c.peer_id != proposer, -c.usable_bytes, c.peer_id))
+    return sorted(candidates, key=lambda c: (c.group is None, c.peer_id != proposer, -c.share_bytes, c.peer_id))
 
 
 def _first_ring(
@@ -234,10 +244,10 @@ def _first_ring(
 ) -> tuple[Ring, int] | None:
     """The most wanted ring that fits, layers in proportion to memory, and its KV pool: a small one before more hops."""
     for peers in rings_to_try(card, groups, policy, min_peers):
-        usable = [peer.usable_bytes for peer in peers]
-        held = [around.held(card, peer.engine) for peer in peers]
+        usable, shares = [peer.usable_bytes for peer in peers], [peer.share_bytes for peer in peers]
+        held = [around.held_by(card, peer) for peer in peers]
         for pool_tokens in pools_to_try(context_limit):
-            ranges = fit_layers(held, usable, pool_tokens)
+            ranges = fit_layers(held, usable, pool_tokens, shares)
             if ranges is not None:
                 return list(zip(peers, ranges, strict=True)), pool_tokens
     return None
@@ -257,7 +267,7 @@ def _fastest_ring(
         best: tuple[tuple[float, float], Ring] | None = None
         for peers in rings_by_speed(card, groups, min_peers):
             usable, speeds = [peer.usable_bytes for peer in peers], [peer.s_per_gb or 0.0 for peer in peers]
-            held = [around.held(card, peer.engine) for peer in peers]
+            held = [around.held_by(card, peer) for peer in peers]
             found = fastest_layers(card, held, usable, speeds, pool_tokens, goal)
             if found is None:
                 continue
@@ -281,8 +291,8 @@ def _refusal(
     weights = held.shard_bytes(0, card.num_layers)
     kv = held.kv_bytes(0, card.num_layers, context_limit, pool_sequences(held, context_limit))
     need = weights + kv + max(1, min_peers) * ENGINE_OVERHEAD_BYTES
-    have = sum(candidate.usable_bytes for candidate in ordered)
-    listing = ", ".join(f"{c.peer_id[:8]} {gigabytes(c.usable_bytes)} ({c.engine})" for c in ordered)
+    have = sum(candidate.share_bytes for candidate in ordered)
+    listing = ", ".join(f"{_name(c)} {gigabytes(c.share_bytes)} ({c.engine})" for c in ordered)
     reason, remedy = _what_would_help(card, ordered, min_peers, context_limit, need - have, around, mixing)
     return PlacementError(
         f"{card.name} needs {gigabytes(need)} (weights {gigabytes(weights)}, KV for "
@@ -290,9 +300,14 @@ def _refusal(
         f"there is {gigabytes(have)}: {listing}. {remedy}",
         reason=reason,
         need_bytes=need,
-        have=[(c.peer_id, c.usable_bytes) for c in ordered],
+        have=members_of(ordered),
         remedy=remedy,
     )
+
+
+def _name(candidate: Candidate) -> str:
+    """`0a1b2c3d`, or of a group `0a1b2c3d+4e5f6071`."""
+    return "+".join(peer_id[:8] for peer_id in (candidate.group.peers if candidate.group else (candidate.peer_id,)))
 
 
 def _what_would_help(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
@@ -52,6 +52,19 @@ class StagePlan:
     def peers(self) -> tuple[str, ...]:
         """Everybody who is this stage, the leader first."""
         return (self.peer_id,) if self.group is None else self.group.peers
+
+
+class Seat(NamedTuple):
+    """One peer's part in a plan: a stage, or one rank of it. Rank 0 leads, and is the whole stage if it is alone."""
+
+    stage: int
+    rank: int
+    peer_id: str
+
+    def __str__(self) -> str:
+        """For people: `stage 1, rank 2 at peer 0a1b2c3d`."""
+        rank = f", rank {self.rank}" if self.rank else ""
+        return f"stage {self.stage}{rank} at peer {self.peer_id[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,15 @@ class Plan:
         return tuple(stage.peer_id for stage in self.stages)
 
     @property
+    def seats(self) -> tuple[Seat, ...]:
+        """Everybody's part, stage by stage and rank by rank."""
+        return tuple(
+            Seat(index, rank, peer_id)
+            for index, stage in enumerate(self.stages)
+            for rank, peer_id in enumerate(stage.peers)
+        )
+
+    @property
     def member_ids(self) -> tuple[str, ...]:
         """Everybody who takes part, stage by stage: the ranks of a tensor group by rank."""
         return tuple(peer_id for stage in self.stages for peer_id in stage.peers)
@@ -133,6 +155,7 @@ class Plan:
                 "engine": stage.engine,
                 "layers": [stage.shard.start, stage.shard.stop],
                 "reserve_bytes": stage.reserve_bytes,
+                **({} if stage.group is None else {"group": stage.group.describe()}),
             }
             for stage in self.stages
         ]

@@ -70,6 +70,11 @@ def recover(
         (spare for spare in spares if spare.engine in old.engines and spare.peer_id not in old.peer_ids),
         key=lambda spare: (-spare.usable_bytes, spare.peer_id),
     )
+    if any(stage.group is not None for stage in old.stages):
+        raise PlacementError(
+            f"{old.instance_id} has a tensor group, whose ranks begin anew together: it is placed anew",
+            reason="tensor_group",
+        )
     usable_bytes = _of_use(card, old, usable_bytes, around)
     best: tuple[tuple[int, int, int], list[_Position], list[range]] | None = None
     pool_tokens = old.kv_tokens

@@ -9,6 +9,8 @@ from itertools import combinations
 from exo_mesh.domain.fitting import Pace
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import largest_that_fit
+from exo_mesh.domain.sharding import sharded
+from exo_mesh.domain.tensor_group import TensorGroup
 
 DEFAULT_HOP_S = 0.0005
 """One way between two peers whose link was not measured: a LAN's round trip is about a millisecond."""
@@ -33,6 +35,8 @@ class Candidate:
 
     s_per_gb: what one of its decode steps takes per 1e9 bytes of weights, if that was measured. others: further engines
     that could run it there, best first. builds: what decides how each engine computes there, by engine.
+    group: set if it is several peers that would be one stage, each with the memory of the smallest of them.
+    required: no ring without it will do.
     """
 
     peer_id: str
@@ -41,6 +45,19 @@ class Candidate:
     s_per_gb: float | None = None
     others: tuple[str, ...] = ()
     builds: tuple[tuple[str, str], ...] = ()
+    group: TensorGroup | None = None
+    required: bool = False
+
+    @property
+    def size(self) -> int:
+        """How many peers it is."""
+        return 1 if self.group is None else self.group.size
+
+    @property
+    def share_bytes(self) -> int:
+        """What it counts for when layers are dealt out by memory: every rank holds a part of each tensor, so the
+        smallest rank bounds them all."""
+        return self.size * self.usable_bytes
 
     @property
     def build(self) -> str:
@@ -79,6 +96,10 @@ class Surroundings:
     def held(self, card: ModelCard, engine: str) -> ModelCard:
         """The model as an engine holds it; as the files have it until that is known."""
         return self.cards.get(engine, card)
+
+    def held_by(self, card: ModelCard, peer: Candidate) -> ModelCard:
+        """The model as its engine holds it there; of a tensor group, as each of its ranks does."""
+        return sharded(self.held(card, peer.engine), peer.size)
 
     def ring_hops(self, peer_ids: Sequence[str]) -> Pace:
         """All hops of a lap; a ring of one has none."""
@@ -145,7 +166,7 @@ def rings_by_speed(card: ModelCard, groups: Sequence[Group], min_peers: int) -> 
 def _rings_of(group: Group, size: int) -> Iterator[list[Candidate]]:
     rings = [group[:size]]
     # the proposer's own device may be the small one that makes a ring of this size impossible
-    largest = largest_that_fit(size, [candidate.usable_bytes for candidate in group])
+    largest = largest_that_fit(size, [candidate.share_bytes for candidate in group])
     if len(largest) == size and 0 not in largest:
         rings.append([group[rank] for rank in largest])
     if num_engines(group) > 1:
@@ -157,7 +178,9 @@ def _rings_of(group: Group, size: int) -> Iterator[list[Candidate]]:
 
 
 def _is_meant(group: Group, ring: Sequence[Candidate]) -> bool:
-    """A mixed group is for mixed rings: those of one engine are in groups of their own."""
+    """A mixed group is for mixed rings: those of one engine are in groups of their own. And what is required is in."""
+    if any(candidate.required and candidate not in ring for candidate in group):
+        return False
     return num_engines(group) == 1 or num_engines(ring) > 1
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 GroupBackend = Literal["ring", "jaccl", "jaccl-ring"]
 """How the ranks reach each other: over TCP; over RDMA with a link between any two; over RDMA with links to both
@@ -38,6 +38,10 @@ class TensorGroup:
     @property
     def size(self) -> int:
         return len(self.peers)
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values, for people."""
+        return {"backend": self.backend, "peers": list(self.peers), "rdma": [list(row) for row in self.rdma]}
 
 
 @dataclass(frozen=True, slots=True)

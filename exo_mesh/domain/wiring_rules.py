@@ -14,6 +14,9 @@ from exo_mesh.domain.tensor_group import GroupBackend, RdmaMatrix
 MAX_MESH_RANKS = 8
 """Of MLX's JACCL over a full mesh; its source calls the constant MESH_MAX_PEERS."""
 
+MLX_VARIABLES = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_JACCL_RING")
+"""By these MLX decides with whom a process forms a group. A runner gets those of its own rank and no others."""
+
 _DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 

@@ -19,7 +19,7 @@ from exo_mesh.node.stage_host import StageHost
 from exo_mesh.node.standing import standing_to_proto
 from exo_mesh.node.surveys import Surveys, survey_to_json
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 
 
 class ControlService:
@@ -90,19 +90,31 @@ class ControlService:
                 answer = await self._host.reserve(plan, request.stage)
         except ReservationError as exc:
             return pb.ReserveReply(granted=False, reason=str(exc), never=True, never_code=exc.why)
-        reply = pb.ReserveReply(granted=answer.granted, reason=answer.reason, usable_bytes=answer.usable_bytes)
+        reply = pb.ReserveReply(
+            granted=answer.granted,
+            reason=answer.reason,
+            usable_bytes=answer.usable_bytes,
+            collective=answer.collective,
+        )
         if answer.beaten_by is not None:
             reply.beaten_by.CopyFrom(ballot_to_proto(answer.beaten_by))
         return reply
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         keep_kv_from = request.keep_kv_from if request.HasField("keep_kv_from") else None
-        async for status in self._host.commit(request.instance_id, ballot_from_proto(request.ballot), keep_kv_from):
+        try:
+            wiring = rank_from_proto(request.rank) if request.HasField("rank") else None
+        except ValueError as exc:
+            raise InputError(f"this is no wiring of a rank: {exc}") from exc
+        ballot = ballot_from_proto(request.ballot)
+        async for status in self._host.commit(request.instance_id, ballot, keep_kv_from, wiring):
             yield status
 
     async def link(self, request: pb.LinkRequest) -> pb.LinkReply:
         endpoint = reachable(self._membership, request.next_endpoint, request.next_peer)
-        await self._host.link(request.instance_id, ballot_from_proto(request.ballot), endpoint, request.next_peer)
+        ranks = [reachable(self._membership, rank.endpoint, rank.peer) for rank in request.ranks]
+        ballot = ballot_from_proto(request.ballot)
+        await self._host.link(request.instance_id, ballot, endpoint, request.next_peer, ranks)
         return pb.LinkReply()
 
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:

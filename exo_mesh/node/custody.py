@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.rdma_links import broken_cable
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.service import Membership
@@ -93,7 +94,7 @@ class Custody:
             instance = record.value
             if not isinstance(instance, InstanceInfo):
                 continue
-            if self._membership.own.id in instance.plan.peer_ids:
+            if self._membership.own.id in instance.plan.member_ids:
                 self._ownerless[record.key.id] = instance
             if instance.state is InstanceState.READY:
                 self._lapsed[record.key.id] = instance, asyncio.get_running_loop().time()
@@ -220,7 +221,7 @@ class Custody:
         if records:
             return max(records, key=lambda one: one.ballot).state is InstanceState.READY
         lapsed = self.lapsed(instance_id)
-        return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.peer_ids)
+        return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.member_ids)
 
     def _own_record(self, instance_id: str) -> InstanceInfo | None:
         record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
@@ -255,8 +256,17 @@ class Custody:
             await self._yield()
             for instance in list(self._ownerless.values()):
                 await self._adopt_if_due(instance)
+            self._give_up_broken_groups()
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
+
+    def _give_up_broken_groups(self) -> None:
+        """A cable was pulled: collectives over it would hang until somebody's patience ends."""
+        peers = self._membership.view.peers()
+        for keeper in self.keepers.values():
+            for index, stage in enumerate(keeper.plan.stages):
+                if stage.group is not None and (reason := broken_cable(stage.group, peers)):
+                    keeper.give_up(index, reason)
 
     async def _yield(self) -> None:
         """Two sides of a split mesh may each have placed an instance; and who was given up may be there after all."""
@@ -288,7 +298,7 @@ class Custody:
         if heir != self._membership.own.id:
             return
         adopted = max(self.above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
-        answers = await asyncio.gather(*(self._ask_to_adopt(plan, index, adopted) for index in range(len(plan.stages))))
+        answers = await asyncio.gather(*(self._ask_to_adopt(plan, seat, adopted) for seat in plan.seats))
         for answer in answers:
             if not answer.granted:
                 _log.info("%s cannot be adopted yet: %s", plan.instance_id, answer.reason)
@@ -314,12 +324,16 @@ class Custody:
         is_heir = surviving_heir(instance, self._membership.is_alive) == self._membership.own.id
         if not is_heir or instance_id in self._recoveries:
             return
-        gone = [index for index, peer_id in enumerate(plan.peer_ids) if not self._membership.is_alive(peer_id)]
-        ways = {index: self._members.doors(instance.endpoints[index], plan.peer_ids[index]) for index in gone}
-        if any(await asyncio.gather(*(lives(plan, index, doors, self._members) for index, doors in ways.items()))):
+        gone = [seat for seat in plan.seats if not self._membership.is_alive(seat.peer_id)]
+        looks = (lives(plan, seat, self._doors(instance, seat), self._members) for seat in gone)
+        if any(await asyncio.gather(*looks)):
             return
-        _log.info("%s has lost its owner and %d of its stages", instance_id, len(gone))
+        _log.info("%s has lost its owner and %d of its seats", instance_id, len(gone))
         self._start_recovery(instance_id, self._take_over(plan, instance.ballot))
+
+    def _doors(self, instance: InstanceInfo, seat: Seat) -> list[str]:
+        """Where the runner of a seat may be reached; the mesh is told where leaders listen, and not the other ranks."""
+        return [] if seat.rank else self._members.doors(instance.endpoints[seat.stage], seat.peer_id)
 
     async def _take_over(self, plan: Plan, owned: Ballot) -> None:
         loop = asyncio.get_running_loop()
@@ -328,9 +342,9 @@ class Custody:
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 
-    async def _ask_to_adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+    async def _ask_to_adopt(self, plan: Plan, seat: Seat, adopted: Ballot) -> Answer:
         try:
-            return await self._members.member(plan.stages[index].peer_id).adopt(plan, index, adopted)
+            return await self._members.member(seat.peer_id).adopt(plan, seat.stage, adopted)
         except MeshError as exc:
             return Answer(False, 0, str(exc))
 

@@ -149,7 +149,7 @@ class Health:
     def _slow_links(self) -> Iterable[Reason]:
         """Ways to peers with which this one shares a ring."""
         own_id = self._membership.own.id
-        rings = [one.plan.peer_ids for one in self._instances() if own_id in one.plan.peer_ids]
+        rings = [one.plan.member_ids for one in self._instances() if own_id in one.plan.member_ids]
         partners = {peer_id for ring in rings for peer_id in ring} - {own_id}
         for peer in self._membership.peers:
             used = peer.paths.get(peer.client.address)
@@ -200,7 +200,7 @@ class Health:
             yield Reason("failed", Level.FAILED, instance.reason or "it has failed", remedy)
         elif instance.state is InstanceState.LOADING:
             yield Reason("loading", Level.OK, "its stages are being loaded", "")
-        for index, peer_id in enumerate(instance.plan.peer_ids):
+        for index, _, peer_id in instance.plan.seats:
             own = peer_id == self._membership.own.id
             told = self.problems() if own else readings[peer_id].reasons if peer_id in readings else ()
             for reason in told:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.group_placement import FAILED, groups_of
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
@@ -53,19 +54,20 @@ def suits(instance: InstanceInfo, spec: InstanceSpec) -> bool:
     plan = instance.plan
     return (
         plan.model == spec.model
-        and len(plan.stages) >= (spec.min_peers or 1)
+        and len(plan.member_ids) >= (spec.min_peers or 1)
         and plan.context_limit >= (spec.context_limit or 0)
         and all(spec.engine in (None, stage.engine) for stage in plan.stages)
         and (len(plan.engines) > 1) in _MIXED[spec.mixed_rings]
-        and not set(spec.exclude_peers) & set(plan.peer_ids)
+        and not set(spec.exclude_peers) & set(plan.member_ids)
         and (not spec.pins or _as_pinned(plan, spec.pins))
+        and (FAILED in instance.reason or _as_grouped(plan, spec))
     )
 
 
 def _as_pinned(plan: Plan, pins: Sequence[Pin]) -> bool:
     ordered = sorted(pins, key=lambda pin: pin.start)
-    held = [(stage.peer_id, stage.shard.start, stage.shard.stop) for stage in plan.stages]
-    return held == [(pin.peer_id, pin.start, pin.stop) for pin in ordered] and all(
+    held = [(stage.peers, stage.shard.start, stage.shard.stop) for stage in plan.stages]
+    return held == [(pin.group or (pin.peer_id,), pin.start, pin.stop) for pin in ordered] and all(
         pin.engine in (None, stage.engine) for pin, stage in zip(ordered, plan.stages, strict=True)
     )
 
@@ -77,6 +79,13 @@ class Load:
 
     own: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
+
+
+def _as_grouped(plan: Plan, spec: InstanceSpec) -> bool:
+    groups = groups_of(plan)
+    if spec.groups:
+        return {group.peers for group in groups} >= set(spec.groups)
+    return spec.tensor_group is None or max((group.size for group in groups), default=1) == spec.tensor_group
 
 
 class Instances:

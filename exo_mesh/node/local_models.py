@@ -27,7 +27,7 @@ async def refuse_misfit(
 
     `can_run(engine, architecture)` says why it cannot, or "".
     """
-    if not 0 <= index < len(plan.stages) or plan.stages[index].peer_id != own_id:
+    if not 0 <= index < len(plan.stages) or own_id not in plan.stages[index].peers:
         raise ReservationError(f"stage {index} of the plan is not of this peer", peer_id=own_id)
     try:
         card = await asyncio.to_thread(models.card, plan.model)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import ReservationError, TransportError
 from exo_mesh.membership.service import Membership
@@ -14,7 +15,10 @@ from exo_mesh.node.stage_host import StageHost
 from exo_mesh.node.standing import Standing, standing_from_proto
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
+
+RankEndpoints = Sequence[tuple[str, str]]
+"""(endpoint as its peer reports it, peer) of ranks 1 to N-1 of a tensor group."""
 
 
 class Member(Protocol):
@@ -27,12 +31,15 @@ class Member(Protocol):
         """See StageHost.adopt."""
 
     def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
     ) -> AsyncIterator[pb.StageStatus]:
         """See StageHost.commit."""
 
-    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
-        """`endpoint` is as next_peer reports it; the member puts in the address by which it reaches that peer."""
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
+    ) -> None:
+        """`endpoint` is as next_peer reports it; the member puts in the address by which it reaches that peer. So are
+        those of the other ranks, if it leads a tensor group."""
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         """See StageHost.look."""
@@ -70,12 +77,15 @@ class LocalMember:
         return await self._host.adopt(plan.instance_id, plan.ballot, adopted)
 
     def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
     ) -> AsyncIterator[pb.StageStatus]:
-        return self._host.commit(instance_id, ballot, keep_kv_from)
+        return self._host.commit(instance_id, ballot, keep_kv_from, wiring)
 
-    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
-        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer)
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
+    ) -> None:
+        dialled = [reachable(self._membership, there, peer_id) for there, peer_id in ranks]
+        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer, dialled)
 
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return await self._host.look(instance_id, ballot)
@@ -106,17 +116,28 @@ class RemoteMember:
         if reply.never:
             raise ReservationError(reply.reason, peer_id=self._peer_id, why=reply.never_code)
         beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
-        return Answer(reply.granted, reply.usable_bytes, reply.reason, beaten_by)
+        return Answer(reply.granted, reply.usable_bytes, reply.reason, beaten_by, collective=reply.collective)
 
     def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
     ) -> AsyncIterator[pb.StageStatus]:
-        request = pb.CommitRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot), keep_kv_from=keep_kv_from)
+        request = pb.CommitRequest(
+            instance_id=instance_id,
+            ballot=ballot_to_proto(ballot),
+            keep_kv_from=keep_kv_from,
+            rank=None if wiring is None else rank_to_proto(wiring),
+        )
         return self._client.commit(request)
 
-    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
+    ) -> None:
         request = pb.LinkRequest(
-            instance_id=instance_id, ballot=ballot_to_proto(ballot), next_endpoint=endpoint, next_peer=next_peer
+            instance_id=instance_id,
+            ballot=ballot_to_proto(ballot),
+            next_endpoint=endpoint,
+            next_peer=next_peer,
+            ranks=[pb.RankEndpoint(endpoint=there, peer=peer_id) for there, peer_id in ranks],
         )
         await self._client.link(request)
 

@@ -16,6 +16,7 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
 from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
+from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.request import GenerateRequest, TokenEvent
 from exo_mesh.domain.view import InstanceInfo, Record
@@ -36,6 +37,7 @@ from exo_mesh.node.custody import Custody
 from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.disk import Disk
 from exo_mesh.node.generate import Patience, Router
+from exo_mesh.node.group_facts import GroupKnowledge
 from exo_mesh.node.health import Health
 from exo_mesh.node.history import History
 from exo_mesh.node.housekeeping import keep_house
@@ -56,8 +58,11 @@ from exo_mesh.node.request_file import request_file
 from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
 from exo_mesh.node.stage_host import HostLimits, Keeping, StageHost
+from exo_mesh.node.static_ranks import own_rank
+from exo_mesh.node.supervisor import Limits
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
+from exo_mesh.node.thunderbolt_readings import keep_rdma_ports
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_driver import DriverChannels
@@ -90,11 +95,14 @@ class Node(Observed):
         clock: Clock = monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self.settings = settings
+        own = own_rank(settings, os.environ)
+        self.settings = settings = own.settings(settings)
         self.metrics = Metrics()
         self._request_file = request_file(settings.request_log, settings.home)
         self._registry = registry or load_registry()
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
+        self._discoveries += [StaticDiscovery(own.addresses)] if own.addresses else []
+        self._static_rank = own.rank
         self._memory = DeviceMemory(memory_reader)
         self._clock = clock
         self._phase = "starting"
@@ -109,17 +117,13 @@ class Node(Observed):
         self._keeping = Keeping.at(settings, self.membership.own.id, disk, clock)
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
-        self._surveys = surveys = Surveys(
-            self._registry, self._catalogue, self.membership, settings.home / "surveys", disk=disk
-        )
-        self._self_tests = self_tests = SelfTests(
+        self._surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys", disk=disk)
+        self._self_tests = SelfTests(
             self._registry, self._catalogue, settings.engine_options, settings.home / "scratch", disk=disk
         )
-        here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
-        mixing = Mixing(self.membership, surveys, self_tests, settings.home / "selftests", disk)
-        self._placer = Placer(
-            settings, self.membership, members, surveys, mixing, self.metrics, here, tuning.host.runner
-        )
+        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership, disk)
+        mixing = Mixing(self.membership, self._surveys, self._self_tests, settings.home / "selftests", disk)
+        self._placer = self._new_placer(members, mixing, tuning.host.runner)
         recoverer = Recoverer(
             self.membership, members, self._catalogue, self._placer, mixing, self.metrics, tuning.host.runner
         )
@@ -131,7 +135,6 @@ class Node(Observed):
         self._monitor = self._new_monitor(memory_reader)
         self.journal = self._new_journal()
         self._router = self._new_router(members, tuning.patience)
-        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership, disk)
         self.observation = Observation(
             self.journal, self._monitor, self._host.beats, self._readings, settings.max_queued
         )
@@ -202,6 +205,13 @@ class Node(Observed):
         history = History(max_recent=self.settings.request_log_max, write=write)
         return Journal(history=history, used_bytes=lambda: self._monitor.used_bytes, clock=self._clock)
 
+    def _new_placer(self, members: Members, mixing: Mixing, limits: Limits) -> Placer:
+        settings = self.settings
+        here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
+        peers = self.membership.view.peers
+        groups = GroupKnowledge(settings, self._registry, peers, self._texts.directory, self._clock)
+        return Placer(settings, self.membership, members, self._surveys, mixing, self.metrics, here, limits, groups)
+
     def _new_router(self, members: Members, patience: Patience) -> Router:
         settings = self.settings
         patience = replace(
@@ -255,6 +265,7 @@ class Node(Observed):
                 devices=(device,),
                 models=self._catalogue.local_names,
                 model_engines=model_engines,
+                static_rank=self._static_rank,
             )
         )
         self._host.start()
@@ -284,6 +295,7 @@ class Node(Observed):
         )
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
+        self._tasks.start(keep_rdma_ports(self.membership), "Thunderbolt ports")
         self._tasks.start(self._monitor.run(), "memory monitor")
         self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
         if self._credentials is not None:
@@ -366,7 +378,7 @@ class Node(Observed):
         spec = with_peer_ids(spec, self.membership.view.peers())
         made: list[dict[str, Any]] = []
         while len(made) < count:
-            used = {stage["peer"] for one in made for stage in one["stages"]}
+            used = {peer_id for one in made for stage in one["stages"] for peer_id in state.peers_of(stage)}
             made.append(await self.create_instance(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
         return made
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from exo_mesh.config import Settings
 from exo_mesh.domain.device import Telemetry
+from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.membership.service import Membership
 from exo_mesh.node import state
 from exo_mesh.node.diagnostics import Diagnostics
@@ -46,6 +48,8 @@ class Observed:
                 peer_id: state.describe_telemetry(reading) for peer_id, reading in self.membership.telemetry.items()
             },
             "links": state.topology(self.membership, self._instances)["links"],
+            "cables": state.describe_cables(self.membership.view),
+            "fast_synch": resolve(self.settings.fast_synch, os.environ)._asdict(),
             "stages_here": {name: state.describe_beat(beat) for name, beat in beats.items() if beat is not None},
             "health": self.health(),
         }

@@ -20,16 +20,16 @@ ORPHAN_S = 10.0
 
 def adopter(instance: InstanceInfo, is_alive: Callable[[str], bool]) -> str | None:
     """Who takes over a ring whose owner is gone: its lowest-id member, if all members live and it is ready."""
-    if instance.state is not InstanceState.READY or not all(is_alive(one) for one in instance.plan.peer_ids):
+    if instance.state is not InstanceState.READY or not all(is_alive(one) for one in instance.plan.member_ids):
         return None
-    return min(instance.plan.peer_ids)
+    return min(instance.plan.member_ids)
 
 
 def surviving_heir(instance: InstanceInfo, is_alive: Callable[[str], bool]) -> str | None:
     """Who goes on with what is left of a ring whose owner and other members are gone: its lowest-id live member."""
     if instance.state is not InstanceState.READY:
         return None
-    return min((peer_id for peer_id in instance.plan.peer_ids if is_alive(peer_id)), default=None)
+    return min((peer_id for peer_id in instance.plan.member_ids if is_alive(peer_id)), default=None)
 
 
 class Claim(Enum):

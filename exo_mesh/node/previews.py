@@ -12,6 +12,7 @@ from exo_mesh.domain.footprint import footprint
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
+from exo_mesh.domain.sharding import sharded
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.node.placer import Placer
 from exo_mesh.node.service import InstanceSpec
@@ -27,7 +28,15 @@ def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec
     return replace(
         spec,
         exclude_peers=tuple(_peer_id(name, peers, "exclude_peers") for name in spec.exclude_peers),
-        pins=tuple(replace(pin, peer_id=_peer_id(pin.peer_id, peers, "pins")) for pin in spec.pins),
+        pins=tuple(
+            replace(
+                pin,
+                peer_id=_peer_id(pin.peer_id, peers, "pins"),
+                group=tuple(_peer_id(name, peers, "pins") for name in pin.group),
+            )
+            for pin in spec.pins
+        ),
+        groups=tuple(tuple(_peer_id(name, peers, "groups") for name in group) for group in spec.groups),
     )
 
 
@@ -66,9 +75,9 @@ async def previews(
             except PlacementError as exc:
                 refusal = exc
                 continue
-            key = (plan.context_limit, *((s.peer_id, s.engine, s.shard.start, s.shard.stop) for s in plan.stages))
+            key = (plan.context_limit, *((s.peers, s.engine, s.shard.start, s.shard.stop) for s in plan.stages))
             held = {engine: await placer.held(card, engine) for engine in plan.engines}
-            entry = found.setdefault(key, _describe(held, plan, names, usable, spec))
+            entry = found.setdefault(key, _describe(held, plan, names, usable, spec, placer.note_of(plan)))
             if policy not in entry["policies"]:
                 entry["policies"].append(policy)
         if all(entry["width"] != width for entry in found.values()):
@@ -79,12 +88,20 @@ async def previews(
 
 
 def _describe(
-    held: Mapping[str, ModelCard], plan: Plan, names: dict[str, str], usable: dict[str, int], spec: InstanceSpec
+    held: Mapping[str, ModelCard],
+    plan: Plan,
+    names: dict[str, str],
+    usable: dict[str, int],
+    spec: InstanceSpec,
+    note: str,
 ) -> dict[str, Any]:
-    """held: the model as each engine holds it: of a mixed ring, each stage has the arithmetic of its own."""
+    """held: the model as each engine holds it: of a mixed ring, each stage has the arithmetic of its own. Of a tensor
+    group it is that of each rank."""
     stages = []
     for stage in plan.stages:
-        parts = footprint(held[stage.engine], stage.shard.start, stage.shard.stop, plan.kv_tokens, plan.pool_sequences)
+        as_held = sharded(held[stage.engine], len(stage.peers))
+        parts = footprint(as_held, stage.shard.start, stage.shard.stop, plan.kv_tokens, plan.pool_sequences)
+        room = min(usable[peer_id] for peer_id in stage.peers)
         stages.append(
             {
                 "peer": stage.peer_id,
@@ -95,12 +112,14 @@ def _describe(
                 "kv_bytes": parts.kv_bytes,
                 "overhead_bytes": parts.overhead_bytes,
                 "reserve_bytes": stage.reserve_bytes,
-                "usable_bytes": usable[stage.peer_id],
-                "headroom_bytes": usable[stage.peer_id] - stage.reserve_bytes,
+                "usable_bytes": room,
+                "headroom_bytes": room - stage.reserve_bytes,
+                **({} if stage.group is None else {"group": stage.group.describe()}),
             }
         )
     return {
-        "width": len(stages),
+        "width": len(plan.member_ids),
+        "note": note,
         "policies": [],
         "context_limit": plan.context_limit,
         "kv_pool_tokens": plan.kv_tokens,
@@ -115,7 +134,7 @@ def _why_not(
     placer: Placer, card: ModelCard, spec: InstanceSpec, width: int, refusal: PlacementError | None
 ) -> dict[str, Any]:
     """What the largest `width` peers lack; or that their engines must not be mixed, if that is what is in the way."""
-    if refusal is not None and refusal.reason == "mixing":
+    if refusal is not None and refusal.reason in ("mixing", "tensor_group"):
         return {"width": width, "policies": list(POLICIES), "refused": {"message": str(refusal), **refusal.details}}
     largest = sorted(placer.candidates(card, spec), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
     try:

@@ -127,7 +127,7 @@ class Recoverer:
             except MeshError as exc:
                 failure = exc
                 _log.warning("%s by ballot %s: %s", instance_id, last.ballot, exc)
-                loser = keeper.lost_peer
+                loser = keeper.lost_seat.peer_id if keeper.lost_seat is not None else ""
                 if loser and found.load_bytes[loser]:  # it was to load, and failed: another one may not
                     attempt.unable.add(loser)
                 await keeper.close()

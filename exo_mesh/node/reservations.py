@@ -48,13 +48,15 @@ class Lease:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """To a reservation. `beaten_by`: the ballot that stands in its way, where that was the reason to refuse; otherwise
-    memory was, and `usable_bytes` is what there is. `superseded`: the lease that a granted one has ended."""
+    memory was, and `usable_bytes` is what there is. `superseded`: the lease that a granted one has ended. collective:
+    of a rank of a tensor group, where its collectives would listen."""
 
     granted: bool
     usable_bytes: int
     reason: str = ""
     beaten_by: Ballot | None = None
     superseded: Lease | None = None
+    collective: str = ""
 
 
 class Reservations:

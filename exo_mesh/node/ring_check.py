@@ -37,11 +37,11 @@ async def look_at(plan: Plan, members: Members) -> tuple[Verdict, str]:
     Lost: a member says that its stage does not run, or the membership has given that member up. A member that cannot
     be asked is asked at its other addresses, too.
     """
-    answers = await asyncio.gather(*(_answer(plan, peer_id, members) for peer_id in plan.peer_ids))
+    answers = await asyncio.gather(*(_answer(plan, peer_id, members) for peer_id in plan.member_ids))
     for verdict, reason in answers:
         if verdict is Verdict.LOST:
             return verdict, reason
-    return answers[-1]
+    return answers[plan.member_ids.index(plan.peer_ids[-1])]
 
 
 async def _answer(plan: Plan, peer_id: str, members: Members) -> tuple[Verdict, str]:

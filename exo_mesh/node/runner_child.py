@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from exo_mesh.config import SECRET_VARIABLE
+from exo_mesh.domain.wiring_rules import MLX_VARIABLES
 from exo_mesh.transport import runner_pipe
 
 # gRPC's event engine reads a socket in one thread, handles it in another and tells a third of it; without the engine
@@ -68,7 +69,7 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**_without_secret(environment), **RUNNER_ENVIRONMENT},
+            env={**_for_runner(environment), **RUNNER_ENVIRONMENT},
             start_new_session=True,
         )
     except OSError:
@@ -79,6 +80,7 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child
     return Child(process, ours)
 
 
-def _without_secret(environment: Mapping[str, str]) -> dict[str, str]:
-    """A runner gets a certificate over its pipe, and has no use for what made it."""
-    return {name: value for name, value in environment.items() if name != SECRET_VARIABLE}
+def _for_runner(environment: Mapping[str, str]) -> dict[str, str]:
+    """A runner gets a certificate over its pipe, and has no use for what made it; nor for the rank of a node that was
+    started by `mlx.launch`."""
+    return {name: value for name, value in environment.items() if name not in (SECRET_VARIABLE, *MLX_VARIABLES)}

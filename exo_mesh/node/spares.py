@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from exo_mesh.errors import MeshError
 from exo_mesh.node.runner_child import Child, spawn
@@ -31,10 +31,17 @@ _log = logging.getLogger(__name__)
 class SparePool:
     """Keeps `size` idle processes for one engine; `engine` answers which, "" while that is not known."""
 
-    def __init__(self, size: int, engine: Callable[[], str], command: Sequence[str] = RUNNER_COMMAND) -> None:
+    def __init__(
+        self,
+        size: int,
+        engine: Callable[[], str],
+        command: Sequence[str] = RUNNER_COMMAND,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         self._size = size
         self._engine = engine
         self._command = command
+        self._environment = environment
         self._idle: list[tuple[str, Child]] = []
         self._due = asyncio.Event()
         self._not_before = 0.0
@@ -87,15 +94,15 @@ class SparePool:
                 await asyncio.sleep(pause_s)
                 continue
             try:
-                self._idle.append((engine, await _prepared(engine, self._command)))
+                self._idle.append((engine, await _prepared(engine, self._command, self._environment)))
             except (MeshError, OSError, TimeoutError) as exc:
                 _log.warning("no spare runner of %s: %s", engine, exc)
                 self._hold_off(BROKEN_AFTER_S)
 
 
-async def _prepared(engine: str, command: Sequence[str]) -> Child:
+async def _prepared(engine: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
     """A process that has imported the engine. Raises MeshError, OSError or TimeoutError."""
-    child = await spawn(command, os.environ)
+    child = await spawn(command, environment)
     try:
         await child.open()
         await runner_pipe.write_message(child.writer, runner_pb2.ToRunner(prepare=runner_pb2.Prepare(engine=engine)))

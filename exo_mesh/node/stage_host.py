@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.config import Settings
+from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.errors import MeshError, StageLostError
+from exo_mesh.domain.sharding import sharded
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.errors import InputError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
 from exo_mesh.node.disk import Disk
 from exo_mesh.node.flight_recorder import FlightRecorder
@@ -28,6 +32,7 @@ from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.node.standing import Standing, goes_on, is_well, start_message, why_unwell
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
+from exo_mesh.node.tensor_groups import collective_endpoint, wiring_fault
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import TaskOwner
@@ -104,8 +109,10 @@ class StageHost:
         self._credentials = credentials
         self._reservations = Reservations()
         self._make_runner = make_runner
+        self._hosts_of = hosts_of
         self._hops = Hops(hosts_of)
-        self._spares = SparePool(settings.spare_runners, engine, limits.command)
+        self._environment = runner_environment(settings.fast_synch, os.environ)
+        self._spares = SparePool(settings.spare_runners, engine, limits.command, self._environment)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._keep = keep or Keeping.at(settings, own_id, Disk(settings.home), clock)
@@ -162,7 +169,7 @@ class StageHost:
     @property
     def tokens(self) -> dict[str, int]:
         """Tokens drawn so far, by instance whose driver runs here."""
-        drivers = [lease.plan.instance_id for lease in self.leases if lease.index == len(lease.plan.stages) - 1]
+        drivers = [lease.plan.instance_id for lease in self.leases if lease.plan.peer_ids[-1] == self._own_id]
         beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
         return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
 
@@ -190,17 +197,20 @@ class StageHost:
         for name, runner in self._runners.items():
             lease = self._started[name]
             beat = runner.beat or runner_pb2.Heartbeat()  # it has not had the time to send one
-            found.append(StageBeat(name, lease.index, lease.stage.shard.is_last, beat))
+            drives = lease.stage.shard.is_last and lease.stage.peer_id == self._own_id
+            found.append(StageBeat(name, lease.index, drives, beat))
         return found
 
     async def reserve(self, plan: Plan, index: int) -> Answer:
-        """Hold memory for a stage. A beaten plan's stage is ended first, so that its memory can be given again, unless
-        its process can go on by the new plan.
+        """Hold memory for a stage, or for our rank of it. A beaten plan's stage is ended first, so that its memory can
+        be given again, unless its process can go on by the new plan. Each time a rank is asked, its collectives get
+        another port.
 
-        Raises ReservationError if this stage can never run here: wrong peer, model, digest or engine.
+        Raises ReservationError if this stage can never run here: wrong peer, model, digest, engine or network.
         """
         await refuse_misfit(plan, index, self._own_id, self._models, self._can_run)
         self._keep.guard.check(plan, index)
+        collective = await self._collective(plan, index)
         async with self._turn:
             if self._stopping:
                 return Answer(False, 0, "this node is stopping")
@@ -213,7 +223,18 @@ class StageHost:
                     lease.taken_bytes = kept.taken_bytes
         if not answer.granted:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
-        return answer
+        return replace(answer, collective=collective)
+
+    async def _collective(self, plan: Plan, index: int) -> str:
+        stage = plan.stages[index]
+        if stage.group is None:
+            return ""
+        rank = stage.peers.index(self._own_id)
+        return await asyncio.to_thread(collective_endpoint, stage.group, rank, self._own_id, self._host_of)
+
+    def _host_of(self, peer_id: str) -> str | None:
+        """Where this node reaches a peer best."""
+        return next(iter(self._hosts_of(peer_id)), None)
 
     async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
         """Promise a running stage to a new owner; see Reservations.adopt."""
@@ -223,12 +244,13 @@ class StageHost:
         return answer
 
     async def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
     ) -> AsyncIterator[control_pb2.StageStatus]:
         """Start the stage, or let its process go on from a lower ballot, or join those who watch it; reports for as
         long as it runs by this plan, the last one is `failed`. keep_kv_from: see ChangePlan; None: no stage.
 
-        Raises StageLostError if the plan is not in force here.
+        wiring: of our rank, if the stage is a tensor group and has not been started. Raises StageLostError if the plan
+        is not in force here, InputError for a wiring that is not of our rank.
         """
         async with self._turn:
             if self._stopping:
@@ -239,15 +261,20 @@ class StageHost:
                 raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
             runner = self._runners.get(instance_id)
             if runner is None or self._started[instance_id].plan.ballot != lease.plan.ballot:
-                runner = await self._bring_in(lease, keep_kv_from)
+                runner = await self._bring_in(lease, keep_kv_from, wiring)
         async for status in runner.board.watch():
             yield status
 
-    async def link(self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str) -> None:
-        """Tell the stage where the next one listens, at next_peer. Raises StageLostError if this plan runs not here."""
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: Sequence[str] = ()
+    ) -> None:
+        """Tell the stage where the next one listens, at next_peer, and the leader of a tensor group where its other
+        ranks do. Raises StageLostError if this plan runs not here."""
         runner = self._runners.get(instance_id)
         if runner is None or self._reservations.lease(instance_id, ballot) is None:
             raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
+        if ranks:
+            await runner.link_ranks(ranks)
         await self._hops.link(instance_id, runner, endpoint, next_peer)
 
     async def show_new_certificate(self) -> None:
@@ -297,7 +324,7 @@ class StageHost:
             return None
         return started if is_well(runner) else None
 
-    async def _bring_in(self, lease: Lease, keep_kv_from: int | None) -> Runner:
+    async def _bring_in(self, lease: Lease, keep_kv_from: int | None, wiring: RankWiring | None) -> Runner:
         """A process for a lease: the one that is there if it can go on, else a new one."""
         plan, instance_id = lease.plan, lease.plan.instance_id
         started = self._to_go_on(plan, lease.index)
@@ -305,7 +332,7 @@ class StageHost:
             raise StageLostError(f"{lease.stage.shard} was to go on with its KV, and is gone")
         if started is None:
             await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
-            return await self._start_runner(lease)
+            return await self._start_runner(lease, wiring)
         runner = self._runners[instance_id]
         lease.taken_bytes, lease.weights_bytes = started.taken_bytes, started.weights_bytes
         self._started[instance_id] = lease
@@ -316,20 +343,27 @@ class StageHost:
         _log.info("%s goes on by ballot %s", runner.label, lease.ballot)
         return runner
 
-    async def _start_runner(self, lease: Lease) -> Runner:
+    async def _start_runner(self, lease: Lease, wiring: RankWiring | None) -> Runner:
         plan = lease.plan
+        rank = lease.stage.peers.index(self._own_id)
+        if fault := wiring_fault(lease.stage.group, rank, wiring):
+            raise InputError(f"the wiring for {lease.stage.shard} is not that of its rank here: {fault}")
         model_dir = await asyncio.to_thread(self._models.find, plan.model)
-        start = start_message(lease, model_dir, self._settings, self._credentials)
+        start = start_message(lease, model_dir, self._settings, self._credentials, wiring)
         card = await asyncio.to_thread(self._models.card, plan.model)
-        lease.weights_bytes = card.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
+        held = sharded(card, len(lease.stage.peers))
+        lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
+        label += f" rank {rank}" if wiring is not None else ""
         runner = self._make_runner(
             label,
             start,
             self._settings.host,
             limits=self._pace.scaled(self._limits.runner, lease.stage.engine),
             command=self._limits.command,
-            spare=self._spares.take(lease.stage.engine),
+            environment=self._environment,
+            # what a rank has to find in its environment must be there before its engine's library is imported
+            spare=self._spares.take(lease.stage.engine) if wiring is None else None,
             flight=self._keep.flights.open(label),
             pid_files=self._keep.pid_files,
         )

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from exo_mesh.config import Settings
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.node.reservations import Lease
 from exo_mesh.node.supervisor import Runner
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import runner_pb2
 from exo_mesh.security.credentials import CredentialSource
-from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 SILENT_S = 2.0
@@ -25,9 +26,13 @@ LISTEN_S = 0.6
 
 
 def start_message(
-    lease: Lease, model_dir: Path, settings: Settings, credentials: CredentialSource | None
+    lease: Lease,
+    model_dir: Path,
+    settings: Settings,
+    credentials: CredentialSource | None,
+    wiring: RankWiring | None = None,
 ) -> runner_pb2.StartStage:
-    """What a runner is told when it starts."""
+    """What a runner is told when it starts. wiring: of the rank of a tensor group that it is to be."""
     first, last = settings.data_ports or (0, 0)
     return runner_pb2.StartStage(
         plan=plan_to_proto(lease.plan),
@@ -39,6 +44,7 @@ def start_message(
         port_last=last,
         max_queued=settings.max_queued,
         tls=tls_to_proto(credentials.current if credentials else None),
+        rank=None if wiring is None else rank_to_proto(wiring),
     )
 
 

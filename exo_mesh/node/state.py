@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.view import InstanceInfo, View
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
@@ -36,6 +39,12 @@ def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
     }
 
 
+def peers_of(stage: Mapping[str, Any]) -> list[str]:
+    """Everybody who is a stage of `describe_instance`."""
+    peers: list[str] = stage["group"]["peers"] if "group" in stage else [stage["peer"]]
+    return peers
+
+
 def describe_device(device: Device) -> dict[str, Any]:
     return {
         "kind": device.kind,
@@ -62,6 +71,8 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
         "engine_versions": {info.name: info.version for device in peer.devices for info in device.details},
         "models": list(peer.models),
         "model_engines": {model: list(engines) for model, engines in peer.model_engines},
+        "rdma_ports": [asdict(port) for port in peer.rdma_ports],
+        "static_rank": None if peer.static_rank is None else asdict(peer.static_rank),
     }
 
 
@@ -129,6 +140,23 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
     }
 
 
+def describe_cables(view: View) -> list[dict[str, Any]]:
+    """Each Thunderbolt cable between two peers once; up: both ends have an active RDMA port."""
+    return [
+        {
+            "ends": [
+                {"peer": peer_id, "device": port.device, "active": port.active}
+                for peer_id, port in ((link.peer_id, link.port), (link.other_id, link.other_port))
+            ],
+            "up": link.is_up,
+            "speed": link.port.speed,
+            "transport": "rdma" if link.is_up else "thunderbolt",
+        }
+        for link in cables(view.peers())
+        if (link.peer_id, link.port.uuid) < (link.other_id, link.other_port.uuid)
+    ]
+
+
 def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
     """Peers, this node's links, who was refused and why, and the ring of each instance."""
     own_id = membership.own.id
@@ -144,6 +172,7 @@ def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
             for peer in membership.view.peers()
         ],
         "links": [describe_link(own_id, peer) for peer in membership.peers],
+        "cables": describe_cables(membership.view),
         "refused": list(membership.refusals),
         "rings": [
             {
@@ -151,7 +180,12 @@ def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
                 "model": instance.plan.model,
                 "state": str(instance.state),
                 "hops": [
-                    {"peer": stage.peer_id, "layers": [stage.shard.start, stage.shard.stop], "engine": stage.engine}
+                    {
+                        "peer": stage.peer_id,
+                        "peers": list(stage.peers),
+                        "layers": [stage.shard.start, stage.shard.stop],
+                        "engine": stage.engine,
+                    }
                     for stage in instance.plan.stages
                 ],
             }

@@ -156,6 +156,10 @@ class Runner:
         await self._tell(runner_pb2.ToRunner(change=change))
         self.flight.note("change of plan", ballot=plan.ballot.counter, stage=stage, keep_kv_from=keep_kv_from)
 
+    async def link_ranks(self, endpoints: Sequence[str]) -> None:
+        """Tell the leader of a tensor group where ranks 1 to N-1 listen. Raises StageLostError if it is gone."""
+        await self._tell(runner_pb2.ToRunner(ranks=runner_pb2.LinkRanks(endpoints=endpoints)))
+
     async def show(self, tls: runner_pb2.TlsCredentials) -> None:
         """Give the stage another certificate for the connections from now on. Raises StageLostError if it is gone."""
         self._start.tls.CopyFrom(tls)  # in case the process has not been told to start yet
@@ -284,6 +288,8 @@ class Runner:
                 status.ready.memory_bytes, status.ready.load_s = ready.memory_bytes, ready.load_s
                 status.ready.inputs.extend(ready.inputs)
                 status.ready.outputs.extend(ready.outputs)
+                if ready.HasField("group"):
+                    status.ready.group.CopyFrom(ready.group)
                 self.rolls_back = ready.rolls_back
             case "changed":
                 self._go_on(report.changed)

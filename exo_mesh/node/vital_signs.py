@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import Plan, Seat
 from exo_mesh.errors import MeshError
 from exo_mesh.node.members import Members
 
@@ -19,15 +19,16 @@ async def is_refused(doors: Sequence[str], members: Members) -> bool:
     return bool(doors) and all(await asyncio.gather(*(members.is_refused(door, CONNECT_S) for door in doors)))
 
 
-async def lives(plan: Plan, index: int, doors: Sequence[str], members: Members) -> bool:
-    """Is a stage there, as far as anybody can tell whose word is not its node's?
+async def lives(plan: Plan, seat: Seat, doors: Sequence[str], members: Members) -> bool:
+    """Is a stage there, or a rank of it, as far as anybody can tell whose word is not its node's?
 
-    doors: "host:port" by which this node may reach its data port. Its runner answers there itself, or the stage before
-    it has its hop to it up.
+    doors: "host:port" by which this node may reach its data port; none of a rank whose owner did not bring it up. Its
+    runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on.
     """
     if await is_refused(doors, members):
         return False
-    answers = [_is_linked_to(plan, index, members), *(members.connects(door, CONNECT_S) for door in doors)]
+    witness = _is_led(plan, seat, members) if seat.rank else _is_linked_to(plan, seat.stage, members)
+    answers = [witness, *(members.connects(door, CONNECT_S) for door in doors)]
     return any(await asyncio.gather(*answers))
 
 
@@ -37,5 +38,13 @@ async def _is_linked_to(plan: Plan, index: int, members: Members) -> bool:
         return False
     try:
         return (await members.member(before.peer_id).standing(plan.instance_id)).linked
+    except MeshError:
+        return False
+
+
+async def _is_led(plan: Plan, seat: Seat, members: Members) -> bool:
+    """Does the leader of this rank run? It ends by itself when a rank is gone, for no frame gets through then."""
+    try:
+        return not await members.member(plan.stages[seat.stage].peer_id).look(plan.instance_id, plan.ballot)
     except MeshError:
         return False

@@ -1,4 +1,5 @@
 from exo_mesh.proto import plan_pb2 as _plan_pb2
+from exo_mesh.proto import runner_pb2 as _runner_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -73,7 +74,7 @@ class ModelEngines(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +86,8 @@ class PeerInfo(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     MODEL_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    RDMA_PORTS_FIELD_NUMBER: _ClassVar[int]
+    STATIC_RANK_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -96,7 +99,37 @@ class PeerInfo(_message.Message):
     devices: _containers.RepeatedCompositeFieldContainer[Device]
     models: _containers.RepeatedScalarFieldContainer[str]
     model_engines: _containers.RepeatedCompositeFieldContainer[ModelEngines]
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ...) -> None: ...
+    rdma_ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
+    static_rank: StaticRank
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ...) -> None: ...
+
+class RdmaPort(_message.Message):
+    __slots__ = ("device", "active", "uuid", "other_uuid", "speed")
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    OTHER_UUID_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    active: bool
+    uuid: str
+    other_uuid: str
+    speed: str
+    def __init__(self, device: _Optional[str] = ..., active: bool = ..., uuid: _Optional[str] = ..., other_uuid: _Optional[str] = ..., speed: _Optional[str] = ...) -> None: ...
+
+class StaticRank(_message.Message):
+    __slots__ = ("group", "rank", "size", "backend", "rdma")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    RDMA_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    rank: int
+    size: int
+    backend: str
+    rdma: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
     __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons")
@@ -436,30 +469,34 @@ class ReserveRequest(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., adopt: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class ReserveReply(_message.Message):
-    __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never", "never_code")
+    __slots__ = ("granted", "reason", "usable_bytes", "beaten_by", "never", "collective", "never_code")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     BEATEN_BY_FIELD_NUMBER: _ClassVar[int]
     NEVER_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_FIELD_NUMBER: _ClassVar[int]
     NEVER_CODE_FIELD_NUMBER: _ClassVar[int]
     granted: bool
     reason: str
     usable_bytes: int
     beaten_by: _plan_pb2.Ballot
     never: bool
+    collective: str
     never_code: str
-    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ..., never_code: _Optional[str] = ...) -> None: ...
+    def __init__(self, granted: bool = ..., reason: _Optional[str] = ..., usable_bytes: _Optional[int] = ..., beaten_by: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., never: bool = ..., collective: _Optional[str] = ..., never_code: _Optional[str] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "keep_kv_from")
+    __slots__ = ("instance_id", "ballot", "keep_kv_from", "rank")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     KEEP_KV_FROM_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
     keep_kv_from: int
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., keep_kv_from: _Optional[int] = ...) -> None: ...
+    rank: _plan_pb2.RankWiring
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., keep_kv_from: _Optional[int] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
     __slots__ = ("listening", "loading", "ready", "failed", "hop_lost")
@@ -498,18 +535,20 @@ class StageHopLost(_message.Message):
     def __init__(self, message: _Optional[str] = ...) -> None: ...
 
 class StageReady(_message.Message):
-    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "resumed")
+    __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "resumed", "group")
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     memory_bytes: int
     load_s: float
     inputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
     outputs: _containers.RepeatedCompositeFieldContainer[_plan_pb2.TensorSpec]
     resumed: int
-    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., resumed: _Optional[int] = ...) -> None: ...
+    group: _runner_pb2.GroupFigures
+    def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., resumed: _Optional[int] = ..., group: _Optional[_Union[_runner_pb2.GroupFigures, _Mapping]] = ...) -> None: ...
 
 class StageFailed(_message.Message):
     __slots__ = ("code", "message")
@@ -520,20 +559,30 @@ class StageFailed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class LinkRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "next_endpoint", "next_peer")
+    __slots__ = ("instance_id", "ballot", "next_endpoint", "next_peer", "ranks")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     NEXT_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     NEXT_PEER_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
     ballot: _plan_pb2.Ballot
     next_endpoint: str
     next_peer: str
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., next_endpoint: _Optional[str] = ..., next_peer: _Optional[str] = ...) -> None: ...
+    ranks: _containers.RepeatedCompositeFieldContainer[RankEndpoint]
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., next_endpoint: _Optional[str] = ..., next_peer: _Optional[str] = ..., ranks: _Optional[_Iterable[_Union[RankEndpoint, _Mapping]]] = ...) -> None: ...
 
 class LinkReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class RankEndpoint(_message.Message):
+    __slots__ = ("endpoint", "peer")
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    endpoint: str
+    peer: str
+    def __init__(self, endpoint: _Optional[str] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class LookAtStageRequest(_message.Message):
     __slots__ = ("instance_id", "ballot")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.domain.wiring_rules import wiring_obstacle
+from exo_mesh.domain.wiring_rules import MLX_VARIABLES, wiring_obstacle
 from exo_mesh.errors import EngineError
 
 RANK = "MLX_RANK"
@@ -19,8 +19,7 @@ IBV_DEVICES = "MLX_IBV_DEVICES"
 COORDINATOR = "MLX_JACCL_COORDINATOR"
 JACCL_RING = "MLX_JACCL_RING"
 
-VARIABLES = (RANK, HOSTFILE, IBV_DEVICES, COORDINATOR, JACCL_RING)
-"""All that decide with whom a process forms a group: none may be left over from whoever started it."""
+VARIABLES = MLX_VARIABLES
 
 
 def environment(wiring: RankWiring, folder: Path) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, Level, Reason
 from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
@@ -18,6 +18,9 @@ MAX_ITEMS = 1024
 
 MAX_ENGINES = 32
 """Engines of one peer about which it says more than their names, and dtypes of one engine."""
+
+MAX_PORTS = 32
+"""Thunderbolt ports of one peer: a Mac Studio has six."""
 
 _STATES = {
     InstanceState.LOADING: pb.INSTANCE_STATE_LOADING,
@@ -40,6 +43,11 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         devices=[_device_to_proto(device) for device in peer.devices],
         models=peer.models,
         model_engines=[pb.ModelEngines(model=model, engines=engines) for model, engines in peer.model_engines],
+        rdma_ports=[
+            pb.RdmaPort(device=p.device, active=p.active, uuid=p.uuid, other_uuid=p.other_uuid, speed=p.speed)
+            for p in peer.rdma_ports
+        ],
+        static_rank=None if peer.static_rank is None else _rank_to_proto(peer.static_rank),
     )
 
 
@@ -61,7 +69,22 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         model_engines=tuple(
             (item.model, tuple(item.engines[:MAX_ENGINES])) for item in message.model_engines[:MAX_ITEMS]
         ),
+        rdma_ports=tuple(
+            RdmaPort(p.device[:64], p.active, p.uuid[:64], p.other_uuid[:64], p.speed[:64])
+            for p in message.rdma_ports[:MAX_PORTS]
+        ),
+        static_rank=_rank_from_proto(message.static_rank) if message.HasField("static_rank") else None,
     )
+
+
+def _rank_to_proto(rank: StaticRank) -> pb.StaticRank:
+    devices = [device or "" for device in rank.rdma]
+    return pb.StaticRank(group=rank.group, rank=rank.rank, size=rank.size, backend=rank.backend, rdma=devices)
+
+
+def _rank_from_proto(message: pb.StaticRank) -> StaticRank:
+    devices = tuple(device[:64] or None for device in message.rdma[:MAX_PORTS])
+    return StaticRank(message.group[:64], message.rank, message.size, message.backend[:16], devices)
 
 
 def _device_to_proto(device: Device) -> pb.Device:

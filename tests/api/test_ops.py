@@ -118,9 +118,30 @@ async def test_engines_can_be_preferred_and_mixing_asked_for(api: Served) -> Non
     assert api.mesh.specs[-1] == expected
 
 
+async def test_tensor_groups_can_be_asked_for_by_size_by_name_and_stage_by_stage(api: Served) -> None:
+    await get(api, "/instance", "POST", json={"model": "m", "tensor_group": 2, "group_backend": "ring"})
+    assert api.mesh.specs[-1] == InstanceSpec("m", tensor_group=2, group_backend="ring")
+    await get(api, "/instance/previews?model=m&tensor_group=2&group_backend=ring")
+    assert api.mesh.specs[-1] == InstanceSpec("m", tensor_group=2, group_backend="ring")
+    await get(api, "/instance", "POST", json={"model": "m", "groups": [["a", "b"], ["c", "d"]]})
+    assert api.mesh.specs[-1] == InstanceSpec("m", groups=(("a", "b"), ("c", "d")))
+    await get(api, "/instance/previews?model=m&groups=a,b&groups=c,d")
+    assert api.mesh.specs[-1] == InstanceSpec("m", groups=(("a", "b"), ("c", "d")))
+    group = {"peers": ["a", "b"], "backend": "jaccl", "rdma": [[None, "rdma_en5"], ["rdma_en4", None]]}
+    await get(
+        api, "/instance", "POST", json={"model": "m", "stages": [{"peer": "a", "layers": [0, 8], "group": group}]}
+    )
+    assert api.mesh.specs[-1].pins == (Pin("a", 0, 8, group=("a", "b"), group_backend="jaccl"),)
+
+
 @pytest.mark.parametrize(
     ("path", "param"),
     [
+        ("?model=m&tensor_group=9", "tensor_group"),
+        ("?model=m&tensor_group=two", "tensor_group"),
+        ("?model=m&tensor_group=2&groups=a,b", "tensor_group"),
+        ("?model=m&groups=a", "groups"),
+        ("?model=m&group_backend=mpi", "group_backend"),
         ("?model=m&mixed_rings=maybe", "mixed_rings"),
         ("", "model"),
         ("?model=m&context_limit=-1", "context_limit"),
@@ -145,6 +166,12 @@ async def test_odd_previews_are_refused_by_name(api: Served, path: str, param: s
         ({"engine": "x", "mixed_rings": "always"}, "mixed_rings"),
         ({"engine_preference": ["y"] * 17}, "engine_preference"),
         ({"mixed_rings": "maybe"}, "mixed_rings"),
+        ({"tensor_group": 0}, "tensor_group"),
+        ({"tensor_group": 2, "groups": [["a", "b"]]}, "tensor_group"),
+        ({"pins": {"a": [0, 8]}, "tensor_group": 2}, "tensor_group"),
+        ({"groups": [["a"]]}, "groups"),
+        ({"group_backend": "mpi"}, "group_backend"),
+        ({"stages": [{"peer": "b", "layers": [0, 8], "group": {"peers": ["a", "b"]}}]}, "stages"),
         ({"pins": {"a": [0]}}, "pins[...]"),
     ],
 )

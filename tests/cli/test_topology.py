@@ -133,3 +133,6 @@ def test_a_preview_for_people_has_the_arithmetic_or_the_reason() -> None:
     assert shown == "alpha 0-7 mlx 5.0 GB 100.0 MB 268.4 MB 8.0 GB 2.6 GB"
     refused = {"width": 2, "policies": ["memory"], "refused": {"message": "needs 9 GB; there is 8 GB."}}
     assert describe(refused) == "2 peers: not possible. needs 9 GB; there is 8 GB."
+    group = {"peers": ["id-alpha", "id-beta"], "backend": "jaccl", "rdma": []}
+    text = describe({**entry, "width": 2, "stages": [{**stage, "group": group}], "note": "as the cables are"})
+    assert text.splitlines()[2].startswith("  alpha + 1 (jaccl)") and text.endswith("as the cables are")

@@ -36,6 +36,11 @@ def test_without_rdma_it_is_one_for_the_ring_backend() -> None:
     assert parse_peers('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b"}]', "f", 7) == ("10.0.0.1:7", "b:7")
 
 
+def test_mlx_writes_an_empty_row_where_there_is_no_rdma() -> None:
+    hosts = [{"ssh": "a", "ips": ["10.0.0.1"], "rdma": []}, {"ssh": "b", "ips": [], "rdma": []}]
+    assert parse_peers(json.dumps(hosts), "f", 7) == ("10.0.0.1:7", "b:7")
+
+
 @pytest.mark.parametrize("no_device", [None, "mlx5_0", "rdma_en5"])
 def test_hosts_need_not_all_be_connected(no_device: str | None) -> None:
     assert parse_peers(json.dumps(changed(1, rdma=["rdma_en5", None, no_device])), "f", 5000)

@@ -21,6 +21,7 @@ from exo_mesh.errors import MeshError, StageLostError
 from exo_mesh.membership.detector import LAN
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.custody import Custody
+from exo_mesh.node.group_facts import GroupKnowledge
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.local_models import LocalModels
 from exo_mesh.node.members import Members
@@ -252,7 +253,8 @@ class SimNode(SimPeer):
         surveys: Any = AnyCut()
         here = Here(self.host.usable_bytes, lambda card: ())
         limits = Limits()
-        self.placer = Placer(settings, membership, members, surveys, nothing, nothing, here, limits)
+        groups = GroupKnowledge(settings, nothing, membership.view.peers, nothing, self.network.loop.time)
+        self.placer = Placer(settings, membership, members, surveys, nothing, nothing, here, limits, groups)
         self.network.listens = self.ledger.listens
         recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
         self.custody = Custody(membership, members, self.host, recoverer, limits)

@@ -1,0 +1,40 @@
+"""Check a hostfile of mlx.launch, and show it as ranks; with --json print it as MLX reads it.
+
+The simple form, a list of {"host", "port"}, is converted. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.discovery.static_group import StaticGroup, read_hostfile
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """FILE, `--json`."""
+    parser.add_argument("file", metavar="FILE", type=Path, help="the hostfile")
+    parser.add_argument("--json", action="store_true", help="print it as MLX reads it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises InputError, which names the field, for a file that breaks a rule."""
+    group = read_hostfile(args.file)
+    if args.json:
+        print_json(group.as_mlx())
+    else:
+        print(table(group))
+    return exit_codes.OK
+
+
+def table(group: StaticGroup) -> str:
+    """A row for each rank."""
+    rows = [
+        [str(rank), host.name, " ".join(host.ips) or "-", " ".join(device or "-" for device in host.rdma) or "-"]
+        for rank, host in enumerate(group.hosts)
+    ]
+    fences = f", fast fences {group.fast_synch}" if group.fast_synch else ""
+    head = f"{len(rows)} ranks, backend {group.backend}{fences}"
+    return f"{head}\n{columns(('RANK', 'HOST', 'ADDRESSES', 'RDMA BY RANK'), rows)}"

@@ -1,0 +1,235 @@
+"""Tensor groups that somebody has written down: a hostfile as `mlx.launch` reads it, or its variables around us.
+
+A hostfile is a list of `{"ssh": …, "ips": […], "rdma": […]}`, or `{"backend": …, "envs": […], "hosts": [that list]}`;
+or the simple form, a list of `{"host": …, "port": …}`, port being that of a node. Its order is that of the ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from exo_mesh.discovery.hostfile import hosts_in, is_host, is_hostfile
+from exo_mesh.domain.addresses import joined, split
+from exo_mesh.domain.device import StaticRank
+from exo_mesh.domain.fast_synch import VARIABLE
+from exo_mesh.domain.tensor_group import GroupBackend, RdmaMatrix
+from exo_mesh.domain.wiring_rules import rdma_obstacle
+from exo_mesh.errors import InputError
+
+MAX_HOSTS = 32
+MAX_FILE_BYTES = 1_000_000
+DEFAULT_PORT = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class StaticHost:
+    """One host by rank. ips: where the others reach it, perhaps none. rdma: by rank, empty without RDMA. port: of its
+    node."""
+
+    ssh: str
+    ips: tuple[str, ...]
+    rdma: tuple[str | None, ...] = ()
+    port: int = DEFAULT_PORT
+
+    @property
+    def name(self) -> str:
+        """The host, without the user before it."""
+        return self.ssh.rpartition("@")[2]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """ "host:port" of its node."""
+        return tuple(joined(host, self.port) for host in self.ips or (self.name,))
+
+
+@dataclass(frozen=True, slots=True)
+class StaticGroup:
+    """The hosts of one tensor group. fast_synch: "on" or "off" if the file says so, else ""."""
+
+    hosts: tuple[StaticHost, ...]
+    backend: GroupBackend
+    fast_synch: str = ""
+
+    @property
+    def matrix(self) -> RdmaMatrix:
+        return tuple(host.rdma for host in self.hosts) if self.backend != "ring" else ()
+
+    def as_mlx(self) -> dict[str, Any]:
+        """As `mlx.launch --hostfile` reads it."""
+        envs = [f"{VARIABLE}={int(self.fast_synch == 'on')}"] if self.fast_synch else []
+        hosts = [{"ssh": host.ssh, "ips": list(host.ips), "rdma": list(host.rdma)} for host in self.hosts]
+        return {"backend": self.backend, "envs": envs, "hosts": hosts}
+
+    def rank(self, rank: int) -> StaticRank:
+        """What the host of that rank tells the mesh."""
+        digest = hashlib.sha256(json.dumps(self.as_mlx(), sort_keys=True).encode()).hexdigest()[:32]
+        return StaticRank(digest, rank, len(self.hosts), self.backend, self.matrix[rank] if self.matrix else ())
+
+    def rank_of(self, addresses: Iterable[str], names: Iterable[str]) -> int:
+        """Which host is the one with these addresses and names. Raises InputError if none is, or several are."""
+        own = {*addresses, *(name.lower() for name in names)}
+        found = [
+            rank
+            for rank, host in enumerate(self.hosts)
+            if own & {*host.ips, host.name.lower(), host.name.lower().removesuffix(".local")}
+        ]
+        if len(found) == 1:
+            return found[0]
+        listing = ", ".join(host.name for host in self.hosts)
+        problem = "none of its hosts is this machine" if not found else f"ranks {found} are all this machine"
+        raise InputError(f"the hostfile names {listing}: {problem}; set MLX_RANK to say which", param="hostfile")
+
+
+def read_hostfile(path: Path) -> StaticGroup:
+    """Raises InputError that names the file, the field and what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise _wrong(str(path), "", f"cannot be read: {exc.strerror}") from exc
+    if len(content) > MAX_FILE_BYTES:
+        raise _wrong(str(path), "", f"larger than {MAX_FILE_BYTES} bytes")
+    return parse_hostfile(content.decode("utf-8", errors="replace"), str(path))
+
+
+def parse_hostfile(text: str, where: str) -> StaticGroup:
+    """See read_hostfile. where: for messages."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise _wrong(where, "", f"is no JSON: {exc}") from exc
+    whole = content if isinstance(content, dict) else {"hosts": content}
+    key = "hosts" if isinstance(content, dict) else ""
+    if unknown := sorted(set(whole) - {"hosts", "backend", "envs"}):
+        raise _wrong(where, unknown[0], "is not known; there are hosts, backend and envs")
+    entries = whole.get("hosts")
+    if not isinstance(entries, list) or not entries:
+        raise _wrong(where, key, "must be a list of hosts")
+    if not 2 <= len(entries) <= MAX_HOSTS:
+        raise _wrong(where, key, f"a tensor group has 2 to {MAX_HOSTS} hosts, not {len(entries)}")
+    hosts = _full(entries, where, key) if is_hostfile(entries) else _simple(entries, where, key)
+    return StaticGroup(tuple(hosts), _backend(whole, hosts, where, key), _fast_synch(whole, where))
+
+
+def _full(entries: Sequence[Any], where: str, key: str) -> list[StaticHost]:
+    try:
+        hosts_in(entries, where, key)  # every rule of the format
+    except InputError as exc:
+        raise InputError(str(exc), param="hostfile") from exc
+    return [StaticHost(e["ssh"], tuple(e.get("ips", ())), tuple(e.get("rdma", ()))) for e in entries]
+
+
+def _simple(entries: Sequence[Any], where: str, key: str) -> list[StaticHost]:
+    hosts = []
+    for rank, entry in enumerate(entries):
+        field = f"{key}[{rank}]"
+        if not isinstance(entry, dict) or "host" not in entry:
+            raise _wrong(where, field, 'must be {"ssh", "ips", "rdma"}, or {"host", "port"}')
+        host, port = entry["host"], entry.get("port", DEFAULT_PORT)
+        if not is_host(host):
+            raise _wrong(where, f"{field}.host", "must be a host or an address")
+        if type(port) is not int or not 0 < port < 65536:
+            raise _wrong(where, f"{field}.port", f"must be a port from 1 to 65535, not {port!r}")
+        hosts.append(StaticHost(host, (host,) if _is_address(host) else (), port=port))
+    return hosts
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _backend(whole: Mapping[str, Any], hosts: Sequence[StaticHost], where: str, key: str) -> GroupBackend:
+    has_rdma = any(host.rdma for host in hosts)
+    said = whole.get("backend") or ("jaccl" if has_rdma else "ring")
+    if said not in get_args(GroupBackend):
+        raise _wrong(where, "backend", f"must be one of {', '.join(get_args(GroupBackend))}, not {said!r}")
+    backend = cast(GroupBackend, said)
+    if backend != "ring" and (fault := rdma_obstacle(backend, len(hosts), tuple(host.rdma for host in hosts))):
+        raise _wrong(where, key, fault)
+    return backend
+
+
+def _fast_synch(whole: Mapping[str, Any], where: str) -> str:
+    """The one variable that is a matter of taste; the others are ours to set."""
+    envs = whole.get("envs", [])
+    if not isinstance(envs, list):
+        raise _wrong(where, "envs", "must be a list of NAME=VALUE")
+    chosen = ""
+    for index, text in enumerate(envs):
+        if text not in (f"{VARIABLE}=0", f"{VARIABLE}=1"):
+            raise _wrong(where, f"envs[{index}]", f"{text!r}: only {VARIABLE}=0 or =1 is passed on to the ranks")
+        chosen = "on" if text.endswith("1") else "off"
+    return chosen
+
+
+def launched_group(environ: Mapping[str, str]) -> tuple[StaticGroup, int] | None:
+    """The group and our rank if `mlx.launch` started this process, or somebody who speaks as it does; else None.
+
+    Raises InputError if the variables or files make no group.
+    """
+    rank_text = environ.get("MLX_RANK", "")
+    devices, hostfile = environ.get("MLX_IBV_DEVICES", ""), environ.get("MLX_HOSTFILE", "")
+    if not rank_text or not (devices or hostfile):
+        return None
+    group: StaticGroup | None
+    if devices:
+        group = _from_devices(_json_file(devices, "MLX_IBV_DEVICES"), environ)
+    else:
+        group = _from_hosts(_json_file(hostfile, "MLX_HOSTFILE"))
+    if group is None:
+        return None
+    if not rank_text.isascii() or not rank_text.isdecimal() or int(rank_text) >= len(group.hosts):
+        raise InputError(f"MLX_RANK is {rank_text!r}, and the group has {len(group.hosts)} ranks", param="hostfile")
+    return group, int(rank_text)
+
+
+def _json_file(path: str, variable: str) -> Any:
+    try:
+        text = Path(path).read_text()
+        return json.loads(text) if text.strip() else []
+    except (OSError, ValueError) as exc:
+        raise InputError(f"{variable} names {path}, which cannot be read as JSON: {exc}", param="hostfile") from exc
+
+
+def _from_hosts(content: Any) -> StaticGroup | None:
+    """`[["ip:port", …], …]`. A single rank is no group; mlx.launch then writes nothing."""
+    ranks = content if isinstance(content, list) else []
+    if len(ranks) < 2:
+        return None
+    hosts = []
+    for rank, endpoints in enumerate(ranks):
+        if not isinstance(endpoints, list) or not endpoints or not all(isinstance(e, str) for e in endpoints):
+            raise InputError(f"MLX_HOSTFILE: rank {rank} has no list of address:port", param="hostfile")
+        ips = tuple(dict.fromkeys(split(endpoint)[0] for endpoint in endpoints))
+        hosts.append(StaticHost(ips[0], ips))
+    return StaticGroup(tuple(hosts), "ring")
+
+
+def _from_devices(content: Any, environ: Mapping[str, str]) -> StaticGroup:
+    """A matrix of devices; of the hosts only the coordinator is known."""
+    matrix = tuple(tuple(row) if isinstance(row, list) else () for row in content) if isinstance(content, list) else ()
+    backend: GroupBackend = "jaccl-ring" if environ.get("MLX_JACCL_RING") == "1" else "jaccl"
+    if any(not isinstance(device, str | None) for row in matrix for device in row):
+        raise InputError("MLX_IBV_DEVICES: one device for each pair of ranks is supported", param="hostfile")
+    if fault := rdma_obstacle(backend, len(matrix), matrix):
+        raise InputError(f"MLX_IBV_DEVICES: {fault}", param="hostfile")
+    coordinator = split(environ.get("MLX_JACCL_COORDINATOR", ""))[0]
+    if not is_host(coordinator):
+        raise InputError("MLX_JACCL_COORDINATOR must be address:port of rank 0", param="hostfile")
+    hosts = [StaticHost(coordinator if rank == 0 else f"rank{rank}", (coordinator,) if rank == 0 else (), row)
+             for rank, row in enumerate(matrix)]  # fmt: skip
+    return StaticGroup(tuple(hosts), backend)
+
+
+def _wrong(where: str, field: str, what: str) -> InputError:
+    return InputError(f"{where}: {field}: {what}" if field else f"{where}: {what}", param="hostfile")

@@ -1,0 +1,221 @@
+"""Which peers could be one stage together, as a tensor group, and why others could not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Literal, cast
+
+from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
+from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
+from exo_mesh.errors import InputError, PlacementError
+
+WishedBackend = Literal["auto", "ring", "jaccl", "jaccl-ring"]
+"""auto: JACCL, where there is RDMA between the peers, and nothing elsewhere."""
+
+MAX_MEMBERS = 12
+"""Peers among which groups are looked for, those with the most memory: more have never shared one table's cables."""
+
+MAX_GROUPINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWish:
+    """What somebody asked for. size: None as is best, 1 no group at all, N a group of N peers. members: the groups
+    themselves, each by peer ids, the leader first."""
+
+    size: int | None = None
+    members: tuple[tuple[str, ...], ...] = ()
+    backend: WishedBackend = "auto"
+
+    @property
+    def is_forced(self) -> bool:
+        return bool(self.members) or (self.size or 1) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """What grouping must know besides the peers. rdma: by (peer, other), the device by which the one reaches the other,
+    where a cable with active ports joins them. obstacle: why an engine cannot split the model over so many ranks, with
+    the numbers, or "". unfit: sets of peers that are to be no group unless somebody insists, and why."""
+
+    rdma: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    obstacle: Callable[[str, int], str] = lambda engine, size: f"engine {engine} cannot form tensor groups"
+    unfit: Mapping[frozenset[str], str] = field(default_factory=dict)
+
+
+def joined(members: Sequence[Candidate], backend: GroupBackend, rdma: Mapping[tuple[str, str], str]) -> Candidate:
+    """The members as one candidate, the first leads; what one rank can reserve is what the smallest member has."""
+    peers = tuple(member.peer_id for member in members)
+    matrix = (
+        () if backend == "ring" else tuple(tuple(rdma.get((a, b)) if a != b else None for b in peers) for a in peers)
+    )
+    speeds = [member.s_per_gb for member in members]
+    return replace(
+        members[0],
+        usable_bytes=min(member.usable_bytes for member in members),
+        s_per_gb=max(s or 0.0 for s in speeds) / len(members) if all(speeds) else None,
+        others=(),
+        group=TensorGroup(backend, peers, matrix),
+    )
+
+
+def group_fault(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> str:
+    """Why these peers cannot be a tensor group; "" if they can."""
+    peers = frozenset(member.peer_id for member in members)
+    if not wish.is_forced and peers in facts.unfit:
+        return facts.unfit[peers]
+    builds = {member.build for member in members}
+    if len(builds) > 1:
+        return f"their engines differ: {', '.join(sorted(builds))}"
+    if obstacle := facts.obstacle(members[0].engine, len(members)):
+        return obstacle
+    return "" if backend_for(members, wish.backend, facts) else _missing_cables(members, wish.backend, facts)
+
+
+def backend_for(members: Sequence[Candidate], wished: WishedBackend, facts: GroupFacts) -> GroupBackend | None:
+    """How these peers can reach each other; None if not as wished."""
+    if wished == "ring":
+        return "ring"
+    if wished in ("auto", "jaccl") and len(members) <= MAX_MESH_RANKS and not _gaps(members, facts, ring=False):
+        return "jaccl"
+    if wished == "jaccl-ring" and not _gaps(members, facts, ring=True):
+        return "jaccl-ring"
+    return None
+
+
+def _gaps(members: Sequence[Candidate], facts: GroupFacts, *, ring: bool) -> list[tuple[str, str]]:
+    """Pairs without a cable that need one."""
+    peers = [member.peer_id for member in members]
+    pairs = zip(peers, [*peers[1:], peers[0]], strict=True) if ring else combinations(peers, 2)
+    return [(a, b) for a, b in pairs if (a, b) not in facts.rdma or (b, a) not in facts.rdma]
+
+
+def _missing_cables(members: Sequence[Candidate], wished: WishedBackend, facts: GroupFacts) -> str:
+    gaps = _gaps(members, facts, ring=wished == "jaccl-ring")
+    if not gaps:
+        return f"JACCL joins at most {MAX_MESH_RANKS} peers in a mesh, and these are {len(members)}"
+    listing = ", ".join(f"{a[:8]} and {b[:8]}" for a, b in gaps[:3]) + (" and others" if len(gaps) > 3 else "")
+    shape = "a ring needs a cable to each neighbour" if wished == "jaccl-ring" else "a full mesh joins every pair"
+    return (
+        f"no RDMA link is up between {listing} ({shape}); exo-mesh doctor rdma tells what is missing, and "
+        "--group-backend ring does without RDMA"
+    )
+
+
+def groupings(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> list[list[Candidate]]:
+    """The candidates with some of them joined to groups, in the order in which to try them.
+
+    Raises PlacementError or InputError if groups were asked for by name or size and cannot be.
+    """
+    if wish.size == 1:
+        return []
+    if wish.is_forced:
+        size = wish.size or max(len(group) for group in wish.members)
+        candidates = [_able(candidate, size, facts) for candidate in candidates]
+    if wish.members:
+        return [joined_as_named(candidates, wish, facts)]
+    roomiest = sorted(candidates, key=lambda c: (-c.usable_bytes, c.peer_id))[:MAX_MEMBERS]
+    sizes = [wish.size] if wish.size else range(2, len(roomiest) + 1)
+    found: list[list[Candidate]] = []
+    for size in sizes:
+        good = [group for group in _sets(roomiest, size) if not group_fault(group, wish, facts)]
+        good.sort(key=lambda group: (-min(c.usable_bytes for c in group), [c.peer_id for c in group]))
+        found += [_with([group], candidates, wish, facts) for group in good[:MAX_GROUPINGS]]
+        if len(several := _disjoint(good)) > 1:
+            found.append(_with(several, candidates, wish, facts))
+    if wish.size and not found:
+        raise _no_group(candidates, wish, facts)
+    return found[:MAX_GROUPINGS]
+
+
+def _able(candidate: Candidate, size: int, facts: GroupFacts) -> Candidate:
+    """The peer with the first of its engines that can form such a group, if it has one."""
+    for engine in (candidate.engine, *candidate.others):
+        if size > 1 and not facts.obstacle(engine, size):
+            return candidate.running(engine)
+    return candidate
+
+
+def _sets(candidates: Sequence[Candidate], size: int) -> Iterable[list[Candidate]]:
+    """Leaders are lowest ids: every peer would choose the same."""
+    return ([*group] for group in combinations(sorted(candidates, key=lambda c: c.peer_id), size))
+
+
+def _disjoint(groups: Iterable[list[Candidate]]) -> list[list[Candidate]]:
+    taken: set[str] = set()
+    chosen = []
+    for group in groups:
+        peers = {member.peer_id for member in group}
+        if not peers & taken:
+            taken |= peers
+            chosen.append(group)
+    return chosen
+
+
+def _with(
+    groups: Sequence[Sequence[Candidate]], candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts
+) -> list[Candidate]:
+    """Groups first: the ring goes from the one with the most memory."""
+    taken = {member.peer_id for group in groups for member in group}
+    merged = [
+        joined(group, cast(GroupBackend, backend_for(group, wish.backend, facts)), facts.rdma) for group in groups
+    ]
+    required = [replace(group, required=wish.is_forced) for group in merged]
+    return [*required, *(candidate for candidate in candidates if candidate.peer_id not in taken)]
+
+
+def joined_as_named(
+    candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts, engine: str | None = None
+) -> list[Candidate]:
+    """The candidates with the groups of a wish. engine: what their members are to use, None as they would choose.
+
+    Raises InputError for peers that are not there or twice; PlacementError for peers that cannot be a group.
+    """
+    by_id = {candidate.peer_id: candidate for candidate in candidates}
+    names = [peer_id for group in wish.members for peer_id in group]
+    if len(set(names)) != len(names) or any(len(group) < 2 for group in wish.members):
+        raise InputError("each tensor group has two peers or more, and no peer is in two", param="groups")
+    absent = [peer_id[:8] for peer_id in names if peer_id not in by_id]
+    if absent:
+        known = ", ".join(sorted(peer_id[:8] for peer_id in by_id)) or "none"
+        raise InputError(f"{', '.join(absent)} cannot take part (those that can: {known})", param="groups")
+    groups = [[by_id[peer_id].running(engine or by_id[peer_id].engine) for peer_id in group] for group in wish.members]
+    for group in groups:
+        if fault := group_fault(group, wish, facts):
+            raise refused(group, fault)
+    return _with(groups, candidates, wish, facts)
+
+
+def refused(members: Sequence[Candidate], fault: str) -> PlacementError:
+    """These peers cannot be a group, and somebody asked for it."""
+    listing = ", ".join(f"{member.peer_id[:8]} {gigabytes(member.usable_bytes)}" for member in members)
+    remedy = "ask for another size, for other peers, or for none (tensor_group: 1)"
+    return PlacementError(
+        f"a tensor group of {len(members)} was asked for, and {listing} cannot be one: {fault}; {remedy}",
+        reason="tensor_group",
+        have=[(member.peer_id, member.usable_bytes) for member in members],
+        remedy=remedy,
+    )
+
+
+def _no_group(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> PlacementError:
+    size = wish.size or 2
+    roomiest = sorted(candidates, key=lambda c: (-c.usable_bytes, c.peer_id))
+    if len(roomiest) < size:
+        fault = f"it takes {size - len(roomiest)} more with the model and an engine for it"
+        return _too_few(roomiest, size, fault)
+    return refused(roomiest[:size], group_fault(sorted(roomiest[:size], key=lambda c: c.peer_id), wish, facts))
+
+
+def _too_few(members: Sequence[Candidate], size: int, fault: str) -> PlacementError:
+    remedy = "start more peers, or ask for a smaller group"
+    return PlacementError(
+        f"a tensor group of {size} was asked for, and {len(members)} can take part: {fault}; {remedy}",
+        reason="tensor_group",
+        have=[(member.peer_id, member.usable_bytes) for member in members],
+        remedy=remedy,
+    )

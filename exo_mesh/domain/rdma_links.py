@@ -1,0 +1,80 @@
+"""Which peers an RDMA cable joins, from what each says of its own ports. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
+from exo_mesh.domain.tensor_group import TensorGroup
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaLink:
+    """One cable as seen from one end. Usable if the ports at both ends are active and have an RDMA device."""
+
+    peer_id: str
+    other_id: str
+    port: RdmaPort
+    other_port: RdmaPort
+
+    @property
+    def is_up(self) -> bool:
+        return all(port.active and port.device for port in (self.port, self.other_port))
+
+
+def cables(peers: Iterable[PeerInfo]) -> list[RdmaLink]:
+    """Every cable between two of these peers, once from each end, by peer and device."""
+    at = {port.uuid: (peer.id, port) for peer in peers for port in peer.rdma_ports if port.uuid}
+    found = []
+    for peer_id, port in at.values():
+        other_id, other_port = at.get(port.other_uuid, ("", None))
+        if other_port is not None and other_port.other_uuid == port.uuid and other_id != peer_id:
+            found.append(RdmaLink(peer_id, other_id, port, other_port))
+    return sorted(found, key=lambda link: (link.peer_id, link.other_id, link.port.device))
+
+
+def rdma_devices(peers: Iterable[PeerInfo]) -> dict[tuple[str, str], str]:
+    """By (peer, other): the device by which the one reaches the other, over the first cable that is up; or as a
+    hostfile says."""
+    peers = list(peers)
+    found: dict[tuple[str, str], str] = {}
+    for link in cables(peers):
+        if link.is_up:
+            found.setdefault((link.peer_id, link.other_id), link.port.device)
+    for ranks in static_groups(peers):
+        for peer in ranks:
+            row = peer.static_rank.rdma if peer.static_rank else ()
+            found.update({(peer.id, other.id): device for other, device in zip(ranks, row, strict=False) if device})
+    return found
+
+
+def static_groups(peers: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
+    """The groups of which every rank is here, each by rank."""
+    by_group: dict[str, dict[int, PeerInfo]] = defaultdict(dict)
+    for peer in sorted(peers, key=lambda peer: peer.id):
+        rank = peer.static_rank
+        if rank is not None and 0 <= rank.rank < rank.size:
+            by_group[rank.group].setdefault(rank.rank, peer)
+    return [
+        [ranks[index] for index in sorted(ranks)]
+        for _, ranks in sorted(by_group.items())
+        if len(ranks) == _size(ranks[min(ranks)].static_rank)
+    ]
+
+
+def _size(rank: StaticRank | None) -> int:
+    return rank.size if rank is not None else 0
+
+
+def broken_cable(group: TensorGroup, peers: Iterable[PeerInfo]) -> str:
+    """Which port of a group over RDMA is down, as its peer says; "" if none is. A peer that says nothing of its ports
+    is believed."""
+    ports = {peer.id: {port.device: port for port in peer.rdma_ports} for peer in peers}
+    for peer_id, row in zip(group.peers, group.rdma, strict=False):
+        for other_id, device in zip(group.peers, row, strict=True):
+            port = ports[peer_id].get(device) if device and ports.get(peer_id) else None
+            if device and ports.get(peer_id) and (port is None or not port.active):
+                return f"the port {device} of {peer_id[:8]} to {other_id[:8]} is down"
+    return ""

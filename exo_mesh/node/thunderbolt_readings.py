@@ -1,0 +1,62 @@
+"""Asks macOS's own tools for Thunderbolt ports and RDMA, and keeps what the mesh knows of them up to date."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+
+from exo_mesh.domain.thunderbolt import ThunderboltReading, rdma_ports
+from exo_mesh.membership.service import Membership
+
+READ_EVERY_S = 5.0
+"""A cable that is pulled is known everywhere within this, the tools' own second or two, and the gossip."""
+
+TOOL_S = 8.0
+"""system_profiler takes about a second on a busy Mac."""
+
+TOOLS: Mapping[str, tuple[str, ...]] = {
+    "ibv_devices": ("ibv_devices",),
+    "ibv_devinfo": ("ibv_devinfo",),
+    "rdma_ctl": ("rdma_ctl", "status"),
+    "thunderbolt": ("system_profiler", "SPThunderboltDataType", "-json"),
+    "hardware_ports": ("networksetup", "-listallhardwareports"),
+    "sw_vers": ("sw_vers",),
+}
+"""All of them only read."""
+
+
+def read_thunderbolt() -> ThunderboltReading:
+    """Blocking, for up to TOOL_S a tool. What is not installed, fails or hangs has nothing to say."""
+    return ThunderboltReading(**{name: _words(command) for name, command in TOOLS.items()})
+
+
+def has_thunderbolt_tools() -> bool:
+    """Is this a machine that can be asked?"""
+    return shutil.which(TOOLS["thunderbolt"][0]) is not None
+
+
+def _words(command: tuple[str, ...]) -> str:
+    path = shutil.which(command[0])
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [path, *command[1:]], stdin=subprocess.DEVNULL, capture_output=True, timeout=TOOL_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace")
+
+
+async def keep_rdma_ports(membership: Membership) -> None:
+    """Until cancelled, tell the mesh of this machine's Thunderbolt ports; returns at once where there can be none."""
+    if not has_thunderbolt_tools():
+        return
+    while True:
+        ports = rdma_ports(await asyncio.to_thread(read_thunderbolt))
+        if ports != membership.own.rdma_ports:
+            membership.describe(replace(membership.own, rdma_ports=ports))
+        await asyncio.sleep(READ_EVERY_S)
