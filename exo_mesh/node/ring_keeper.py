@@ -78,7 +78,7 @@ class RingKeeper:
         self.hop_lost: int | None = None
         self.resumed = 0
         leaders = [seat for seat in plan.seats if not seat.rank]
-        self._endpoints: dict[Seat, str] = dict(zip(leaders, endpoints, strict=True)) if endpoints else {}
+        self._endpoints: dict[Seat, str] = dict(zip(leaders, endpoints, strict=False))
         self._doors: dict[Seat, list[str]] = {}
         self._keep_kv_from = keep_kv_from
         self._wirings = wirings or {}

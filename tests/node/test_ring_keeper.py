@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import StageLostError
 from exo_mesh.node import ring_keeper
 from exo_mesh.node.reservations import Answer, Reservations
@@ -46,7 +47,7 @@ class Stage:
         return self.held.adopt(plan.instance_id, plan.ballot, adopted)
 
     async def commit(
-        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
     ) -> AsyncIterator[pb.StageStatus]:
         if self.held.renew(instance_id, ballot, 0.0) is None:
             raise StageLostError(f"ballot {ballot} is not in force here")

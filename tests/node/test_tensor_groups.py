@@ -188,7 +188,7 @@ async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) 
         assert (await host.reserve(plan, 0)).granted
         for wiring in (None, RankWiring("ring", 0, ("127.0.0.1:1", "127.0.0.1:2"))):
             with pytest.raises(InputError, match="not that of its rank here"):
-                await anext(host.commit(plan.instance_id, plan.ballot, wiring))
+                await anext(host.commit(plan.instance_id, plan.ballot, wiring=wiring))
 
 
 async def test_a_group_that_cannot_be_is_refused_and_says_what_would_help(tmp_path: Path) -> None:
