@@ -101,7 +101,8 @@ def test_a_later_stage_takes_hidden_states_of_no_group(llama: Path, tmp_path: Pa
 
 @pytest.mark.slow
 def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
-    """Of a checkpoint of 512 MB each rank may take 0.7 of what one process takes."""
+    """Of a checkpoint of 512 MB each rank may take 0.7 of what one process takes, besides the libraries that both
+    import: these are a third of a process here, and nothing of a real model."""
     model = TinyModel("llama", 8, 1024, 16, 16, 4096, 2048, dtype="float32")
     model_dir = write_checkpoint(tmp_path / "model", model)
     size = (model_dir / "model.safetensors").stat().st_size
@@ -111,9 +112,8 @@ def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     full = int(measured.stdout.split('"peak_bytes": ')[1].split(",")[0])
-    outcomes = run_ranks(Job(model_dir, (0, 8, 8)), tmp_path)
-    peaks = [outcome.answer["peak"] for outcome in outcomes]
-    print(
-        f"file {size / 1e6:.0f} MB, one process {full / 1e6:.0f} MB, ranks {[round(peak / 1e6) for peak in peaks]} MB"
-    )
-    assert max(peaks) <= 0.7 * full
+    answers = [outcome.answer for outcome in run_ranks(Job(model_dir, (0, 8, 8)), tmp_path)]
+    libraries = max(answer["before"] for answer in answers)
+    peaks = [round(answer["peak"] / 1e6) for answer in answers]
+    print(f"MB: file {size / 1e6:.0f}, libraries {libraries / 1e6:.0f}, one process {full / 1e6:.0f}, ranks {peaks}")
+    assert max(answer["peak"] for answer in answers) - libraries <= 0.7 * (full - libraries)

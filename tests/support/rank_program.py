@@ -33,6 +33,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     meet(wiring, b"k" * 32)
     start, stop, num_layers = job["layers"]
     request = LoadRequest(Shard("tiny", start, stop, num_layers), Path(job["model_dir"]), job["context"], rank=wiring)
+    before = peak_bytes()
     stage.load(request, lambda done, total: files.remove())
     files.remove()
     if job["spoil"] and job["rank"] == len(job["endpoints"]) - 1:
@@ -43,6 +44,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         "whole_bytes": sum(stage.shares.whole.values()),
         "full": stage.shares.full_bytes,
         "peak": peak_bytes(),
+        "before": before,
     }
     if job["verify_chunk"]:
         check = stage.verify(job["verify_chunk"], lambda done, total: None)
