@@ -65,14 +65,15 @@ class TorchStage:
         if opened.trace.num_layers != shard.num_layers:
             raise EngineError(f"{shard} does not fit: {request.model_dir} has {opened.trace.num_layers} layers")
         opened.check_range(shard.start, shard.stop)
-        StageLoader(opened.checkpoint, opened.model, opened.trace, device).load(shard.start, shard.stop, progress)
+        packed = PackedLinears()
+        pack = packed.pack if wants_packing(request.options, device) else None
+        StageLoader(opened.checkpoint, opened.model, opened.trace, device, pack).load(shard.start, shard.stop, progress)
         self._model = StageModel(opened, device, shard.start, shard.stop)
         self._batches = Batches(opened.caches)
         self._joins = wants_batching(request.options) and opened.batchable
         if request.activation_dtype:
             self._activation_dtype = wire.torch_dtype(request.activation_dtype)
         self.capabilities = self._declare()
-        packed = PackedLinears(opened.model.modules() if wants_packing(request.options, device) else ())
         try:
             self._warm_up(shard, request.model_dir)
         except ModelError as exc:

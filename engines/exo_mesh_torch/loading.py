@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -22,8 +22,18 @@ from exo_mesh_torch.trace import Trace
 class StageLoader:
     """Loads a stage's share of a checkpoint into a skeleton in place."""
 
-    def __init__(self, checkpoint: Checkpoint, model: Any, trace: Trace, device: torch.device) -> None:
-        """Checks all names and shapes. Raises ModelError naming file and tensor for one that does not fit."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        model: Any,
+        trace: Trace,
+        device: torch.device,
+        pack: Callable[[nn.Module], bool] | None = None,
+    ) -> None:
+        """Checks all names and shapes. pack: see PackedLinears. Raises ModelError naming file and tensor for one that
+        does not fit."""
+        self._pack = pack
+        self._packed: list[nn.Module] = []
         self._checkpoint, self._model, self._trace, self._device = checkpoint, model, trace, device
         self._names = NameMap(checkpoint, model)
         self._aliases = _aliases(model)
@@ -121,6 +131,11 @@ class StageLoader:
         for alias in self._aliases.get(target, (target,)):
             _put(self._model, alias, value)
             self._loaded.add(alias)
+        if self._pack is not None and target.endswith(".weight") and target not in self._aliases:
+            module = self._model.get_submodule(target.removesuffix(".weight"))
+            del old, tensor, value  # or the plain weights would be there until the next ones
+            if self._pack(module):
+                self._packed.append(module)
 
     def _stage_modules(self, start: int, stop: int) -> Iterable[nn.Module]:
         """All modules but those of other stages' layers."""
@@ -141,6 +156,8 @@ class StageLoader:
                     module._buffers[name] = torch.zeros_like(buffer, device=self._device)
         for module in self._model.modules():
             module._is_hf_initialized = False
+        for module in self._packed:
+            module._is_hf_initialized = True  # there is no weight that it could look at
         self._model.initialize_weights()
 
     def _where(self) -> str:

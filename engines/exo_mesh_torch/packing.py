@@ -8,7 +8,7 @@ that were put in order once it is 17 and 9, and for one row 25, which is what th
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,33 +26,27 @@ _PACKED = {torch.float32, torch.bfloat16}
 
 
 def wants_packing(options: Mapping[str, str], device: torch.device) -> bool:
-    """Option `packed`: on (default where torch can do it, the CPU of a PC) or off (the very kernels of transformers).
-    Raises InputError."""
-    wanted = options.get("packed", "auto")
-    if wanted not in ("auto", "on", "off"):
+    """Option `packed`: on (where torch can do it, the CPU of a PC) or off, the default: loading so takes up to 1.7
+    times the stage's memory for a moment, where plans count on 1.15. Raises InputError."""
+    wanted = options.get("packed", "off")
+    if wanted not in ("on", "off"):
         raise InputError(f"option packed={wanted!r}; there are on and off", param="packed")
     able = device.type == "cpu" and platform.machine() in ("x86_64", "AMD64") and torch.backends.mkldnn.is_available()
     if wanted == "on" and not able:
         raise InputError(f"option packed=on: torch cannot do it on {device.type} of this machine", param="packed")
-    return able and wanted != "off"
+    return able and wanted == "on"
 
 
 class PackedLinears:
-    """The linear layers of a stage that were packed, in place: each keeps its weights only in oneDNN's order.
+    """The linear layers of a stage that were packed, in place: each keeps its weights only in oneDNN's order, from the
+    moment that they are loaded, or the stage would need its memory twice.
 
     In the place of the plain weights is None, so that code which uses a layer's weights by itself, and not by calling
     the layer, fails; `unpack` then makes everything as it was.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
+    def __init__(self) -> None:
         self._layers: list[tuple[nn.Linear, _Packed]] = []
-        counts: dict[int, int] = {}
-        linears = [module for module in modules if type(module) is nn.Linear and _is_large(module.weight)]
-        for module in linears:
-            counts[id(module.weight)] = counts.get(id(module.weight), 0) + 1
-        for module in linears:
-            if counts[id(module.weight)] == 1:
-                self._pack(module)
 
     @property
     def num_bytes(self) -> int:
@@ -66,31 +60,34 @@ class PackedLinears:
             linear.weight = nn.Parameter(packed.weight.to_dense().contiguous(), requires_grad=False)
         self._layers.clear()
 
-    def _pack(self, linear: nn.Linear) -> None:
-        plain = linear.weight
-        packed = _Packed(plain.detach(), linear.bias)
-        linear.register_parameter("weight", None)
-        linear.forward = packed
-        self._layers.append((linear, packed))
+    def pack(self, module: nn.Module) -> bool:
+        """Pack a layer whose weight, its own alone, has been loaded; False if it stays as it is."""
+        if type(module) is not nn.Linear or not _is_large(module.weight):
+            return False
+        packed = _Packed(module)
+        module.register_parameter("weight", None)
+        module.forward = packed
+        self._layers.append((module, packed))
+        return True
 
 
 class _Packed:
     """`[…, in]` -> `[…, out]`, as nn.Linear."""
 
-    __slots__ = ("_bias", "_num_in", "_num_out", "num_bytes", "weight")
+    __slots__ = ("_linear", "num_bytes", "weight")
 
-    def __init__(self, plain: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight: Any = torch.ops.mkldnn._reorder_linear_weight(plain, ROWS)
-        self.num_bytes = plain.nbytes
-        self._bias = bias
-        self._num_out, self._num_in = plain.shape
+    def __init__(self, linear: nn.Linear) -> None:
+        self.weight: Any = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+        self.num_bytes = linear.weight.nbytes
+        self._linear = linear
 
     def __call__(self, states: torch.Tensor) -> torch.Tensor:
-        rows = states.reshape(-1, self._num_in).contiguous()
+        linear, shape = self._linear, (*states.shape[:-1], self._linear.out_features)
+        rows = states.reshape(-1, linear.in_features).contiguous()
         if not len(rows):
-            return states.new_empty((*states.shape[:-1], self._num_out))
-        result: Any = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self._bias, "none", [], "")
-        return result.reshape(*states.shape[:-1], self._num_out)
+            return states.new_empty(shape)
+        result: Any = torch.ops.mkldnn._linear_pointwise(rows, self.weight, linear.bias, "none", [], "")
+        return result.reshape(shape)
 
 
 def _is_large(weight: torch.Tensor) -> bool:

@@ -344,7 +344,7 @@ class Worker:
             assert self._send is not None, "frames come only while the worker runs"
             await self._send(self._outbox.popleft())
         if self._was_large and time.perf_counter() - start > SLOW_S:
-            self._thread.part()  # sending a prefill chunk over a slow link is to overlap with computing the next one
+            self._part()  # sending a prefill chunk over a slow link is to overlap with computing the next one
 
     async def _to_self(self, frame: Frame) -> None:
         """The hop of a ring of one."""
@@ -370,7 +370,12 @@ class Worker:
         if frame.rows and frame.rows[0].num_logits and not self._is_slow:
             self._slow_steps = max(0, self._slow_steps + (1 if slow else -1))
             if self._is_slow and self._setup.is_last:
-                self._thread.part()
+                self._part()
+
+    def _part(self) -> None:
+        """A thread for the loop and one for the engine; not in a tensor group, where each frame is handed out first."""
+        if self._setup.rank is None:
+            self._thread.part()
 
     def _hand_over(self, frame: Frame, since: float) -> None:
         """Let the engine's thread compute a frame; what comes of it comes into the inbox."""
