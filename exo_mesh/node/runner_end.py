@@ -13,7 +13,15 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.errors import DeadlineError, InputError, ModelError, StageLostError, TransportError
+from exo_mesh.errors import (
+    CanaryError,
+    DeadlineError,
+    InputError,
+    ModelError,
+    RankLostError,
+    StageLostError,
+    TransportError,
+)
 from exo_mesh.node.flight_recorder import FlightLog
 from exo_mesh.node.runner_limits import Limits
 
@@ -28,7 +36,7 @@ class End(StrEnum):
     """How a runner came to its end. Whether it may be tried again here is decided by it; see `guard`."""
 
     STOPPED = "stopped"  # as it was asked to
-    LOST = "lost"  # another stage of its ring was; nothing was wrong with this one
+    LOST = "lost"  # another stage of its ring was, or another rank; nothing was wrong with this one
     REFUSED = "refused"  # what it was asked for cannot be: bad options, an unusable model
     CRASHED = "crashed"  # the process ended, or its engine failed; the next one may do better
     STALLED = "stalled"  # it worked, and then came back no more from one frame, or fell silent
@@ -38,6 +46,8 @@ class End(StrEnum):
 REPORTED = {
     StageLostError.code: End.LOST,
     TransportError.code: End.LOST,
+    RankLostError.code: End.LOST,
+    CanaryError.code: End.REFUSED,  # these peers cannot be a group; who placed it counts that
     InputError.code: End.REFUSED,
     ModelError.code: End.REFUSED,
 }

@@ -262,7 +262,9 @@ class Runner:
     def _check(self, watch: StageWatch, problem: str) -> None:
         if problem:
             ends = {Phase.STARTING: End.CRASHED, Phase.LOADING: End.WEDGED, Phase.READY: End.STALLED}
-            raise StuckError(f"the runner of {self.label} {problem}", ends[watch.phase])
+            # a rank that gets on no more may wait for another one; whoever placed the group counts its failures
+            waits = self._start.HasField("rank") and watch.phase is not Phase.STARTING
+            raise StuckError(f"the runner of {self.label} {problem}", End.LOST if waits else ends[watch.phase])
 
     @property
     def _stage_bytes(self) -> int:

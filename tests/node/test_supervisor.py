@@ -87,6 +87,8 @@ STANDS_STILL = "while True:\n " + BEAT.format("progress=1") + " time.sleep(0.1)"
         ("say(pb.FromRunner(failed=pb.Failed(code='engine_error', message='no GPU')))", End.CRASHED),
         ("say(pb.FromRunner(failed=pb.Failed(code='stage_lost', message='the next one is gone')))", End.LOST),
         ("say(pb.FromRunner(failed=pb.Failed(code='invalid_request', message='no such option')))", End.REFUSED),
+        ("say(pb.FromRunner(failed=pb.Failed(code='rank_lost', message='rank 1 is gone')))", End.LOST),
+        ("say(pb.FromRunner(failed=pb.Failed(code='canary_failed', message='layer 3 differs')))", End.REFUSED),
         (STANDS_STILL, End.WEDGED),
         (READY + "time.sleep(60)", End.STALLED),
         (IN_A_FRAME, End.STALLED),
@@ -97,6 +99,14 @@ async def test_each_end_says_whether_it_may_be_tried_again(script: str, end: End
     told: list[End] = []
     await asyncio.wait_for(one.run(on_end=lambda kind, why: told.append(kind)), 20)
     assert one.end is end and told == [end]
+
+
+@pytest.mark.parametrize("script", [STANDS_STILL, IN_A_FRAME])
+async def test_a_rank_that_gets_on_no_more_may_wait_for_another_one(script: str) -> None:
+    one = runner(script, replace(QUICK, decode_s=0.5))
+    one._start.rank.backend = "ring"
+    await asyncio.wait_for(one.run(), 20)
+    assert one.end is End.LOST
 
 
 async def test_the_exit_is_seen_though_a_child_of_the_runner_holds_its_pipe_open() -> None:
