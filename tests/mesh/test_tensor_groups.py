@@ -38,8 +38,8 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(three: list[Peer]) -> Iterator[None]:
-    """One test that fails must not leave its ring to the next. What its owner has ended already may still be in the view
-    of another peer for a moment."""
+    """One test that fails must not leave its ring to the next. What its owner has ended already may still be in the
+    view of another peer for a moment."""
     yield
     for instance in three[0].instances():
         with contextlib.suppress(MeshError):
