@@ -172,12 +172,15 @@ async def test_each_attempt_of_a_group_has_ports_of_its_own(tmp_path: Path) -> N
         assert all(endpoint.startswith("127.0.0.1:") for endpoint in " ".join(answers).split())
 
 
-async def test_an_owner_that_stops_leaves_its_group_to_nobody(tmp_path: Path) -> None:
+async def test_an_owner_that_stops_leaves_its_group_to_its_ranks(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3) as nodes:
         others = tuple(node.node_id for node in nodes[1:])
         await nodes[0].create_instance(InstanceSpec(MODEL, groups=(others,), group_backend="ring"))
+        await until(lambda: all(node._instances.of_model(MODEL) for node in nodes[1:]))  # they know that it is ready
+        ranks = runners()
         await nodes[0].stop()
-        await until(lambda: not runners())
+        await until(lambda: [owner for owner, _ in nodes[1]._instances.all()] == [min(others)])
+        assert runners() == ranks
 
 
 async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) -> None:
