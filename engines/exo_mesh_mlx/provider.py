@@ -7,6 +7,7 @@ import contextlib
 import platform
 import re
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata, util
@@ -17,6 +18,7 @@ from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh_mlx.divisibility import division_obstacle
 
 _PARSE_ATTEMPTS = 5
+_PARSING = threading.Lock()
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
 _LINUX_BACKENDS = (_CPU_BACKEND, "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
@@ -144,8 +146,9 @@ def _root_name(node: ast.expr) -> str:
 
 def _parsed(source: str) -> ast.Module:
     """CPython 3.11 counts the depth of what all threads parse in one place, and gives up with a SystemError when two do
-    it at once (CPython issue 106905): then again."""
-    for _ in range(_PARSE_ATTEMPTS):
-        with contextlib.suppress(SystemError):
-            return ast.parse(source)
-    return ast.parse(source)
+    it at once (CPython issue 106905): so one after the other here, and again if it was somebody else."""
+    with _PARSING:
+        for _ in range(_PARSE_ATTEMPTS):
+            with contextlib.suppress(SystemError):
+                return ast.parse(source)
+        return ast.parse(source)

@@ -169,8 +169,9 @@ class Endpoint:
         return (alone or self._link.linked) and (self._ranks is None or self._ranks.linked)
 
     def heartbeat(self) -> pb.Heartbeat:
-        """The counters of this moment."""
+        """The counters of this moment. Raises RankLostError if this is a rank and hangs; see Worker.check_alive."""
         worker, link, driver = self._worker, self._link, self._worker.driver
+        worker.check_alive()
         engine, clock = worker.engine, worker.clock
         beat = pb.Heartbeat(
             progress=worker.progress,

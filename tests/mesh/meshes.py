@@ -116,7 +116,11 @@ def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> 
         for child in children:
             child.stop()
     assert eventually(lambda: gone(family), 3), "a runner outlived its node"
-    unclean = [child.log_tail(30) for child in unharmed if child._process.returncode != exit_codes.OK]
+    unclean = [
+        f"exit code {child._process.returncode}; {child.log_tail(30)}"
+        for child in unharmed
+        if child._process.returncode != exit_codes.OK
+    ]
     assert not unclean, "not a clean stop:\n" + "\n".join(unclean)
     for peer in peers:
         assert not [word for word in TRACES if word in peer.log], peer.log[-4000:]

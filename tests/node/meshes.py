@@ -74,7 +74,7 @@ def make_node(
         "engine_options": {},
         "context_limit": 2048,
     }
-    host = HostLimits(limits or Limits(silence_s=silence_s), command)
+    host = HostLimits(limits or Limits(silence_s=silence_s, stopped_s=silence_s / 5), command)
     tuning = Tuning(timing=FAST, host=host, patience=Patience(max_resumes=max_resumes))
     return Node(Settings(**{**values, **settings}), memory_reader=machine.read_memory, tuning=tuning)
 

@@ -17,7 +17,7 @@ from exo_mesh.node.disk import Disk
 from exo_mesh.node.node import Node
 from exo_mesh.node.pid_files import PidFiles
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits
-from tests.node.meshes import MODEL, a_request, mesh, tokens
+from tests.node.meshes import MODEL, a_request, mesh, tokens, until
 from tests.node.test_supervisor import PREAMBLE
 
 QUICK = Limits(first_message_s=20.0, load_base_s=1.0, load_step_s=1.0, load_bytes_per_s=1e12, terminate_s=0.3)
@@ -47,7 +47,8 @@ async def test_a_model_whose_runner_always_crashes_is_given_up_with_the_cause(tm
         with pytest.raises(CrashLoopError):
             await tokens(node, a_request("again"))
         assert spawned(node) == 3, "no fourth launch"
-        assert codes(node) == ["crash_loop"] and node.health()["status"] == "degraded"
+        await until(lambda: codes(node) == ["crash_loop"])
+        assert node.health()["status"] == "degraded"
         assert node._host.reserved_bytes == 0
 
 
@@ -55,7 +56,8 @@ async def test_after_three_crashes_it_is_placed_on_another_peer(tmp_path: Path) 
     async with mesh(tmp_path, 2, commands=(CRASHES, RUNNER_COMMAND)) as nodes:
         assert len(await tokens(nodes[0], a_request())) == 12
         assert [spawned(node) for node in nodes] == [3, 1]
-        assert codes(nodes[0]) == ["crash_loop"] and codes(nodes[1]) == []
+        await until(lambda: codes(nodes[0]) == ["crash_loop"])
+        assert codes(nodes[1]) == []
 
 
 async def test_one_that_crashes_there_as_well_is_given_up_after_one_more_try(tmp_path: Path) -> None:
@@ -70,7 +72,7 @@ async def test_a_load_that_gets_stuck_is_ended_and_the_next_place_is_elsewhere(t
     async with mesh(tmp_path, 2, commands=commands, limits=QUICK) as nodes:
         assert len(await tokens(nodes[0], a_request())) == 12
         assert [spawned(node) for node in nodes] == [1, 1], "one wedge is enough"
-        assert codes(nodes[0]) == ["quarantined"]
+        await until(lambda: codes(nodes[0]) == ["quarantined"])
         (log,) = nodes[0]._keeping.flights.logs
         phases = [entry["phase"] for entry in log.describe() if entry["phase"] != "stop asked"]
         assert phases == ["spawned", "first report", "end", "stacks", "exit"]

@@ -11,6 +11,9 @@ import pytest
 from exo_mesh.domain.frame import Frame, Insert, Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.errors import RankLostError
+from exo_mesh.runner.endpoint import Endpoint
 from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import StageSetup, Worker
@@ -56,3 +59,14 @@ async def test_an_error_in_a_frame_that_was_read_directly_ends_the_runner() -> N
     await worker.accept(Frame(BALLOT, 1, 0, (Row(1, 0, 1),), (5,), ops=(Insert(1, 8),)))
     with pytest.raises(RuntimeError, match="no more room"):
         await asyncio.wait_for(running, 5)
+
+
+async def test_the_heartbeat_of_a_rank_that_does_not_come_back_from_a_frame_ends_it() -> None:
+    """It waits for another rank, in native code, for ever; a stage of its own is its node's to judge."""
+    worker = worker_of(TinyEngine(True, False))
+    alone = worker._setup
+    worker._computing_since, worker.deadline_s = 1e-9, 0.0  # it began long ago
+    Endpoint(alone, worker).heartbeat()
+    worker._setup = replace(alone, rank=RankWiring("ring", 1, ("127.0.0.1:1", "127.0.0.1:2")))
+    with pytest.raises(RankLostError, match="rank 1 has not come back"):
+        Endpoint(worker._setup, worker).heartbeat()

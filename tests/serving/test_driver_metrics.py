@@ -25,7 +25,7 @@ def test_laps_hops_waits_and_shares_of_time_are_counted(ring: Ring) -> None:
     def counted() -> bool:
         now = samples(driving)
         waits = "exo_mesh_queue_wait_seconds_count"
-        return now[waits] == before.get(waits, 0) + 3
+        return now.get(waits, 0) == before.get(waits, 0) + 3
 
     assert eventually(counted)
     now = samples(driving)
