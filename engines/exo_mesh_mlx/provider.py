@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import platform
 import re
 import sys
-import threading
 from collections.abc import Mapping
 from functools import cache
 from importlib import metadata, util
@@ -17,13 +14,20 @@ from typing import Any, Literal
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
 from exo_mesh_mlx.divisibility import division_obstacle
 
-_PARSE_ATTEMPTS = 5
-_PARSING = threading.Lock()
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
 _LINUX_BACKENDS = (_CPU_BACKEND, "mlx-cuda-12", "mlx-cuda-13", "mlx-cuda")
 _NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 """Made by the driver where there is a GPU; the last one under WSL."""
+
+# Patterns and not `ast`: a node asks in threads, and CPython 3.11 counts the depth of what all threads parse in one
+# place, so that whoever parses beside us (a traceback being printed does) gets a SystemError.
+_REMAPPING = re.compile(r"^MODEL_REMAPPING = \{\n(.*?)^\}", re.DOTALL | re.MULTILINE)
+_PAIR = re.compile(r"^\s*[\"']([^\"']+)[\"']:\s*[\"']([^\"']+)[\"']", re.MULTILINE)
+_SIBLINGS = re.compile(r"^from \.(\w*) import (\([^)]*\)|[^\n]*)", re.MULTILINE)
+_IMPORTED_NAME = re.compile(r"(\w+)(?:\s+as\s+(\w+))?")
+_MODEL_CLASS = re.compile(r"^class Model\b(?:\((.*?)\))?:(.*?)(?=^\S|\Z)", re.DOTALL | re.MULTILINE)
+_SHARD = re.compile(r"^    def shard\(", re.MULTILINE)
 
 
 class MlxProvider:
@@ -112,11 +116,8 @@ def _remapping() -> dict[str, str]:
     root = _mlx_lm_dir()
     if root is None:
         return {}
-    for node in _parsed((root / "utils.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and any(getattr(name, "id", "") == "MODEL_REMAPPING" for name in node.targets):
-            mapping: dict[str, str] = ast.literal_eval(node.value)
-            return mapping
-    return {}
+    table = _REMAPPING.search((root / "utils.py").read_text(encoding="utf-8"))
+    return dict(_PAIR.findall(table[1])) if table else {}
 
 
 @cache
@@ -126,29 +127,15 @@ def _can_shard(module: str) -> bool:
     file = root / "models" / f"{module}.py" if root is not None else None
     if file is None or not re.fullmatch(r"[\w\-]+", module) or not file.is_file():
         return False
+    source = file.read_text(encoding="utf-8")
     imported: dict[str, str] = {}
-    for node in _parsed(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            # `from .llama import Model as Base`, or `from . import qwen3_5`, whose Model is then qwen3_5.Model
-            imported |= {name.asname or name.name: node.module or name.name for name in node.names}
-        if isinstance(node, ast.ClassDef) and node.name == "Model":
-            own = any(isinstance(part, ast.FunctionDef) and part.name == "shard" for part in node.body)
-            return own or any(_can_shard(imported.get(_root_name(base), "")) for base in node.bases)
-    return "Model" in imported and _can_shard(imported["Model"])
-
-
-def _root_name(node: ast.expr) -> str:
-    """`a` of `a` and of `a.b`."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _parsed(source: str) -> ast.Module:
-    """CPython 3.11 counts the depth of what all threads parse in one place, and gives up with a SystemError when two do
-    it at once (CPython issue 106905): so one after the other here, and again if it was somebody else."""
-    with _PARSING:
-        for _ in range(_PARSE_ATTEMPTS):
-            with contextlib.suppress(SystemError):
-                return ast.parse(source)
-        return ast.parse(source)
+    for origin, names in _SIBLINGS.findall(source):
+        # `from .llama import Model as Base`, or `from . import qwen3_5`, whose Model is then qwen3_5.Model
+        imported |= {alias or name: origin or name for name, alias in _IMPORTED_NAME.findall(names)}
+    model = _MODEL_CLASS.search(source)
+    if model is None:
+        return "Model" in imported and _can_shard(imported["Model"])
+    bases, body = model.groups()
+    return _SHARD.search(body) is not None or any(
+        _can_shard(imported.get(base.strip().partition(".")[0], "")) for base in bases.split(",")
+    )

@@ -156,7 +156,7 @@ class ServingRing:
             "generations": len(driver._live) + len(driver._by_request) + driver._num_traced,
             "scheduled": scheduler.num_running + scheduler.num_waiting + scheduler.num_parked,
             "positions": scheduler.num_held,
-            "frames counted": scheduler._decodes + scheduler._prefills,
+            "frames counted": len(scheduler._decodes) + scheduler._prefills,
             "clients": len(scheduler._queue._active),
             "ops": len(driver._ops),
             "inserted, not removed": sum(
