@@ -112,7 +112,7 @@ def fastest_layers(
     """The ranges that fit and make the goal least, with their pace; None if nothing fits.
 
     cards[i]: the model as the engine of peer i holds it. s_per_gb: what a decode step takes on each peer per 1e9 bytes
-    of layers as they are in the files (`card`): it reads every weight once.
+    of weights as they are in the files (`card`); see ModelCard.step_bytes.
     Exact in the goal's first figure, by dynamic programming over the cuts: O(stages x cuts²).
     """
     num_stages = len(usable_bytes)
@@ -120,6 +120,7 @@ def fastest_layers(
         return None
     legal = stage_stops(cards)
     bytes_before = [0, *accumulate(card.layer_bytes)]
+    bytes_before[-1] += card.head_bytes  # the last stage has it, wherever that begins
 
     @cache
     def best(rank: int, start: int) -> tuple[Pace, int] | None:

@@ -63,6 +63,10 @@ class ModelCard:
             total -= min(self.embed_bytes, self.head_bytes)
         return total
 
+    def step_bytes(self, start: int, stop: int) -> int:
+        """Bytes of weights that a decode step reads in the stage `[start, stop)`: of the embedding table only a row."""
+        return sum(self.layer_bytes[start:stop]) + (self.head_bytes if stop == self.num_layers else 0)
+
     def kv_bytes(self, start: int, stop: int, tokens: int, sequences: int) -> int:
         """KV of the layers `[start, stop)` for so many sequences that hold `tokens` tokens together."""
         per_token = (

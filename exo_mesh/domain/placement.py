@@ -55,7 +55,8 @@ MIN_USEFUL_CONTEXT = 512
 POLICIES = ("memory", "latency", "throughput")
 """memory: the fewest peers that hold the model (every hop costs time), layers in proportion to memory. latency and
 throughput, where all peers of a ring know how fast they are: the peers and cuts that make a step quickest, or let most
-steps through. Until then latency is as memory, and throughput takes all peers that fit in."""
+steps through. Until then latency is as memory, and throughput takes all peers that fit in, and cuts as if they were as
+fast as they have memory."""
 
 _GOALS: Mapping[str, Goal] = {"latency": latency, "throughput": throughput}
 
@@ -242,12 +243,17 @@ def _first_ring(
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
-    """The most wanted ring that fits, layers in proportion to memory, and its KV pool: a small one before more hops."""
+    """The most wanted ring that fits, layers in proportion to memory (for throughput: what a step reads in proportion to
+    it), and its KV pool: a small one before more hops."""
     for peers in rings_to_try(card, groups, policy, min_peers):
         usable, shares = [peer.usable_bytes for peer in peers], [peer.share_bytes for peer in peers]
         held = [around.held_by(card, peer) for peer in peers]
         for pool_tokens in pools_to_try(context_limit):
-            ranges = fit_layers(held, usable, pool_tokens, shares)
+            if policy == "throughput":
+                fastest = fastest_layers(card, held, usable, [1e9 / max(1, n) for n in shares], pool_tokens, throughput)
+                ranges = fastest[1] if fastest else None
+            else:
+                ranges = fit_layers(held, usable, pool_tokens, shares)
             if ranges is not None:
                 return list(zip(peers, ranges, strict=True)), pool_tokens
     return None

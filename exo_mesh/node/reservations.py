@@ -28,6 +28,7 @@ class Lease:
     ready: bool = False
     committed: bool = False
     weights_bytes: int = 0
+    step_bytes: int = 0
     adopted: Ballot = NO_BALLOT
     worked_at: float = float("-inf")
 

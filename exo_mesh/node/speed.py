@@ -23,11 +23,12 @@ class SpeedMeter:
 
     _samples: dict[str, deque[float]] = field(default_factory=dict)
 
-    def take(self, engine: str, weights_bytes: int, busy_s: float, steps: int) -> None:
-        """A stage with so many weights was busy for so long with so many steps since its last heartbeat."""
-        if steps >= MIN_STEPS and busy_s > 0 and weights_bytes > 0:
+    def take(self, engine: str, step_bytes: int, busy_s: float, steps: int) -> None:
+        """A stage that reads so many bytes of weights for a step was busy for so long with so many steps since its last
+        heartbeat. See ModelCard.step_bytes."""
+        if steps >= MIN_STEPS and busy_s > 0 and step_bytes > 0:
             samples = self._samples.setdefault(engine, deque(maxlen=WINDOW))
-            samples.append(busy_s / steps / (weights_bytes / 1e9))
+            samples.append(busy_s / steps / (step_bytes / 1e9))
 
     def s_per_gb(self) -> dict[str, float]:
         """What is known by now."""

@@ -335,6 +335,7 @@ class StageHost:
             return await self._start_runner(lease, wiring)
         runner = self._runners[instance_id]
         lease.taken_bytes, lease.weights_bytes = started.taken_bytes, started.weights_bytes
+        lease.step_bytes = started.step_bytes
         self._started[instance_id] = lease
         self._hops.forget(instance_id, runner)
         self._metrics.stage_gone(instance_id, started.index)
@@ -353,6 +354,7 @@ class StageHost:
         card = await asyncio.to_thread(self._models.card, plan.model)
         held = sharded(card, len(lease.stage.peers))
         lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
+        lease.step_bytes = held.step_bytes(lease.stage.shard.start, lease.stage.shard.stop)
         label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
         label += f" rank {rank}" if wiring is not None else ""
         runner = self._make_runner(
@@ -386,7 +388,7 @@ class StageHost:
                 lease.worked_at = self._clock()
             if lease.ready:
                 steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
-                self._speed.take(lease.stage.engine, lease.weights_bytes, busy_s, steps)
+                self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, steps)
             before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:

@@ -74,14 +74,29 @@ def test_until_all_are_measured_policies_go_by_memory(policy: str) -> None:
     assert counts(solved(peers, policy)) == counts(solved(unmeasured, policy))
 
 
+def test_a_large_head_counts_as_layers_and_an_embedding_table_as_none() -> None:
+    card = replace(FLAT, num_layers=8, layer_bytes=(100 * 10**6,) * 8, embed_bytes=400 * 10**6, head_bytes=400 * 10**6,
+                   legal_cuts=tuple(range(8)))  # fmt: skip
+    assert card.step_bytes(0, 6) == card.step_bytes(6, 8) == 600 * 10**6
+    for s_per_gb in (1.0, None):
+        peers = [Candidate(f"p{i}", 8 * GB, "mlx", s_per_gb) for i in range(2)]
+        plan = solve(card, peers, policy="throughput", min_peers=2, context_limit=2048, instance_id="i",
+                     ballot=Ballot(1, "p0"))  # fmt: skip
+        assert counts(plan) == {"p0": 6, "p1": 2}
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     layer_mb=st.lists(st.integers(50, 900), min_size=3, max_size=9),
+    head_mb=st.integers(0, 900),
     peers=st.lists(st.tuples(st.integers(600, 3000), st.integers(1, 50)), min_size=1, max_size=3),
 )
-def test_the_quickest_cut_is_found(layer_mb: list[int], peers: list[tuple[int, int]]) -> None:
+def test_the_quickest_cut_is_found(layer_mb: list[int], head_mb: int, peers: list[tuple[int, int]]) -> None:
     n = len(layer_mb)
-    card = replace(FLAT, num_layers=n, layer_bytes=tuple(mb * 10**6 for mb in layer_mb), legal_cuts=tuple(range(1, n)))
+    card = replace(
+        FLAT, num_layers=n, layer_bytes=tuple(mb * 10**6 for mb in layer_mb), legal_cuts=tuple(range(1, n)),
+        head_bytes=head_mb * 10**6,
+    )  # fmt: skip
     usable, speed = [mb * 10**6 for mb, _ in peers], [float(s) for _, s in peers]
     for goal in (latency, throughput):
         found = fastest_layers(card, [card] * len(peers), usable, speed, 64, goal)
@@ -101,7 +116,7 @@ def _pace(card: ModelCard, edges: list[int], usable: list[int], speed: list[floa
     for start, stop, size, s_per_gb in zip(edges, edges[1:], usable, speed, strict=False):
         if stage_bytes(card, start, stop, 64) > size:
             return None
-        times.append(s_per_gb * sum(card.layer_bytes[start:stop]) / 1e9)
+        times.append(s_per_gb * card.step_bytes(start, stop) / 1e9)
     return sum(times) if in_turn else max(times)
 
 
