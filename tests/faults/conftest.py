@@ -15,9 +15,10 @@ def addresses() -> None:
         pytest.skip(f"every node needs an address of its own: {reason}")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def meshes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meshes]:
-    """Shared by all tests of a module in the order of their sizes: starting a mesh costs seconds."""
+    """Shared by all tests of a module, in the order of their sizes: starting a mesh costs seconds. Not longer: the tests
+    of nodes inside this process count its runners."""
     made = Meshes(tmp_path_factory.mktemp("meshes"))
     yield made
     made.close()
