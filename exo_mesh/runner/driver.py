@@ -190,7 +190,7 @@ class Driver:
         mailbox.parked = False
         sequence_id = self._by_request.get(request_id)
         if sequence_id is not None and self._live[sequence_id].mailbox is mailbox:
-            self._live[sequence_id].sequence.parked = False
+            self._scheduler.unpark(self._live[sequence_id].sequence)
             self.pump()
 
     def returned(self, frame: Frame, logits: np.ndarray | None, *, is_apart: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from exo_mesh.domain.frame import Row
@@ -20,7 +21,8 @@ PREFILL_ALONE_S = 1.0
 """Its longest lap where nobody streams: whoever comes meanwhile waits for the chunks that are on their way."""
 
 EVICTION_TURNS = 64
-"""Decode frames between two evictions for want of memory on some machine: seconds, like its readings."""
+"""Decode frames between two evictions for want of memory on some machine: seconds, like its readings. And those that a
+parked sequence keeps its place for while others wait for one."""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,7 @@ class Sequence:
     decoding: bool = False
     """A decode row of this sequence is on its way round the ring."""
     parked: bool = False
-    """Whoever reads its output is too slow: it keeps its KV and gets no further rows."""
+    """Whoever reads its output is too slow: it gets no further rows, and keeps its KV until others want its place."""
     last_turn: int = 0
     """Number of the decode frame that it was last a row of."""
     held: int = 0
@@ -97,6 +99,8 @@ class Scheduler:
     pace: Pace
     _queue: FairQueue[Sequence] = field(init=False)
     _running: dict[int, Sequence] = field(default_factory=dict)
+    _aside: dict[int, Sequence] = field(default_factory=dict)
+    """Parked ones that had to give up their places; they wait for their readers."""
     _held: int = 0
     """Tokens of all running sequences together: what they hold of the KV pool, or soon will."""
     _decodes: list[int] = field(default_factory=list)
@@ -141,7 +145,7 @@ class Scheduler:
 
     @property
     def num_parked(self) -> int:
-        return sum(sequence.parked for sequence in list(self._running.values()))
+        return len(self._aside) + sum(sequence.parked for sequence in list(self._running.values()))
 
     @property
     def num_held(self) -> int:
@@ -171,6 +175,9 @@ class Scheduler:
 
     def remove(self, sequence_id: int) -> bool:
         """Forget a sequence. True if it was running, so that stages hold KV of it."""
+        if (aside := self._aside.pop(sequence_id, None)) is not None:
+            self._queue.left(aside.client)
+            return False
         running = self._running.pop(sequence_id, None)
         if running is None:
             self._queue.remove(sequence_id)
@@ -179,22 +186,50 @@ class Scheduler:
         self._queue.left(running.client)
         return True
 
+    def unpark(self, sequence: Sequence) -> None:
+        """Its reader has read all: it gets rows again, or goes to the head of the queue if it has lost its place."""
+        sequence.parked = False
+        if self._aside.pop(sequence.id, None) is not None:
+            self._queue.push_back(sequence)
+
     def evict(self) -> Iterator[Sequence]:
-        """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool; of the
-        lowest priority first. Where a machine is short of memory, one more from time to time, until it has enough.
+        """Move the youngest sequences back to the head of the queue as long as all that run outgrow the KV pool; parked
+        ones first, then of the lowest priority. Where a machine is short of memory, one more from time to time, until
+        it has enough. And set parked ones aside that are in the way of those that wait.
 
         Yields each. How long an output gets is not known when a sequence is admitted. An evicted one is computed anew
         later: its tokens stay, and one that is on its way round is still drawn. One sequence always runs.
         """
         while len(self._running) > 1 and (self._held > self.max_tokens or self._must_shrink()):
             self._last_eviction = self._turn
-            lowest = min(sequence.priority for sequence in self._running.values())
-            sequence = next(one for one in reversed(self._running.values()) if one.priority == lowest)
-            del self._running[sequence.id]
-            self._held -= len(sequence.tokens)
-            sequence.computed = sequence.held = 0
+            yield self._take_off(max(reversed(self._running.values()), key=lambda one: (one.parked, -one.priority)))
+        while (parked := self._in_the_way()) is not None:
+            yield self._take_off(parked)
+
+    def _take_off(self, sequence: Sequence) -> Sequence:
+        del self._running[sequence.id]
+        self._held -= len(sequence.tokens)
+        sequence.computed = sequence.held = 0
+        if sequence.parked and len(self._aside) < self.limits.max_running:
+            self._aside[sequence.id] = sequence
+        else:
             self._queue.push_back(sequence)
-            yield sequence
+        return sequence
+
+    def _in_the_way(self) -> Sequence | None:
+        """A parked sequence whose place somebody waits for: at once where all are parked, for nothing moves then."""
+        first = self._queue.first()
+        if first is None or self._fits(first) or len(self._aside) >= self.limits.max_running:
+            return None
+        parked = [one for one in self._running.values() if one.parked]
+        all_are = len(parked) == len(self._running)
+        return next((one for one in parked if all_are or self._turn - one.last_turn >= EVICTION_TURNS), None)
+
+    def _fits(self, sequence: Sequence) -> bool:
+        """Is there a place for one more? One sequence always runs."""
+        if len(self._running) >= self.limits.max_running:
+            return False
+        return not self._running or not (self.pressure or self._held + len(sequence.tokens) > self.max_tokens)
 
     def _must_shrink(self) -> bool:
         """What was freed last must have time to show in a reading."""
@@ -207,7 +242,7 @@ class Scheduler:
         held: by sequence, the positions that stages from kept_from on hold and do not compute again.
         """
         running = list(self._running.values())
-        for sequence in self._queue:
+        for sequence in chain(self._queue, self._aside.values()):
             sequence.decoding, sequence.held = False, 0
         for sequence in reversed(running):
             there = held.get(sequence.id, 0)
@@ -222,9 +257,7 @@ class Scheduler:
 
     def admit(self) -> Iterator[Sequence]:
         """Move sequences from waiting to running as long as they fit; yields each, in the order of their turns."""
-        while len(self._running) < self.limits.max_running and (sequence := self._queue.first()) is not None:
-            if self._running and (self.pressure or self._held + len(sequence.tokens) > self.max_tokens):
-                return
+        while (sequence := self._queue.first()) is not None and self._fits(sequence):
             self._queue.pop()
             self._queue.charge(sequence.client, PROMPT_WEIGHT * len(sequence.tokens))
             self._running[sequence.id] = sequence

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import Limits, Scheduler, Sequence, Work
+from exo_mesh.runner.scheduler import EVICTION_TURNS, Limits, Scheduler, Sequence, Work
 
 
 def scheduler_of(num_stages: int, **limits: int) -> Scheduler:
@@ -185,6 +185,45 @@ def test_a_parked_sequence_gets_no_rows_and_keeps_its_place() -> None:
     assert rows(scheduler.next_work()) == [(fast.id, 0, 1, 1)]
     scheduler.came_round(Work((), ()))
     assert scheduler.num_running == 2
+
+
+def test_parked_sequences_make_room_when_nothing_else_could_move() -> None:
+    scheduler = scheduler_of(1, max_running=2)
+    one, two = admitted(scheduler, 1, 1)
+    late = Sequence(3, [0])
+    assert scheduler.submit(late)
+    one.parked = True
+    assert list(scheduler.evict()) == [], "the other one moves, and will make room"
+    two.parked = True
+    assert list(scheduler.evict()) == [one] and list(scheduler.admit()) == [late]
+    assert (scheduler.num_running, scheduler.num_waiting, scheduler.num_parked) == (2, 0, 2)
+    scheduler.unpark(one)
+    assert [place for place, sequence in scheduler.places() if sequence is one] == [1]
+    assert scheduler.remove(late.id) and list(scheduler.admit()) == [one] and one.computed == 0
+
+
+def test_a_parked_sequence_gives_up_its_place_to_others_after_a_while() -> None:
+    scheduler = scheduler_of(1, max_running=2)
+    slow, fast = admitted(scheduler, 1, 1)
+    slow.parked = True
+    assert scheduler.submit(Sequence(3, [0]))
+    turns = 0
+    while not (evicted := list(scheduler.evict())):
+        work = scheduler.next_work()
+        assert work is not None and [row.sequence for row in work.rows] == [fast.id]
+        scheduler.came_round(work)
+        scheduler.token_drawn(fast, 0)
+        turns += 1
+    assert evicted == [slow] and turns == EVICTION_TURNS
+    assert not scheduler.remove(slow.id) and scheduler.num_parked == 0, "no stage holds anything of it"
+
+
+def test_where_the_pool_is_outgrown_parked_sequences_go_first() -> None:
+    scheduler = scheduler_of(1, max_tokens=9)
+    one, two, three = admitted(scheduler, 3, 3, 3)
+    one.parked = True
+    scheduler.token_drawn(three, 0)
+    assert list(scheduler.evict()) == [one] and list(scheduler.admit()) == [], "it waits for its reader, not for room"
 
 
 def test_a_machine_short_of_memory_first_gets_nobody_new_then_loses_the_youngest_then_refuses() -> None:

@@ -245,6 +245,27 @@ async def test_who_does_not_read_is_parked_and_the_others_go_on(monkeypatch: pyt
     assert ring.kv_rows == 0
 
 
+async def test_readers_that_stand_still_hold_up_nobody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.runner.driver.PARK_AT", 4)
+    ring, slow, fast = Ring(2, max_running=2), [Caller(), Caller()], Caller()
+    for number, caller in enumerate(slow):
+        ring.driver.submit(request(f"slow {number}", [1 + number], tokens=40), caller.mailbox)
+    ring.run()
+    assert all(caller.mailbox.parked for caller in slow), "and nothing is on its way any more"
+    ring.driver.submit(request("fast", [3], tokens=3), fast.mailbox)
+    ring.run()
+    assert ids(await fast.collect()) == expected([3], 3, 2)
+    heard: list[list[int]] = [[], []]
+    for _ in range(80):
+        for number, caller in enumerate(slow):
+            while caller.mailbox.backlog:
+                heard[number] += ids(list((await caller.mailbox.next()).events))
+            ring.driver.unpark(f"slow {number}", caller.mailbox)
+            ring.run()
+    assert heard == [expected([1], 40, 2), expected([2], 40, 2)]
+    assert ring.kv_rows == 0
+
+
 async def test_a_stop_id_ends_the_request_and_is_not_emitted() -> None:
     ring, caller = Ring(2), Caller()
     stop = expected([3, 4], 8, 2)[4]
