@@ -17,8 +17,8 @@ def addresses() -> None:
 
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Meshes]:
-    """Shared by all tests of a module, in the order of their sizes: starting a mesh costs seconds. Not longer: the tests
-    of nodes inside this process count its runners."""
+    """Shared by all tests of a module, in the order of their sizes: starting a mesh costs seconds. Not longer, for the
+    tests of nodes inside this process count its runners."""
     made = Meshes(tmp_path_factory.mktemp("meshes"))
     yield made
     made.close()

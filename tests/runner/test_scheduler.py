@@ -220,7 +220,7 @@ def test_a_parked_sequence_gives_up_its_place_to_others_after_a_while() -> None:
 
 def test_where_the_pool_is_outgrown_parked_sequences_go_first() -> None:
     scheduler = scheduler_of(1, max_tokens=9)
-    one, two, three = admitted(scheduler, 3, 3, 3)
+    one, _, three = admitted(scheduler, 3, 3, 3)
     one.parked = True
     scheduler.token_drawn(three, 0)
     assert list(scheduler.evict()) == [one] and list(scheduler.admit()) == [], "it waits for its reader, not for room"
