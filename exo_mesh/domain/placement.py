@@ -243,7 +243,7 @@ def _first_ring(
     context_limit: int,
     around: Surroundings,
 ) -> tuple[Ring, int] | None:
-    """The most wanted ring that fits, and its KV pool: a small one before more hops. Layers are in proportion to memory,
+    """The most wanted ring that fits, and its KV pool: a small one before more hops. Layers go by memory,
     or for throughput what a step reads of them."""
     for peers in rings_to_try(card, groups, policy, min_peers):
         usable, shares = [peer.usable_bytes for peer in peers], [peer.share_bytes for peer in peers]
