@@ -29,6 +29,7 @@ from exo_mesh.cli.rival_server import mlx_server, why_not
 from exo_mesh.cli.serve_report import check_plot, compare, plot, table
 from exo_mesh.cli.tables import print_json
 from exo_mesh.config import ConfigError, load_settings
+from exo_mesh.domain.placement import POLICIES
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import ModelStore
@@ -94,6 +95,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--prompt", type=int, default=32, metavar="N", help="tokens of a prompt (default 32)")
     parser.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens of an answer (default 128)")
     parser.add_argument("--grid", metavar="PxT,…", help="instead of both: prompts by answers, such as 32x128,512x64")
+    parser.add_argument("--policy", choices=POLICIES, default="throughput", help="placement (default throughput)")
     parser.add_argument("--pin", action="store_true", help="stage i computes on core i only (Linux)")
     parser.add_argument("--against-one", action="store_true", help="the same with one node, and the ratio")
     parser.add_argument("--against-mlx-server", action="store_true", help="the same with mlx_lm.server, and the ratio")
@@ -187,7 +189,8 @@ def _ring(args: argparse.Namespace, model: Model, peers: int) -> Iterator[System
         flags += ["--engine-option", option]
     with local_mesh(peers, flags, f"bench-{peers}", api_port=0) as mesh:
         mesh.wait_until_joined()
-        instance = mesh.client().post("/instance", {"model": model.name, "min_peers": peers}, LOAD_DEADLINE_S)
+        wish = {"model": model.name, "min_peers": peers, "policy": args.policy}
+        instance = mesh.client().post("/instance", wish, LOAD_DEADLINE_S)
         if args.pin:
             _pin([stage["pid"] for stage in instance["stages"]])
         yield System(Question(model.name, 0, 0), tuple(mesh.api_urls), mesh)

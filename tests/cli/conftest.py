@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
 
 import pytest
 
 from exo_mesh.setting_aliases import ALIASES
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Every verb sets up logging for its process; here the process goes on."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    logging.captureWarnings(False)
 
 
 @pytest.fixture(autouse=True)

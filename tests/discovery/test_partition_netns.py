@@ -25,6 +25,7 @@ CUT_S = 10.0
 HEAL_S = 30.0
 """Between two looks at four nodes on a busy machine; what it took is printed."""
 QUIET_S = 12.0
+STEADY_LOOKS = 5
 """Longer than an orphan may live: who is right stays right, and nobody places anything anew."""
 
 
@@ -90,11 +91,19 @@ def one_ring(hosts: list[Host], names: str) -> dict[str, Any] | None:
     return ring if ring["state"] == "ready" and runners(hosts) == pids and all(map(psutil.pid_exists, pids)) else None
 
 
+def steady_ring(hosts: list[Host], names: str) -> dict[str, Any] | None:
+    """`one_ring`, in several looks one after the other: views differ while peers still refute what was said."""
+    first, *others = [one_ring(hosts, names) for _ in range(STEADY_LOOKS)]
+    return first if all(other == first for other in others) else None
+
+
 @pytest.mark.parametrize(
     ("owner", "members", "stands"),
     [
         pytest.param("h1", "h1 h2", "far", id="a ring of the near side", marks=pytest.mark.slow),
-        pytest.param("h4", "h1 h2", "near", id="a ring of the near side, placed by the far side"),
+        pytest.param(
+            "h4", "h1 h2", "near", id="a ring of the near side, placed by the far side", marks=pytest.mark.slow
+        ),
         pytest.param("h2", "h1 h3", "near", id="a ring over the cable", marks=pytest.mark.slow),
         pytest.param("h3", "h1 h2 h3 h4", "", id="a ring over all four"),
     ],
@@ -122,7 +131,7 @@ def test_two_and_two_are_one_again(net: Network, owner: str, members: str, stand
     net.heal()
     begin = time.monotonic()
     measured(lambda: all(sees(host) == "h1 h2 h3 h4" for host in net.hosts), HEAL_S, "four see each other again")
-    measured(lambda: one_ring(net.hosts, "h1 h2 h3 h4"), HEAL_S, "one ring, one view, its runners and no others")
+    measured(lambda: steady_ring(net.hosts, "h1 h2 h3 h4"), HEAL_S, "one ring, one view, its runners and no others")
     after = one_ring(net.hosts, "h1 h2 h3 h4")
     assert after is not None
     print(f"whole again {time.monotonic() - begin:.1f} s after the cable was back:", _told(after))

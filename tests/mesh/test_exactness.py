@@ -72,7 +72,12 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Peer]]:
         yield dict(zip(MEMORY_MB, peers, strict=True))
 
 
-@pytest.fixture(scope="module", params=SPLITS, ids="+".join)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(names, marks=pytest.mark.slow if len(names) == 3 else (), id="+".join(names)) for names in SPLITS
+    ],
+)
 def ring(request: pytest.FixtureRequest, four: dict[str, Peer]) -> Iterator[Ring]:
     """The demo model over the named peers only."""
     names: tuple[str, ...] = request.param

@@ -65,7 +65,7 @@ def test_figures_may_be_read_from_another_thread_at_any_time(stages: Stages) -> 
 
     def look() -> None:
         nonlocal read
-        while not stop.is_set():
+        while not stop.wait(0.0001):  # without a pause it would hardly let go of the interpreter
             for engine in stages.engines:
                 assert engine.memory_bytes() >= 0
                 assert len(engine.sequences()) <= 1
