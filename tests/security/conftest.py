@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.cli.conftest import logging_as_before, no_settings_from_outside
+from tests.cli.conftest import no_settings_from_outside
 
-__all__ = ["logging_as_before", "no_settings_from_outside"]
+__all__ = ["no_settings_from_outside"]
