@@ -89,7 +89,9 @@ class Node:
         assert not self.alive
         self.home.mkdir(parents=True, exist_ok=True)
         self.log_path.touch()
-        self._before = self._before + self.log_path.read_text(errors="replace") if self.child else ""
+        if self.child is not None:
+            self.child.stop()  # it is dead; our end of its pipe is open
+            self._before += self.log_path.read_text(errors="replace")
         self.child = ChildNode([*self._own_flags(), *self.flags], self.log_path, self.environ)
         self.stopped = False
 
