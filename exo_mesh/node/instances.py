@@ -188,12 +188,16 @@ class Instances:
             raise
 
     async def delete(self, instance_id: str) -> bool:
-        """End an instance everywhere, whoever owns it; False if nobody does."""
-        if await self.delete_own(instance_id):
-            return True
-        owners = [owner for owner, instance in self.all() if instance.plan.instance_id == instance_id]
-        peer = self._membership.peer(owners[0]) if owners else None
-        return await peer.client.delete_instance(instance_id) if peer is not None else False
+        """End an instance everywhere, whoever owns it; False if nobody does. Where two have placed it at once and one has
+        yet to give way, both end it: the other one would be what is left."""
+        records = self._membership.view.records_of_instances()
+        owners = {owner for owner, instance in records if instance.plan.instance_id == instance_id}
+        peers = [peer for owner in owners if (peer := self._membership.peer(owner)) is not None]
+        told = [peer.client.delete_instance(instance_id) for peer in peers]
+        answers = await asyncio.gather(self.delete_own(instance_id), *told, return_exceptions=True)
+        if True not in answers and (failures := [answer for answer in answers if isinstance(answer, BaseException)]):
+            raise failures[0]
+        return True in answers
 
     async def delete_own(self, instance_id: str) -> bool:
         """End an instance that this node owns; False if it owns none of this id."""

@@ -11,7 +11,19 @@ import pytest
 from exo_mesh.domain.placement import ENGINE_OVERHEAD_BYTES
 from exo_mesh.errors import PlacementError, UnknownModelError
 from exo_mesh.node.service import InstanceSpec
-from tests.node.meshes import GB, MODEL, Machine, a_request, free_port, instances, make_node, mesh, tokens, until
+from tests.node.meshes import (
+    GB,
+    MODEL,
+    Machine,
+    a_request,
+    free_port,
+    instances,
+    make_node,
+    mesh,
+    runners,
+    tokens,
+    until,
+)
 
 ALL_LAYERS = list(range(8))
 
@@ -142,6 +154,17 @@ async def test_an_instance_can_be_deleted_while_it_loads(tmp_path: Path) -> None
         with pytest.raises(Exception, match="deleted while it was being placed"):
             await placing
         assert not instances(node)
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+async def test_of_two_that_were_placed_at_once_none_is_left_by_a_delete(tmp_path: Path, asked: int) -> None:
+    async with mesh(tmp_path, 2, engine_options={"load_ms": "1500"}) as nodes:
+        placing = [asyncio.create_task(node.create_instance(InstanceSpec(MODEL))) for node in nodes]
+        seen = nodes[asked].membership.view
+        await until(lambda: len({owner for owner, _ in seen.records_of_instances()}) == 2)
+        assert await nodes[asked].delete_instance("exo-mesh-demo-1")
+        await asyncio.gather(*placing, return_exceptions=True)
+        await until(lambda: not any(node.membership.view.records_of_instances() for node in nodes) and not runners())
 
 
 async def test_an_unknown_model_is_refused_with_near_names(tmp_path: Path) -> None:
