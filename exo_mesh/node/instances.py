@@ -188,8 +188,10 @@ class Instances:
             raise
 
     async def delete(self, instance_id: str) -> bool:
-        """End an instance everywhere, whoever owns it; False if nobody does. Where two have placed it at once and one has
-        yet to give way, both end it: the other one would be what is left."""
+        """End an instance everywhere, whoever owns it; False if nobody does.
+
+        Where two have placed it at once and one has yet to give way, both end it: the other one would be what is left.
+        """
         records = self._membership.view.records_of_instances()
         owners = {owner for owner, instance in records if instance.plan.instance_id == instance_id}
         peers = [peer for owner in owners if (peer := self._membership.peer(owner)) is not None]
