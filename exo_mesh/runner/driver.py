@@ -294,7 +294,8 @@ class Driver:
         if work.upto:
             return  # it says little of a chunk that all stages compute
         if work.is_prefill:
-            self._pace.prefilled(len(work.token_ids), lap_s, waited_s)
+            compute_s = [report.compute_s for report in frame.reports]
+            self._pace.prefilled(len(work.token_ids), lap_s, waited_s, compute_s)
         elif work.rows and frame.reports:
             compute_s = [report.compute_s for report in frame.reports]
             compute_s[-1] += draw_s

@@ -18,6 +18,9 @@ FORGET_AFTER = 500
 TOLERANCE = 0.01
 """Schedules whose predicted rates differ by less than this are equal."""
 
+POINTS_PER_DOUBLING = 2
+"""Sizes that differ by less than a third are one point of a curve, more or less."""
+
 CHUNKS = (16, 32, 64, 128, 256, 512)
 FIRST_CHUNK = 64
 """Chunk sizes to choose from, and the one to begin with beside running streams while nothing has been measured."""
@@ -35,7 +38,7 @@ def shares(rows: int, batches: int) -> tuple[int, int]:
 
 
 class Curve:
-    """Seconds against a size (rows, tokens), from noisy samples: one smoothed point for each power of two."""
+    """Seconds against a size (rows, tokens), from noisy samples: POINTS_PER_DOUBLING smoothed points."""
 
     def __init__(self) -> None:
         self._points: dict[int, tuple[float, float]] = {}
@@ -45,7 +48,7 @@ class Curve:
     def add(self, size: int, seconds: float) -> None:
         """A sample. One that is far above what is known counts as OUTLIER times that, and a point that has had no
         sample for FORGET_AFTER is dropped: else a bad moment would be the reason never to try that size again."""
-        key = (size - 1).bit_length()
+        key = round(POINTS_PER_DOUBLING * math.log2(size))
         x, y = self._points.get(key, (float(size), seconds))
         seconds = min(seconds, OUTLIER * y) if y else seconds
         self._points[key] = x + SMOOTHING * (size - x), y + SMOOTHING * (seconds - y)
@@ -94,6 +97,8 @@ class Pace:
         self._stages = [Curve() for _ in range(num_stages)]
         self._hops_s = 0.0
         self._chunks = Curve()
+        self._narrowest = 1.0
+        """Of a chunk's lap, the part in which it holds up another one that follows it."""
         self._chosen: dict[int, int] = {}
         self._num_decoded = 0
 
@@ -110,9 +115,14 @@ class Pace:
         hops_s = max(0.0, lap_s - sum(compute_s) - waited_s)
         self._hops_s += (SMOOTHING if self._hops_s else 1.0) * (hops_s - self._hops_s)
 
-    def prefilled(self, tokens: int, lap_s: float, waited_s: float) -> None:
-        """A prefill chunk came round; links included, for a slow link is a reason for small chunks."""
-        self._chunks.add(tokens, max(0.0, lap_s - waited_s))
+    def prefilled(self, tokens: int, lap_s: float, waited_s: float, compute_s: Sequence[float] = ()) -> None:
+        """A prefill chunk came round; links included, for a slow link is a reason for small chunks. compute_s: of each
+        stage. Another chunk behind it is held up by the slowest stage, or by the links, which may be a single one."""
+        moved_s = max(0.0, lap_s - waited_s)
+        self._chunks.add(tokens, moved_s)
+        if moved_s and len(compute_s) == self._num_stages:
+            narrowest_s = max(*compute_s, moved_s - sum(compute_s))
+            self._narrowest += SMOOTHING * (min(1.0, narrowest_s / moved_s) - self._narrowest)
 
     def rate(self, rows: int, batches: int) -> float:
         """Tokens a second if `rows` sequences decode in `batches` frames, as equal as can be; 0 while nothing is known.
@@ -154,19 +164,20 @@ class Pace:
 
     def chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
         """How many prefill chunks should be on the ring beside running streams, and of how many tokens: those that get
-        most tokens through, and together hold a stream up for no longer than budget_s. One while nothing is known."""
+        most tokens through, and together hold a stream up for no longer than budget_s: for the lap of the first, and
+        what the others come later. One while nothing is known."""
         best = 1, self.chunk(budget_s, longest)
         if not self._chunks:
             return best
         for count in range(2, self._num_stages + 1):
-            size = self._fitting(budget_s / count, longest)
-            if size and self._prefill_rate(count, size) > self._prefill_rate(*best):
+            size = self._fitting(budget_s / (1 + (count - 1) * self._narrowest), longest)
+            if size and self._prefill_rate(count, size) > (1 + TOLERANCE) * self._prefill_rate(*best):
                 best = count, size
         return best
 
     def _prefill_rate(self, count: int, size: int) -> float:
         """Tokens a second of so many chunks, no more than stages, that go round at the same time."""
-        return count * size / max(1e-9, self._chunks.proportional(size))
+        return count * size / max(1e-9, self._chunks.proportional(size) * max(1.0, count * self._narrowest))
 
     def _fitting(self, budget_s: float, longest: int) -> int:
         sizes = (size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s)

@@ -272,7 +272,7 @@ class Scheduler:
         """
         decoding = [seq for seq in self._running.values() if seq.prefill_left == 0]
         ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
-        batches = self.pace.batches(len(decoding))
+        batches = self._batches(decoding)
         held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
         if self._prefill_is_due(decoding) and not held_up:
             self._chunk_turn = self._turn
@@ -300,6 +300,14 @@ class Scheduler:
         if self._prefills >= (self._chunks_beside()[0] if decoding else self.limits.num_stages):
             return False
         return len(decoding) < len(self._running)
+
+    def _batches(self, decoding: list[Sequence]) -> int:
+        """Decode frames that should be on the ring: as many as are useful, but chunks take the places of all but one.
+        What they have to do is the same in one frame, or less."""
+        batches = self.pace.batches(len(decoding))
+        if 0 < len(decoding) < len(self._running):
+            batches = max(1, batches + 1 - self._chunks_beside()[0])
+        return batches
 
     def _chunks_beside(self) -> tuple[int, int]:
         """How many chunks may be on the ring beside running streams, and their tokens."""

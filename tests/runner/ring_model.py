@@ -77,7 +77,7 @@ class RingModel:
         work, lap_s = travel.work, self.now - travel.sent
         self.scheduler.came_round(work)
         if work.is_prefill:
-            self.pace.prefilled(len(work.token_ids), lap_s, travel.waited)
+            self.pace.prefilled(len(work.token_ids), lap_s, travel.waited, travel.compute)
         else:
             self.pace.decoded(len(work.rows), lap_s, travel.compute, travel.waited)
             for row in work.rows:

@@ -149,14 +149,17 @@ def test_a_chunk_is_of_the_size_that_its_budget_allows() -> None:
 
 
 def test_chunks_beside_streams_share_the_budget() -> None:
-    """Four small chunks that go round at the same time are four times as fast as a large one that is alone."""
+    """Four chunks that go round at the same time are four times as fast as one that is alone."""
     pace = Pace(4)
     assert pace.chunks(0.25, 512) == (1, 64), "nothing is known"
     for size in (32, 64, 128, 256):
         for _ in range(30):
-            pace.prefilled(size, size * 0.001, 0.0)
+            pace.prefilled(size, size * 0.001, 0.0, [size * 0.0002] * 4)
     assert pace.chunk(0.25, 512) == 128
-    assert pace.chunks(0.25, 512) == (4, 32)
+    assert pace.chunks(0.25, 512) == (4, 128), "the last of four is three quarters of a lap behind the first"
+    for _ in range(30):
+        pace.prefilled(64, 0.064, 0.0, [0.0] * 4)
+    assert pace.chunks(0.25, 512) == (1, 128), "a slow link passes one after the other"
     slow = Pace(4)
     for size in (16, 512):
         for _ in range(30):

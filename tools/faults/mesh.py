@@ -378,20 +378,27 @@ def mesh_of(root: Path, engines: Sequence[Sequence[str]], *flags: str) -> Iterat
         assert "Traceback (most recent call last)" not in node.log, node.log[-4000:]
 
 
+MAX_USES = 2
+"""Of one mesh: a peer whose runner dies three times within a minute is spared for a while, which is another subject."""
+
+
 class Meshes:
-    """Whole meshes of several sizes, one at a time, kept from one use to the next until one was harmed."""
+    """Whole meshes of several sizes, one at a time, kept for MAX_USES unless one was harmed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._held = contextlib.ExitStack()
         self._mesh: FaultMesh | None = None
+        self._uses = 0
 
     def of(self, count: int) -> FaultMesh:
         """The mesh of so many nodes; another one that is there ends first."""
-        if self._mesh is None or len(self._mesh.nodes) != count:
+        if self._mesh is None or len(self._mesh.nodes) != count or self._uses >= MAX_USES:
             self.close()
             folder = self._root / f"mesh-{next(_numbers)}"
             self._mesh = self._held.enter_context(fault_mesh(folder, count))
+            self._uses = 0
+        self._uses += 1
         return self._mesh
 
     def give_up(self) -> None:
