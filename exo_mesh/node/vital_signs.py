@@ -23,12 +23,16 @@ async def lives(plan: Plan, seat: Seat, doors: Sequence[str], members: Members) 
     """Is a stage there, or a rank of it, as far as anybody can tell whose word is not its node's?
 
     doors: "host:port" by which this node may reach its data port; none of a rank whose owner did not bring it up. Its
-    runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on.
+    runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on. Where the
+    next stage is this node's own, only an answer that arrives here counts: the frames of the ring go the same way.
     """
     if await is_refused(doors, members):
         return False
-    witness = _is_led(plan, seat, members) if seat.rank else _is_linked_to(plan, seat.stage, members)
-    answers = [witness, *(members.connects(door, CONNECT_S) for door in doors)]
+    answers = [members.connects(door, CONNECT_S) for door in doors]
+    if seat.rank:
+        answers.append(_is_led(plan, seat, members))
+    elif plan.stages[(seat.stage + 1) % len(plan.stages)].peer_id != members.own_id:
+        answers.append(_is_linked_to(plan, seat.stage, members))
     return any(await asyncio.gather(*answers))
 
 

@@ -30,8 +30,11 @@ class Others:
     """Members that answer as they are told. running: peers whose stage runs, as their own nodes say. open: doors at
     which a runner answers; refusing: those at which the machine says that nobody listens."""
 
-    def __init__(self, running: str = "", *, linked: bool = False, open: str = "", refusing: str = "") -> None:
+    def __init__(
+        self, running: str = "", *, linked: bool = False, open: str = "", refusing: str = "", asks: str = "z"
+    ) -> None:
         self.running, self.linked, self.open, self.refusing = running, linked, open, refusing
+        self.own_id = asks
 
     def member(self, peer_id: str) -> Any:
         if peer_id not in self.running:
@@ -60,6 +63,9 @@ class Others:
         (RANK, ["c:1"], Others("b", refusing="c:1"), False),  # its leader has not noticed yet
         (LEADER, ["b:1"], Others("c"), False),  # what the other ranks run is not the way into the stage
         (LEADER, ["b:1"], Others("a", linked=True), True),
+        # what it sends goes to stage 0: if nothing arrives there, no frame does
+        (LEADER, ["b:1"], Others("a", linked=True, asks="a"), False),
+        (LEADER, ["b:1"], Others("a", open="b:1", asks="a"), True),
     ],
 )
 async def test_a_seat_lives_as_far_as_others_can_tell(
