@@ -45,7 +45,9 @@ async def generate(
         f"r{next(_numbers)}", tuple(prompt), max_tokens, SamplingParams(temperature=0.0), ignore_eos=True
     )
     tokens: list[int] = []
-    stream = channels.generate(f"127.0.0.1:{runners[-1].port}", plan, request, first_s=FIRST_S, next_s=NEXT_S)
+    stream = channels.generate(
+        f"127.0.0.1:{runners[-1].port}", plan, request, first_s=FIRST_S, next_s=NEXT_S, queue_s=FIRST_S
+    )
     async for event in stream:
         if isinstance(event, TokenEvent) and event.token_id is not None:
             tokens.append(event.token_id)
