@@ -194,12 +194,7 @@ def refused(members: Sequence[Candidate], fault: str) -> PlacementError:
     """These peers cannot be a group, and somebody asked for it."""
     listing = ", ".join(f"{member.peer_id[:8]} {gigabytes(member.usable_bytes)}" for member in members)
     remedy = "ask for another size, for other peers, or for none (tensor_group: 1)"
-    return PlacementError(
-        f"a tensor group of {len(members)} was asked for, and {listing} cannot be one: {fault}; {remedy}",
-        reason="tensor_group",
-        have=[(member.peer_id, member.usable_bytes) for member in members],
-        remedy=remedy,
-    )
+    return _refusal(members, len(members), f"{listing} cannot be one: {fault}", remedy)
 
 
 def _no_group(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> PlacementError:
@@ -207,14 +202,14 @@ def _no_group(candidates: Sequence[Candidate], wish: GroupWish, facts: GroupFact
     roomiest = sorted(candidates, key=lambda c: (-c.usable_bytes, c.peer_id))
     if len(roomiest) < size:
         fault = f"it takes {size - len(roomiest)} more with the model and an engine for it"
-        return _too_few(roomiest, size, fault)
+        remedy = "start more peers, or ask for a smaller group"
+        return _refusal(roomiest, size, f"{len(roomiest)} can take part: {fault}", remedy)
     return refused(roomiest[:size], group_fault(sorted(roomiest[:size], key=lambda c: c.peer_id), wish, facts))
 
 
-def _too_few(members: Sequence[Candidate], size: int, fault: str) -> PlacementError:
-    remedy = "start more peers, or ask for a smaller group"
+def _refusal(members: Sequence[Candidate], size: int, why: str, remedy: str) -> PlacementError:
     return PlacementError(
-        f"a tensor group of {size} was asked for, and {len(members)} can take part: {fault}; {remedy}",
+        f"a tensor group of {size} was asked for, and {why}; {remedy}",
         reason="tensor_group",
         have=[(member.peer_id, member.usable_bytes) for member in members],
         remedy=remedy,

@@ -6,7 +6,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
@@ -95,6 +95,7 @@ def share_of_the_best(ring: tuple[list[tuple[float, float]], float, int], counts
 
 @settings(max_examples=25, deadline=None)
 @given(rings)
+@example(([(1.0, 1.0)] * 6, 0.2, 21))  # batches of 3 and 4 rows were one point of a curve
 def test_it_never_loses_to_a_simpler_schedule(ring: tuple[list[tuple[float, float]], float, int]) -> None:
     """Neither to one big batch, nor to a frame for each stage, nor to one more."""
     num_stages = len(ring[0])
