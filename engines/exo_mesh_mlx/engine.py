@@ -25,7 +25,7 @@ from exo_mesh.engine.contract import (
     StageOutput,
     row_defect,
 )
-from exo_mesh.errors import EngineError, InputError, MeshError, ModelError, RankLostError
+from exo_mesh.errors import EngineError, MeshError, ModelError, RankLostError
 from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
@@ -37,6 +37,7 @@ from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.packets import Group
+from exo_mesh_mlx.provider import check_options
 from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.ranks import Ranks
 from exo_mesh_mlx.sharding import Shares, coarsest_dtype, share_out
@@ -84,8 +85,7 @@ class MlxStage:
         self.shares = Shares()
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
-        for name in request.options:
-            raise InputError(f"the mlx engine has no option {name!r}", param=name)
+        check_options(request.options)
         mx.set_cache_limit(BUFFER_CACHE_BYTES)
         shard = request.shard
         if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):

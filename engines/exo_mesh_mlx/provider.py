@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
+from exo_mesh.errors import InputError
 from exo_mesh_mlx.divisibility import division_obstacle
 
 _REMEDY = 'pip install "exo-mesh[mlx]"'
@@ -76,12 +77,19 @@ class MlxProvider:
 
         return MlxStage()
 
-    def survey(self, model_dir: Path) -> ModelSurvey:
+    def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; from traces that read headers only."""
         from exo_mesh_mlx.checkpoint import open_checkpoint
         from exo_mesh_mlx.survey import survey
 
+        check_options(options)
         return survey(open_checkpoint(model_dir))
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raises InputError: this engine has no settings of its own."""
+    for name in options:
+        raise InputError(f"the mlx engine has no option {name!r}", param=name)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -31,8 +32,8 @@ class NumpyProvider:
 
         return NumpyStage()
 
-    def survey(self, model_dir: Path) -> ModelSurvey:
+    def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; from config.json and the headers of the weights."""
         from exo_mesh_numpy.survey import survey
 
-        return survey(model_dir)
+        return survey(model_dir, options)

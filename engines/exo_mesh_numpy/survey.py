@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh_numpy.checkpoint import Checkpoint
 from exo_mesh_numpy.model_config import ModelConfig, read_model_config
+from exo_mesh_numpy.options import parse_options
 from exo_mesh_numpy.weights import check_tensors, layer_bytes
 
 
@@ -18,8 +20,9 @@ def open_model(model_dir: Path) -> tuple[ModelConfig, Checkpoint]:
     return config, checkpoint
 
 
-def survey(model_dir: Path) -> ModelSurvey:
+def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     """Any layer may begin a stage. Bytes are those of float32, whatever the files have."""
+    parse_options(options)
     config, _ = open_model(model_dir)
     table = 4 * config.vocab_size * config.hidden_size
     return ModelSurvey(

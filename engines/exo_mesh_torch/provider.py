@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import metadata, util
 from pathlib import Path
@@ -64,11 +64,11 @@ class TorchProvider:
 
         return TorchStage()
 
-    def survey(self, model_dir: Path) -> ModelSurvey:
+    def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         """See Surveyor; from a run on the meta device that reads headers only."""
         from exo_mesh_torch.survey import survey
 
-        return survey(model_dir)
+        return survey(model_dir, options)
 
 
 def find_compute(version: str, libraries: Iterable[str], devices: Iterable[str]) -> tuple[Compute, str]:

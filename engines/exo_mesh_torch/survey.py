@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from exo_mesh.engine.contract import ModelSurvey
-from exo_mesh_torch.devices import choose_device, choose_dtype
+from exo_mesh_torch.devices import check_options, choose_device, choose_dtype
 from exo_mesh_torch.kv import KvLayer, is_recurrent
 from exo_mesh_torch.model import OpenModel, open_model
 
@@ -16,10 +17,11 @@ LONGEST_CONTEXT = 2**31
 """No window is wider: the survey does not know how long sequences will be."""
 
 
-def survey(model_dir: Path, options: dict[str, str] | None = None) -> ModelSurvey:
-    """Raises ModelError for a model that the engine cannot run, naming file and tensor or key."""
-    device = choose_device(options or {})
-    opened = open_model(model_dir, LONGEST_CONTEXT, lambda own: choose_dtype(options or {}, own, device))
+def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
+    """See Surveyor: device and dtype are chosen as for a stage."""
+    check_options(options)
+    device = choose_device(options)
+    opened = open_model(model_dir, LONGEST_CONTEXT, lambda own: choose_dtype(options, own, device))
     trace = opened.trace
     layers = [layer_bytes(opened, i) for i in range(trace.num_layers)]
     everywhere = _bytes_of(opened, trace.everywhere)

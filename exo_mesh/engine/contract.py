@@ -265,9 +265,12 @@ class Surveyor(Protocol):
     """What a provider has besides if it can look at a model before loading it. Without it every boundary is legal, and
     bytes are those of the files."""
 
-    def survey(self, model_dir: Path) -> ModelSurvey:
-        """May import the heavy library, so it is asked only in its own process. Raises ModelError for a model that it
-        cannot run, naming file and tensor or key."""
+    def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
+        """With the engine settings that a stage would be loaded with (LoadRequest.options): a dtype decides the bytes.
+
+        May import the heavy library, so it is asked only in its own process. Raises ModelError for a model that it
+        cannot run, naming file and tensor or key, and InputError for an option that it does not have.
+        """
 
 
 @runtime_checkable

@@ -75,7 +75,7 @@ def measure_slice(
     ModelError or EngineError as the engine does.
     """
     card = read_card(model_dir, model_dir.name)
-    cuts = provider.survey(model_dir).legal_cuts if isinstance(provider, Surveyor) else card.legal_cuts
+    cuts = provider.survey(model_dir, options).legal_cuts if isinstance(provider, Surveyor) else card.legal_cuts
     bounds = (0, *cuts, card.num_layers)
     middle = next(index for index, stop in enumerate(bounds[1:]) if stop > card.num_layers // 2)
     refusal: EngineError | None = None
@@ -108,9 +108,9 @@ def decode_bytes(card: ModelCard, held_bytes: int) -> int:
     return held_bytes * read // total
 
 
-def share_bytes(provider: EngineProvider, model_dir: Path, shard: Shard) -> int:
+def share_bytes(provider: EngineProvider, model_dir: Path, shard: Shard, options: Mapping[str, str]) -> int:
     """What a shard's tensors take as the engine holds them, if it says so; else as they are in the files."""
-    survey = provider.survey(model_dir) if isinstance(provider, Surveyor) else None
+    survey = provider.survey(model_dir, options) if isinstance(provider, Surveyor) else None
     if survey is None or not survey.layer_bytes:
         return read_card(model_dir, shard.model).shard_bytes(shard.start, shard.stop)
     ends = (survey.embed_bytes if shard.is_first else 0) + (survey.head_bytes if shard.is_last else 0)

@@ -117,7 +117,14 @@ class Node(Observed):
         self._keeping = Keeping.at(settings, self.membership.own.id, disk, clock)
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
-        self._surveys = Surveys(self._registry, self._catalogue, self.membership, settings.home / "surveys", disk=disk)
+        self._surveys = Surveys(
+            self._registry,
+            self._catalogue,
+            self.membership,
+            settings.home / "surveys",
+            disk=disk,
+            options=settings.engine_options,
+        )
         self._self_tests = SelfTests(
             self._registry, self._catalogue, settings.engine_options, settings.home / "scratch", disk=disk
         )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -29,7 +31,7 @@ from exo_mesh.weights.store import SHIPPED
 SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.survey", "--tied")
 
 MAX_KEPT = 512
-"""Answers on disk, and in memory: one per model, engine and version; the oldest go first."""
+"""Answers on disk, and in memory: one per model, engine, version and options; the oldest go first."""
 
 UNABLE_S = 60.0
 """How long "cannot run it" is believed: the files may just not have been complete."""
@@ -85,13 +87,16 @@ class Surveys:
         cache_dir: Path,
         command: Sequence[str] = SURVEY_COMMAND,
         disk: Disk | None = None,
+        options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """options: the engine settings that stages of this node are loaded with."""
         self._disk = disk or Disk(cache_dir)
         self._registry = registry
         self._catalogue = catalogue
         self._membership = membership
         self._cache_dir = cache_dir
         self._command = command
+        self._options = json.dumps(dict(sorted(options.items())))
         self._known: dict[tuple[str, str], ModelSurvey] = {}
         self._unable: dict[tuple[str, str], tuple[ModelError, float]] = {}
         self._turn = asyncio.Lock()
@@ -131,7 +136,8 @@ class Surveys:
             return ModelSurvey(card.legal_cuts)  # a test asks each engine about the shipped model
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
         version = re.sub(r"[^A-Za-z0-9.]+", "-", f"{engine}-{provider.version()}")[:64]
-        kept = self._cache_dir / f"{card.digest[:32]}-{version}.json"
+        settings = hashlib.sha256(self._options.encode()).hexdigest()[:8]
+        kept = self._cache_dir / f"{card.digest[:32]}-{version}-{settings}.json"
         async with self._turn:  # one child at a time, and the second to ask finds the first one's answer
             survey = await asyncio.to_thread(_read, kept, card.num_layers)
             if survey is None:
@@ -162,7 +168,7 @@ class Surveys:
 
     async def _ask_child(self, card: ModelCard, engine: str, model_dir: Path) -> ModelSurvey:
         what = f"engine {engine} cannot say what {model_dir} takes"
-        answer = await ask_child([*self._command, engine, str(model_dir)], SURVEY_S, what)
+        answer = await ask_child([*self._command, engine, str(model_dir), self._options], SURVEY_S, what)
         if "unable" in answer:
             raise ModelError(str(answer["unable"]))
         if not isinstance(answer.get("survey"), dict):

@@ -1,4 +1,6 @@
-"""`python -m exo_mesh.runner.survey ENGINE MODEL_DIR`: what an engine knows of a model, as one line of JSON.
+"""`python -m exo_mesh.runner.survey ENGINE MODEL_DIR [OPTIONS]`: what an engine knows of a model, a line of JSON.
+
+OPTIONS: a JSON object of engine options, with which the stages would be loaded.
 
 Started by a node, in a process of its own: an engine finds this out by importing its library and building the model
 without weights, and a node imports no tensor library.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,20 +20,21 @@ from exo_mesh.errors import EngineError, MeshError, ModelError
 from exo_mesh.runner.lifeline import tie
 
 
-def survey(found: EngineProvider, model_dir: Path) -> ModelSurvey:
+def survey(found: EngineProvider, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     """Raises ModelError for a model that the engine cannot run, EngineError for an engine that has nothing to say."""
     if not isinstance(found, Surveyor):
         raise EngineError(f"engine {found.name} can cut every model anywhere; there is nothing to find out")
-    return found.survey(model_dir)
+    return found.survey(model_dir, options)
 
 
 def main(argv: list[str]) -> int:
     """{"survey": …}; {"unable": why} if the engine cannot run the model; {"error": …} and 1 for the rest."""
-    engine, model_dir = argv
+    engine, model_dir, *rest = argv
     answer: dict[str, object]
     code = 0
     try:
-        answer = {"survey": asdict(survey(provider(engine), Path(model_dir)))}
+        options = json.loads(rest[0]) if rest else {}
+        answer = {"survey": asdict(survey(provider(engine), Path(model_dir), options))}
     except ModelError as exc:
         answer = {"unable": str(exc)}
     except MeshError as exc:

@@ -48,7 +48,6 @@ def ours(name: str, path: str) -> Sequence[Subject]:
                 {"dtype": "bfloat16", "threads": "1"},
                 tolerance=BF16_TOLERANCE,
                 damages=(),
-                survey_holds=False,
             ),
         ],
         "numpy": [Subject(path), Subject(path, {"mode": "deterministic"}, damages=())],

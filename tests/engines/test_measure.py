@@ -83,7 +83,7 @@ def test_a_step_reads_all_but_the_embedding(tmp_path: Path) -> None:
 
 def test_a_share_is_that_of_the_files_where_an_engine_says_nothing(model_dir: Path) -> None:
     card = read_card(model_dir, "m")
-    assert share_bytes(dummy, model_dir, Shard("m", 2, 4, 4)) == sum(card.layer_bytes[2:]) + card.head_bytes
+    assert share_bytes(dummy, model_dir, Shard("m", 2, 4, 4), {}) == sum(card.layer_bytes[2:]) + card.head_bytes
 
 
 def test_an_engine_with_a_device_of_its_own_says_its_bandwidth() -> None:

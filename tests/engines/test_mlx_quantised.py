@@ -89,7 +89,7 @@ def test_a_mixture_of_formats_splits_bit_for_bit_and_is_surveyed_exactly(tmp_pat
     model = quantise(write_checkpoint(tmp_path, MODEL), settings, predicate)
     edit_config(tmp_path, quantization=settings | MIXED)
     np.testing.assert_array_equal(split_logits(tmp_path, (1, 2)), whole_logits(model))
-    survey = provider.survey(tmp_path)
+    survey = provider.survey(tmp_path, {})
     held = [sum(array.nbytes for _, array in tree_flatten(layer.parameters())) for layer in model.layers]
     assert survey.layer_bytes == tuple(held) and len(set(held)) == LAYERS
     assert len(set(survey.layer_kinds)) == LAYERS
@@ -114,6 +114,6 @@ def test_a_mixture_of_formats_splits_bit_for_bit_and_is_surveyed_exactly(tmp_pat
 def test_an_unknown_quantisation_is_named_with_file_and_key(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
     write_checkpoint(tmp_path, MODEL)
     edit_config(tmp_path, **changes)
-    for ask in (lambda: provider.survey(tmp_path), lambda: split_logits(tmp_path, (1,))):
+    for ask in (lambda: provider.survey(tmp_path, {}), lambda: split_logits(tmp_path, (1,))):
         with pytest.raises(ModelError, match=re.escape(f"{tmp_path / 'config.json'}: {says}")):
             ask()

@@ -32,7 +32,7 @@ POSITION_BYTES = 2 * KV_HEADS * HEAD_DIM * FLOAT_BYTES
 
 def survey(directory: Path, architecture: str) -> ModelSurvey:
     assert isinstance(provider, Surveyor)
-    return provider.survey(write_checkpoint(directory, tiny_config(architecture)))
+    return provider.survey(write_checkpoint(directory, tiny_config(architecture)), {})
 
 
 def load(model_dir: Path, start: int, stop: int, num_layers: int, dtype: str = "") -> MlxStage:
@@ -45,7 +45,7 @@ def load(model_dir: Path, start: int, stop: int, num_layers: int, dtype: str = "
 @pytest.mark.parametrize("tied", [False, True])
 def test_bytes_are_those_of_the_files_where_nothing_is_rearranged(tmp_path: Path, tied: bool) -> None:
     model_dir = write_tiny(tmp_path, TinyModel("qwen2", layers=4, tied=tied, dtype="bfloat16"))
-    card, found = read_card(model_dir, "tiny"), provider.survey(model_dir)
+    card, found = read_card(model_dir, "tiny"), provider.survey(model_dir, {})
     assert found.layer_bytes == card.layer_bytes
     assert (found.embed_bytes, found.head_bytes) == (card.embed_bytes, card.head_bytes)
     assert (found.legal_cuts, found.reason) == ((1, 2, 3), "")

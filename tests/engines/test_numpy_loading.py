@@ -53,7 +53,7 @@ def test_a_survey_tells_the_bytes_that_stages_hold(tmp_path: Path, arch: str, ti
     model = TinyModel(arch, layers=4, tied=tied, dtype="bfloat16")
     write_checkpoint(tmp_path, model)
     assert isinstance(provider, Surveyor)
-    survey = provider.survey(tmp_path)
+    survey = provider.survey(tmp_path, {})
     assert survey.legal_cuts == (1, 2, 3)
     for start, stop in ((0, 1), (1, 3), (3, 4)):
         stage = load(tmp_path, start, stop)
@@ -63,7 +63,7 @@ def test_a_survey_tells_the_bytes_that_stages_hold(tmp_path: Path, arch: str, ti
 
 
 def test_a_survey_tells_the_bytes_that_a_position_takes(tmp_path: Path) -> None:
-    survey = provider.survey(write_checkpoint(tmp_path, TinyModel("qwen3", layers=4, dtype="float16")))
+    survey = provider.survey(write_checkpoint(tmp_path, TinyModel("qwen3", layers=4, dtype="float16")), {})
     stage = load(tmp_path, 0, 3)
     bare = stage.memory_bytes()
     stage.insert(1, 64)
@@ -108,7 +108,7 @@ def test_a_tensor_that_does_not_fit_is_named_with_its_file(tmp_path: Path, chang
         load(tmp_path, 0, 2)
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(ModelError, match=says):
-        provider.survey(tmp_path)
+        provider.survey(tmp_path, {})
 
 
 def test_what_does_not_matter_may_be_there(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def peak_bytes(model_dir: Path, start: int, stop: int) -> int:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_peak_of_a_load_is_the_share_in_float32_and_little_more(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, BIG, repeat=True)
-    survey = provider.survey(tmp_path)
+    survey = provider.survey(tmp_path, {})
     bare = peak_bytes(tmp_path, 0, 0)
     for start, stop in ((0, 2), (2, 6), (6, 8)):
         share = sum(survey.layer_bytes[start:stop])

@@ -189,7 +189,7 @@ def test_activations_go_on_in_the_dtype_that_was_agreed(tmp_path: Path) -> None:
 
 def test_the_survey_knows_bytes_and_kinds_before_a_weight_is_read(tmp_path: Path) -> None:
     card = read_card(write_checkpoint(tmp_path / "llama", SMALL), "tiny")
-    found = provider.survey(tmp_path / "llama")
+    found = provider.survey(tmp_path / "llama", {})
     assert isinstance(found, ModelSurvey)
     assert found.legal_cuts == (1, 2, 3)
     assert found.layer_bytes == card.layer_bytes
@@ -199,17 +199,27 @@ def test_the_survey_knows_bytes_and_kinds_before_a_weight_is_read(tmp_path: Path
     assert len(set(found.layer_kinds)) == 1
 
 
+def test_the_survey_counts_the_dtype_of_the_options(tmp_path: Path) -> None:
+    """A stage loaded with dtype=float32 over bfloat16 files takes twice their bytes, weights and KV alike."""
+    write_checkpoint(tmp_path / "llama", SMALL)
+    small, large = (provider.survey(tmp_path / "llama", {"dtype": name}) for name in ("bfloat16", "float32"))
+    assert large.layer_bytes == tuple(2 * size for size in small.layer_bytes)
+    assert large.kv_bytes_per_token == tuple(2 * size for size in small.kv_bytes_per_token)
+    with pytest.raises(InputError, match="no option 'speed'"):
+        provider.survey(tmp_path / "llama", {"speed": "high"})
+
+
 def test_the_survey_tells_windows_and_states_from_full_attention(tmp_path: Path) -> None:
     """A key or value has 2 heads of 8 float32; a window is of 16 positions."""
     write_random_model(tmp_path / "gemma3_text", "gemma3_text")
-    windowed = provider.survey(tmp_path / "gemma3_text")
+    windowed = provider.survey(tmp_path / "gemma3_text", {})
     full = [i for i, size in enumerate(windowed.kv_bytes_per_token) if size]
     assert full == [5]
     assert windowed.kv_bytes_per_token[5] == 2 * 2 * 8 * 4
     assert windowed.kv_fixed_bytes[0] == 16 * 2 * 2 * 8 * 4
     assert windowed.layer_kinds[5] != windowed.layer_kinds[4] == windowed.layer_kinds[0]
     write_random_model(tmp_path / "lfm2", "lfm2")
-    states = provider.survey(tmp_path / "lfm2")
+    states = provider.survey(tmp_path / "lfm2", {})
     assert [size > 0 for size in states.kv_bytes_per_token] == [False, False, True, False, False, True, False, False]
     assert states.kv_fixed_bytes[0] == 32 * 3 * 4
 

@@ -81,7 +81,7 @@ def test_every_legal_cut_in_two_and_in_three(tmp_path: Path, family: str) -> Non
 def test_values_shared_between_layers_limit_the_cuts(tmp_path: Path) -> None:
     """The last three of eight layers use keys and values of layers 3 and 4."""
     write_random_model(tmp_path, "gemma4_text")
-    assert survey(tmp_path).legal_cuts == (1, 2, 3)
+    assert survey(tmp_path, {}).legal_cuts == (1, 2, 3)
     stage = provider.create()
     with pytest.raises(ModelError, match="cannot be cut before layer 6"):
         stage.load(LoadRequest(Shard("m", 6, 8, NUM_LAYERS), tmp_path, 512), lambda done, total: None)
@@ -89,7 +89,7 @@ def test_values_shared_between_layers_limit_the_cuts(tmp_path: Path) -> None:
 
 def test_a_model_whose_layers_hand_on_more_runs_in_one_piece(tmp_path: Path) -> None:
     write_random_model(tmp_path, "glm_moe_dsa")
-    found = survey(tmp_path)
+    found = survey(tmp_path, {})
     assert found.legal_cuts == () and "more than one value" in found.reason
     stages = Stages(tmp_path, threads="1")
     want = whole_model_logits(tmp_path)

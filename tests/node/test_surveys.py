@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib import resources
 from pathlib import Path
@@ -50,7 +51,7 @@ class Knowing:
     def create(self) -> None:
         raise NotImplementedError
 
-    def survey(self, model_dir: Path) -> ModelSurvey:
+    def survey(self, model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
         raise AssertionError("only a child process may be asked")
 
 
@@ -65,12 +66,15 @@ def saying(tmp_path: Path, answer: dict[str, object]) -> tuple[str, ...]:
     return script(tmp_path, f"print('noise'); print({json.dumps(answer)!r})")
 
 
-def finder(tmp_path: Path, node: Node, command: tuple[str, ...]) -> tuple[Surveys, Catalogue]:
+def finder(
+    tmp_path: Path, node: Node, command: tuple[str, ...], options: dict[str, str] | None = None
+) -> tuple[Surveys, Catalogue]:
     shipped = resources.files("exo_mesh.weights") / "shipped" / MODEL
     shutil.copytree(str(shipped), tmp_path / "models" / "alpha", dirs_exist_ok=True)
     catalogue = Catalogue(ModelStore((tmp_path / "models",)), node.membership)
     registry = Registry({"knowing": Knowing()}, {})  # type: ignore[dict-item]
-    return Surveys(registry, catalogue, node.membership, tmp_path / "surveys", command), catalogue
+    surveys = Surveys(registry, catalogue, node.membership, tmp_path / "surveys", command, options=options or {})
+    return surveys, catalogue
 
 
 async def test_an_engine_is_asked_once_and_the_answer_outlives_the_node(tmp_path: Path) -> None:
@@ -84,6 +88,23 @@ async def test_an_engine_is_asked_once_and_the_answer_outlives_the_node(tmp_path
     assert (tmp_path / "count").read_text() == "x"
     other, _ = finder(tmp_path, node, saying(tmp_path, {"survey": asdict(ModelSurvey((), "loops"))}))
     assert (await other.of(replace(card, digest="other" * 10), "knowing")).legal_cuts == ()
+    await node.stop()
+
+
+async def test_an_engine_is_asked_with_the_options_its_stages_get(tmp_path: Path) -> None:
+    """The child answers with as many bytes per layer as dtype= says."""
+    node = make_node(tmp_path / "home", "n", Machine())
+    answer = asdict(replace(WIDE, layer_bytes=(0,) * 8))
+    command = script(
+        tmp_path,
+        f"import json, sys\nanswer = {answer!r}\nsize = int(json.loads(sys.argv[-1]).get('dtype', 7))\n"
+        "print(json.dumps({'survey': answer | {'layer_bytes': [size] * 8}}))",
+    )
+    for options, size in (({}, 7), ({"dtype": "3", "mode": "x"}, 3), ({"mode": "x", "dtype": "3"}, 3)):
+        surveys, catalogue = finder(tmp_path, node, command, options)
+        card = await catalogue.card("alpha")
+        assert (await surveys.of(card, "knowing")).layer_bytes == (size,) * 8
+    assert (tmp_path / "count").read_text() == "xx", "the order of options makes no other question"
     await node.stop()
 
 

@@ -64,7 +64,7 @@ def check(architecture: str, *, few: bool = False) -> Outcome:
 
 
 def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone], few: bool) -> None:
-    survey = provider.survey(model_dir)
+    survey = provider.survey(model_dir, {})
     outcome.legal_cuts, outcome.reason = survey.legal_cuts, survey.reason.removeprefix(f"{model_dir} ")
     stages = Stages(model_dir, outcome.layers)
     try:

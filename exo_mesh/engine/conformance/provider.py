@@ -49,10 +49,10 @@ def test_asking_the_provider_imports_no_heavy_library(subject: Subject) -> None:
     assert not set(asked.stdout.split()) & set(HEAVY)
 
 
-def test_a_survey_fits_the_model(engine_provider: EngineProvider, model: Model) -> None:
+def test_a_survey_fits_the_model(subject: Subject, engine_provider: EngineProvider, model: Model) -> None:
     if not isinstance(engine_provider, Surveyor):
         pytest.skip("it offers no survey: every boundary is legal, bytes are those of the files")
-    survey = engine_provider.survey(model.directory)
+    survey = engine_provider.survey(model.directory, subject.options)
     assert list(survey.legal_cuts) == sorted(set(survey.legal_cuts))
     assert all(0 < cut < model.num_layers for cut in survey.legal_cuts)
     assert survey.legal_cuts or survey.reason
@@ -62,11 +62,9 @@ def test_a_survey_fits_the_model(engine_provider: EngineProvider, model: Model) 
 
 
 def test_what_is_surveyed_is_what_is_held(subject: Subject, engine_provider: EngineProvider, model: Model) -> None:
-    survey = engine_provider.survey(model.directory) if isinstance(engine_provider, Surveyor) else None
+    survey = engine_provider.survey(model.directory, subject.options) if isinstance(engine_provider, Surveyor) else None
     if survey is None or not survey.layer_bytes:
         pytest.skip("it surveys no bytes")
-    if not subject.survey_holds:
-        pytest.skip("its options change what is held; a survey is asked without any")
     before = held_before(engine_provider)
     engine = model.stage(0, model.num_layers)
     told = sum(survey.layer_bytes) + survey.embed_bytes + survey.head_bytes

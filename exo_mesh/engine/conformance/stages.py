@@ -30,7 +30,11 @@ class Model:
     def __init__(self, subject: Subject, directory: Path) -> None:
         card = read_card(directory, "subject")
         provider = subject.load_provider()
-        cuts = provider.survey(directory).legal_cuts if isinstance(provider, Surveyor) else range(1, card.num_layers)
+        cuts = (
+            provider.survey(directory, subject.options).legal_cuts
+            if isinstance(provider, Surveyor)
+            else range(1, card.num_layers)
+        )
         self.subject = subject
         self.directory = directory
         self.num_layers = card.num_layers

@@ -70,8 +70,7 @@ class Subject:
     reads_weights: False for an engine that makes things up; checks of weights are then left out.
     slice_tolerance, tolerance: the largest |difference| of logits, relative to the rms of them, from cutting the model
     (0: the same bits) and from batching or chunking otherwise (used only if it does not declare row_exact).
-    damages: ways to spoil the model that it must name. survey_holds: False where the options make it hold other bytes
-    than its survey tells, which is asked without options.
+    damages: ways to spoil the model that it must name.
     """
 
     provider: str
@@ -81,7 +80,6 @@ class Subject:
     slice_tolerance: float = 0.0
     tolerance: float = 1e-4
     damages: tuple[Damage, ...] = CHECKPOINT_DAMAGES
-    survey_holds: bool = True
 
     def load_provider(self) -> EngineProvider:
         """The provider that `provider` names."""
