@@ -21,7 +21,7 @@ TOLERANCE = 0.01
 POINTS_PER_DOUBLING = 2
 """Sizes that differ by less than a third are one point of a curve, more or less."""
 
-CHUNKS = (16, 32, 64, 128, 256, 512)
+CHUNKS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 FIRST_CHUNK = 64
 """Chunk sizes to choose from, and the one to begin with beside running streams while nothing has been measured."""
 
@@ -80,13 +80,14 @@ class Curve:
         return y0 + slope * (size - x0)
 
     def proportional(self, size: float) -> float:
-        """As `at`, but before the first point and after the last one in proportion to the size."""
+        """As `at`, but in proportion to the size before the first point, and never more than that after any other: who
+        does something twice needs twice the time, whatever a bad moment at a larger size says."""
         points = sorted(self._points.values())
         if not points:
             return 0.0
-        if size <= points[0][0]:
-            return points[0][1] * size / points[0][0]
-        return self.at(size) if size <= points[-1][0] else points[-1][1] * size / points[-1][0]
+        below = points[max(0, bisect_left([x for x, _ in points], size) - 1)]
+        in_proportion = below[1] * size / below[0]
+        return min(self.at(size), in_proportion) if points[0][0] < size <= points[-1][0] else in_proportion
 
 
 class Pace:
@@ -156,29 +157,40 @@ class Pace:
             self._chosen[rows] = min(fast, key=lambda count: abs(count - usual))
         return self._chosen[rows]
 
-    def chunk(self, budget_s: float, longest: int) -> int:
-        """Tokens of a prefill chunk whose lap should take no longer than budget_s, at most `longest`."""
+    def chunk(self, budget_s: float, longest: int, tokens: int = 0) -> int:
+        """Size of a prefill chunk whose lap should take no longer than budget_s, at most `longest`.
+
+        tokens: of a prompt that has the ring for itself; then of those sizes the one with which it is through first:
+        small chunks keep all stages busy, large ones do more at once. 0: the largest.
+        """
         if not self._chunks:
             return min(FIRST_CHUNK, longest)
-        return self._fitting(budget_s, longest) or min(CHUNKS[0], longest)
+        sizes = [size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s]
+        if not sizes:
+            return min(CHUNKS[0], longest)
+        return min(sizes, key=lambda size: (self._prompt_s(tokens, size), -size)) if tokens else sizes[-1]
+
+    def _prompt_s(self, tokens: int, size: int) -> float:
+        """For all chunks of a prompt, one behind the other: the first one's lap, and what each other comes later."""
+        return self._chunks.at(size) * (1 + (math.ceil(tokens / size) - 1) * self._narrowest)
 
     def chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
         """How many prefill chunks should be on the ring beside running streams, and of how many tokens: those that get
-        most tokens through, and together hold a stream up for no longer than budget_s: for the lap of the first, and
-        what the others come later. One while nothing is known."""
+        most tokens through, and hold a stream up for no longer than budget_s. One while nothing is known.
+
+        Frames do not overtake each other, so that a stream waits for the lap of the chunk before it or for what all of
+        them take at the bottleneck, whichever is more. (Of 300 random rings with random arrivals, the 99th percentile
+        of what streams were held up was 1.55 times this at the worst, and the longest 1.58: chunks that come together
+        after a pause meet a stream at more than one stage.)"""
         best = 1, self.chunk(budget_s, longest)
         if not self._chunks:
             return best
         for count in range(2, self._num_stages + 1):
-            size = self._fitting(budget_s / (1 + (count - 1) * self._narrowest), longest)
-            if size and self._prefill_rate(count, size) > (1 + TOLERANCE) * self._prefill_rate(*best):
+            size = self.chunk(budget_s / max(1.0, count * self._narrowest), longest)
+            if self._prefill_rate(count, size) > (1 + TOLERANCE) * self._prefill_rate(*best):
                 best = count, size
         return best
 
     def _prefill_rate(self, count: int, size: int) -> float:
         """Tokens a second of so many chunks, no more than stages, that go round at the same time."""
         return count * size / max(1e-9, self._chunks.proportional(size) * max(1.0, count * self._narrowest))
-
-    def _fitting(self, budget_s: float, longest: int) -> int:
-        sizes = (size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s)
-        return max(sizes, default=0)

@@ -314,9 +314,9 @@ class Scheduler:
         return self.pace.chunks(self.limits.prefill_budget_s, self.limits.prefill_chunk)
 
     def _prefill_chunk(self, *, beside_streams: bool) -> Work:
-        alone = self.pace.chunk(self.limits.prefill_alone_s, self.limits.prefill_chunk)
         catching_up = any(sequence.catch_up_left for sequence in self._running.values())
-        dealt = self._prefill_shares(self._chunks_beside()[1] if beside_streams else alone, catching_up)
+        size = self._chunks_beside()[1] if beside_streams else self._chunk_alone()
+        dealt = self._prefill_shares(size, catching_up)
         rows: list[Row] = []
         token_ids: list[int] = []
         for sequence in self._running.values():
@@ -326,6 +326,11 @@ class Scheduler:
                 sequence.computed += n
         self._prefills += 1
         return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0)
+
+    def _chunk_alone(self) -> int:
+        """Tokens of a chunk while nobody streams."""
+        left = sum(sequence.prefill_left for sequence in self._running.values())
+        return self.pace.chunk(self.limits.prefill_alone_s, self.limits.prefill_chunk, left)
 
     def _share(self, rows: int, batches: int) -> int:
         """Rows of the next decode frame: no more of the larger frames than it takes, or the rest would be small."""

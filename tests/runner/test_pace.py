@@ -145,7 +145,7 @@ def test_a_chunk_is_of_the_size_that_its_budget_allows() -> None:
     for _ in range(30):
         pace.prefilled(64, 0.01, 0.0)
     assert pace.chunk(0.25, 512) == 512
-    assert pace.chunk(0.25, 100) == 64, "no longer than the longest"
+    assert pace.chunk(0.25, 100) == 96, "no longer than the longest"
     assert pace.chunk(1e-9, 512) == 16, "some progress there must be"
 
 
@@ -156,16 +156,40 @@ def test_chunks_beside_streams_share_the_budget() -> None:
     for size in (32, 64, 128, 256):
         for _ in range(30):
             pace.prefilled(size, size * 0.001, 0.0, [size * 0.0002] * 4)
-    assert pace.chunk(0.25, 512) == 128
-    assert pace.chunks(0.25, 512) == (4, 128), "the last of four is three quarters of a lap behind the first"
+    assert pace.chunk(0.25, 512) == 192
+    assert pace.chunks(0.25, 512) == (4, 192), "all four take a stage four fifths of a lap"
     for _ in range(30):
         pace.prefilled(64, 0.064, 0.0, [0.0] * 4)
-    assert pace.chunks(0.25, 512) == (1, 128), "a slow link passes one after the other"
+    assert pace.chunks(0.25, 512) == (1, 192), "a slow link passes one after the other"
     slow = Pace(4)
     for size in (16, 512):
         for _ in range(30):
             slow.prefilled(size, 0.2, 0.0)  # whatever its size: small ones would be a waste
     assert slow.chunks(0.25, 512) == (1, 512)
+
+
+def test_a_bad_moment_at_a_large_size_does_not_make_smaller_ones_expensive() -> None:
+    """Twice the tokens take at most twice the time, and so a line to a point far above that is not believed."""
+    pace = Pace(1)
+    pace.prefilled(64, 0.08, 0.0, [0.08])
+    pace.prefilled(330, 2.0, 0.0, [2.0])
+    assert pace.chunk(0.25, 512) == 192
+
+
+@pytest.mark.parametrize(("num_stages", "within"), [(1, 1.001), (2, 0.85), (4, 0.6)])
+def test_a_prompt_that_is_alone_goes_through_all_stages_at_once(num_stages: int, within: float) -> None:
+    """Its time to the first token, against one chunk that leaves all stages but one idle. The ring gets 40 prompts of
+    several lengths to learn from."""
+    base_s, token_s = 0.004 / num_stages, 0.0001 / num_stages
+    ring = RingModel([costs(base_s, 0.0, token_s)] * num_stages, 0.0002)
+    for number in range(1, 41):
+        ring.submit(Sequence(number, [0] * (500, 30, 2000, 120)[number % 4]), 1)
+        ring.run()
+    start_s = ring.now
+    ring.submit(Sequence(41, [0] * 500), 1)
+    ring.run()
+    in_one_chunk_s = 0.004 + 500 * 0.0001 + 0.004 + 2 * num_stages * 0.0002
+    assert ring.drawn[41][0] - start_s <= within * in_one_chunk_s
 
 
 def test_prompts_beside_streams_fill_the_ring() -> None:
