@@ -32,6 +32,7 @@ class Peer:
     addresses: where it may be reached; `client` uses one of them. paths: what was measured, by address.
     retired: clients of addresses that were left, kept while a call or stream is under way on them.
     clock_offset_s: its clock minus ours, by its last answer; None until it has told.
+    unanswered_since: when a probe was sent that it has not answered, nor any since; others may still reach it.
     """
 
     info: PeerInfo
@@ -42,6 +43,7 @@ class Peer:
     paths: dict[str, Path] = field(default_factory=dict)
     retired: list[ControlClient] = field(default_factory=list)
     clock_offset_s: float | None = None
+    unanswered_since: float | None = None
 
     @property
     def id(self) -> str:
@@ -50,6 +52,7 @@ class Peer:
     def answered(self, began: float, now: float) -> None:
         """A call was answered: a sign of life, and a measurement."""
         self.last_heard = now
+        self.unanswered_since = None
         rtt_ms = 1000 * (now - began)
         self.rtt_ms = rtt_ms if self.rtt_ms is None else 0.8 * self.rtt_ms + 0.2 * rtt_ms
 

@@ -79,6 +79,7 @@ class Probing:
             return
         except MeshError as exc:
             reason = exc
+            peer.unanswered_since = began if peer.unanswered_since is None else peer.unanswered_since
         finally:
             self._probing.discard(peer.id)
         helpers = [roster.peers[one] for one in swim.helpers(peer.id)]

@@ -125,6 +125,12 @@ class Membership:
     def is_alive(self, peer_id: str) -> bool:
         return peer_id == self.own.id or peer_id in self._roster.peers
 
+    def unanswered_s(self, peer_id: str) -> float:
+        """For how long a peer that is alive by the word of others has not answered this node itself; 0 if it does."""
+        peer = self._roster.peers.get(peer_id)
+        since = None if peer is None else peer.unanswered_since
+        return 0.0 if since is None else self._roster.clock() - since
+
     # life
 
     def start(self, own: PeerInfo) -> None:

@@ -142,23 +142,27 @@ class Custody:
     async def _go_on(self, keeper: RingKeeper, error: MeshError) -> None:
         instance_id = keeper.plan.instance_id
         await keeper.close()
+        suspects = await self._suspects(keeper)
         newer = self._members.newer_plan(keeper.plan)
-        if newer is None and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, self._suspects(keeper)):
+        if newer is None and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, suspects):
             return
         failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
         self._membership.put_instance(instance_id, failed)
         await self.end(keeper)
 
-    def _suspects(self, keeper: RingKeeper) -> tuple[str, ...]:
-        """Peers to leave out: the one behind a hop that is lost again soon after it was made anew."""
+    async def _suspects(self, keeper: RingKeeper) -> tuple[str, ...]:
+        """Peers to leave out: of a hop that is lost one end, if the node before it does not reach the one behind it
+        either, or if it is lost again soon after it was made anew. The one behind it, unless that is this node."""
         if keeper.hop_lost is None:
             return ()
         instance_id, now = keeper.plan.instance_id, asyncio.get_running_loop().time()
         again = now - self._hops_made_anew.get(instance_id, -HOP_SUSPECT_S) < HOP_SUSPECT_S
         self._hops_made_anew = {name: at for name, at in self._hops_made_anew.items() if now - at < HOP_SUSPECT_S}
         self._hops_made_anew[instance_id] = now
-        behind = keeper.plan.peer_ids[(keeper.hop_lost + 1) % len(keeper.plan.stages)]
-        return (behind,) if again and behind != self._membership.own.id else ()
+        before, behind = (keeper.plan.peer_ids[(keeper.hop_lost + n) % len(keeper.plan.stages)] for n in (0, 1))
+        if not again and await self._members.reaches(before, behind):
+            return ()
+        return (before if behind == self._membership.own.id else behind,)
 
     async def _recover(self, plan: Plan, owned: Ballot, trouble_s: float, suspects: Collection[str] = ()) -> bool:
         """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be."""

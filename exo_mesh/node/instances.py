@@ -112,6 +112,7 @@ class Instances:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._progress: dict[str, tuple[int, int]] = {}
         self._distrust = Distrust()
+        self._out_of_reach: set[str] = set()
         self._tasks = TaskOwner()
 
     async def stop(self) -> None:
@@ -141,10 +142,20 @@ class Instances:
         If it is adopted later, its new owner has reached all its stages, and it gets another chance.
         """
         self._distrust.note(instance, self._clock())
+        driver = instance.plan.peer_ids[-1]
+        if self._membership.unanswered_s(driver):
+            self._out_of_reach.add(driver)
         self._custody.note(instance.plan.instance_id, instance.ballot)  # also when its record is gone by then
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
-        return not self._distrust.includes(instance, self._clock())
+        return not (self._distrust.includes(instance, self._clock()) or self._is_out_of_reach(instance))
+
+    def _is_out_of_reach(self, instance: InstanceInfo) -> bool:
+        """Is its driver at a peer that failed a request because it does not answer here, and that still does not?
+
+        The others may be well with it, so that nobody mends this."""
+        self._out_of_reach = {peer_id for peer_id in self._out_of_reach if self._membership.unanswered_s(peer_id)}
+        return instance.plan.peer_ids[-1] in self._out_of_reach
 
     def ready_for(self, model: str, tokens: int = 0) -> list[InstanceInfo]:
         """Those that a request could run on now; the ones that can hold so many tokens, if there are any."""
@@ -251,11 +262,13 @@ class Instances:
 
     async def _somebody_mends(self, instance_id: str) -> bool:
         """A ring that failed here is somebody's, who may go on with what is left of it: wait for that. True if there is
-        something new of it."""
+        something new of it that is of use here."""
         give_up_at = asyncio.get_running_loop().time() + OWNER_S
         while self._custody.is_awaited(instance_id):
             if self._is_there_again(instance_id):
                 return True
+            if self._is_well_without_us(instance_id):
+                return False
             if asyncio.get_running_loop().time() > give_up_at and not self._custody.is_recovering(instance_id):
                 return False
             await self._membership.changed.wait(0.1)
@@ -265,6 +278,11 @@ class Instances:
         """Is there a ring of this instance by now that has not failed here?"""
         rings = [one for _, one in self.all() if one.plan.instance_id == instance_id]
         return any(one.state is not InstanceState.FAILED and self.is_trusted(one) for one in rings)
+
+    def _is_well_without_us(self, instance_id: str) -> bool:
+        """Is it ready, as far as its owner knows, and only its driver cannot be reached from here?"""
+        rings = [one for _, one in self.all() if one.plan.instance_id == instance_id]
+        return any(one.state is InstanceState.READY and self._is_out_of_reach(one) for one in rings)
 
     def _id_for(self, spec: InstanceSpec) -> tuple[str, InstanceInfo | None]:
         """The first replica that suits or is free to be placed, and what the view has of it."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceState
-from exo_mesh.errors import ReservationError, TransportError
+from exo_mesh.errors import MeshError, ReservationError, TransportError
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.stage_host import StageHost
@@ -16,6 +16,9 @@ from exo_mesh.node.standing import Standing, standing_from_proto
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
+
+REACH_S = 2.0
+"""How long a peer may take to say whether it reaches another one: it waits less than a second for that itself."""
 
 RankEndpoints = Sequence[tuple[str, str]]
 """(endpoint as its peer reports it, peer) of ranks 1 to N-1 of a tensor group."""
@@ -209,6 +212,24 @@ class Members:
 
     def is_alive(self, peer_id: str) -> bool:
         return self._membership.is_alive(peer_id)
+
+    def unanswered_s(self, peer_id: str) -> float:
+        """See Membership.unanswered_s."""
+        return self._membership.unanswered_s(peer_id)
+
+    async def reaches(self, from_id: str, to_id: str) -> bool:
+        """Does one node get an answer from another one now? True where that cannot be told."""
+        peer, target = self._membership.peer(from_id), self._membership.peer(to_id)
+        if target is None and to_id != self.own_id:
+            return True
+        incarnation = (self._membership.own if target is None else target.info).incarnation
+        request = pb.IndirectProbeRequest(from_peer=self.own_id, target=to_id, incarnation=incarnation)
+        try:
+            if from_id == self.own_id:
+                return (await self._membership.answer_indirect_probe(request)).reached
+            return peer is None or (await peer.client.indirect_probe(request, REACH_S)).reached
+        except MeshError:
+            return True
 
     async def try_other_ways(self, peer_id: str) -> None:
         """A call to this peer failed: from now on call it at another of its addresses, if it answers there."""

@@ -63,11 +63,16 @@ class Orphans:
     def due(
         self, stages: Mapping[tuple[str, Ballot], bool], instances: Iterable[InstanceInfo], now: float
     ) -> list[tuple[str, Ballot]]:
-        """Stages to end. stages: (instance id, ballot in force) of each, and whether somebody follows its reports."""
-        owned = {(one.plan.instance_id, one.ballot) for one in instances}
+        """Stages to end. stages: (instance id, ballot in force) of each, and whether somebody follows its reports.
+
+        Whose place others have taken is not adopted any more, so it ends at once: its requests wait for that.
+        """
+        known = list(instances)
+        owned = {(one.plan.instance_id, one.ballot) for one in known}
         alone = [stage for stage, followed in stages.items() if not followed and stage not in owned]
         self._since = {stage: self._since.get(stage, now) for stage in alone}
-        return [stage for stage, since in self._since.items() if now - since >= ORPHAN_S]
+        lost = {(name, ballot) for name, ballot, _ in beaten(alone, known)}
+        return [stage for stage, since in self._since.items() if stage in lost or now - since >= ORPHAN_S]
 
 
 def beaten(stages: Iterable[tuple[str, Ballot]], instances: Iterable[InstanceInfo]) -> list[tuple[str, Ballot, Ballot]]:

@@ -93,13 +93,15 @@ class Redial:
     async def wait(self, tokens: int) -> None:
         """After a break: return once the driver is to be dialled again. tokens: how many the request has by now.
 
-        Raises StageLostError if the ring is lost, or if nobody knows REDIAL_S after the last word from the driver; and
+        Raises StageLostError if the ring is lost, or if nobody knows REDIAL_S after the last word from the driver, or
+        from its node where that is longer ago; and
         TransportError if it is well and only cannot be reached from here: then it is not to be placed anew for that.
         """
         if tokens > self._tokens:
             self._tokens, self._in_vain = tokens, 0
         if self._give_up_at is None:
-            self._give_up_at = self._clock() + REDIAL_S
+            silent_s = self._members.unanswered_s(self._plan.peer_ids[-1])
+            self._give_up_at = self._clock() + max(0.0, REDIAL_S - silent_s)
         self._in_vain += 1
         self._unheard += 1
         while True:

@@ -73,6 +73,15 @@ def test_a_stage_that_its_owner_follows_is_no_orphan_whatever_the_membership_say
     assert all(orphans.due({stage: True}, [], float(now)) == [] for now in range(100))
 
 
+def test_a_stage_whose_place_others_have_taken_ends_at_once_unless_somebody_follows_it() -> None:
+    """Its requests go on as soon as it ends."""
+    stage = ("m-1", Ballot(1, "x"))
+    higher = an_instance(2, "y", "b")
+    assert Orphans().due({stage: False}, [higher], 0.0) == [stage]
+    assert Orphans().due({stage: True}, [higher], 0.0) == [], "its owner has yet to see the record, and ends the ring"
+    assert Orphans().due({stage: False}, [an_instance(2, "y", "b", state=InstanceState.LOADING)], 0.0) == []
+
+
 def test_being_owned_again_starts_the_time_anew() -> None:
     orphans = Orphans()
     ring = an_instance(1, "x", "a")
@@ -103,7 +112,8 @@ def test_a_ring_that_failed_a_request_here_is_not_used_until_somebody_has_adopte
     unused: Any = None
     noted: dict[str, Ballot] = {}
     custody: Any = SimpleNamespace(note=noted.__setitem__)
-    known = Instances(unused, custody, unused, unused, unused, unused)
+    all_answer: Any = SimpleNamespace(unanswered_s=lambda peer_id: 0.0)
+    known = Instances(all_answer, custody, unused, unused, unused, unused)
     ring = an_instance(1, "x", "a", "b")
     adopted = replace(ring, adopted=Ballot(2, "a"))
     known.distrust(ring)

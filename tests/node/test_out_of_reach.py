@@ -1,0 +1,103 @@
+"""Two peers of which one does not get through to the other, while the rest of the mesh reaches both."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from exo_mesh.node import instances as instances_module
+from exo_mesh.node.node import Node
+from exo_mesh.node.service import InstanceSpec
+from tests.node.meshes import GB, MODEL, a_request, instances, mesh, tokens, until
+
+NOWHERE = "127.0.0.1:1"
+
+
+def cut(node: Node, other: Node) -> list[str]:
+    """From now on `node` gets no answer from the other one, which still calls it. Returns the addresses to restore."""
+    peer = node.membership.peer(other.node_id)
+    assert peer is not None
+    addresses, peer.addresses = peer.addresses, [NOWHERE]
+    peer.use(peer.client.at(NOWHERE))
+    return addresses
+
+
+def restore(node: Node, other: Node, addresses: list[str]) -> None:
+    peer = node.membership.peer(other.node_id)
+    assert peer is not None
+    peer.addresses = addresses
+    peer.use(peer.client.at(addresses[0]))
+
+
+async def test_a_peer_that_others_reach_is_alive_and_known_not_to_answer_here(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3) as (one, other, third):
+        assert one.membership.unanswered_s(other.node_id) == 0
+        addresses = cut(one, other)
+        await until(lambda: one.membership.unanswered_s(other.node_id) > 0)
+        assert one.membership.is_alive(other.node_id)
+        assert third.membership.unanswered_s(other.node_id) == 0
+        restore(one, other, addresses)
+        await until(lambda: one.membership.unanswered_s(other.node_id) == 0)
+
+
+async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_out(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3))
+        (instance,) = nodes[0]._instances.of_model(MODEL)
+        custody, ring = nodes[0]._custody, instance.plan.peer_ids
+        at = {node.node_id: node for node in nodes}
+
+        async def suspects(hop: int | None) -> tuple[str, ...]:
+            custody._hops_made_anew.clear()
+            lost = SimpleNamespace(hop_lost=hop, plan=instance.plan)
+            return await custody._suspects(lost)  # type: ignore[arg-type]
+
+        assert [await suspects(hop) for hop in (None, 0, 1, 2)] == [()] * 4, "they reach each other: it is made anew"
+        for hop in range(3):
+            before, behind = at[ring[hop]], at[ring[(hop + 1) % 3]]
+            addresses = cut(before, behind)
+            left_out = before if behind is nodes[0] else behind
+            assert await suspects(hop) == (left_out.node_id,)
+            restore(before, behind, addresses)
+
+
+async def test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are well with it, so nobody mends it: the entry peer goes on with whom it reaches."""
+    monkeypatch.setattr(instances_module, "OWNER_S", 3600.0)
+    async with mesh(tmp_path, 3, usable_bytes=(2 * GB, 2 * GB, GB // 10)) as nodes:
+        expected = await tokens(nodes[2], a_request())
+        await nodes[0].delete_instance(instances(nodes[0])[0]["id"])
+        await until(lambda: not any(instances(node) for node in nodes))
+        before = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await until(
+            lambda: [(one["ballot"], one["state"]) for one in instances(nodes[2])] == [(before["ballot"], "ready")]
+        )
+        (instance,) = nodes[2]._instances.of_model(MODEL)
+        driver = next(node for node in nodes if node.node_id == instance.plan.peer_ids[-1])
+        cut(nodes[2], driver)
+        await until(lambda: nodes[2].membership.unanswered_s(driver.node_id) > 0)
+        assert nodes[2]._instances.is_trusted(instance), "that alone is no reason: the way to its runner may be good"
+        nodes[2]._instances.distrust(instance)  # a request has failed there
+        async with asyncio.timeout(30):
+            assert await tokens(nodes[2], a_request("again")) == expected
+        (after,) = instances(nodes[2])
+        assert driver.node_id not in {stage["peer"] for stage in after["stages"]}
+
+
+async def test_a_driver_that_answers_again_is_trusted_again(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3, usable_bytes=(2 * GB, 2 * GB, GB // 10)) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: [one["state"] for one in instances(nodes[2])] == ["ready"])
+        (instance,) = nodes[2]._instances.of_model(MODEL)
+        driver = next(node for node in nodes if node.node_id == instance.plan.peer_ids[-1])
+        addresses = cut(nodes[2], driver)
+        await until(lambda: nodes[2].membership.unanswered_s(driver.node_id) > 0)
+        nodes[2]._instances._out_of_reach.add(driver.node_id)
+        assert not nodes[2]._instances.is_trusted(instance)
+        restore(nodes[2], driver, addresses)
+        await until(lambda: nodes[2]._instances.is_trusted(instance))
