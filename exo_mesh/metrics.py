@@ -68,6 +68,7 @@ class Metrics:
         self.stage_memory = gauge("stage_memory_bytes", "Weights and KV of a stage here.", _STAGE)
         self.stage_busy = gauge("stage_busy_seconds_total", "Time a stage here has spent in its engine.", _STAGE)
         self.stage_sequences = gauge("stage_sequences", "Sequences with KV in a stage here.", _STAGE)
+        self.all_reduce = gauge("group_all_reduce_seconds", "All-reduce of a few bytes in a group led here.", _STAGE)
         self.queue_depth = gauge("queue_depth", "Requests waiting in a driver here.", ("instance",))
         self.running = gauge("running_sequences", "Requests running in a driver here.", ("instance",))
         self.parked = gauge("requests_parked", "Requests in a driver here whose reader does not read.", ("instance",))
@@ -123,6 +124,11 @@ class Metrics:
             self.stage_restarts.labels(instance).inc()
         self._started.add(instance)
 
+    def group_formed(self, instance: str, stage: int, all_reduce_s: float) -> None:
+        """A stage here is ready. all_reduce_s: 0 if it leads no tensor group."""
+        if all_reduce_s:
+            self.all_reduce.labels(instance, str(stage)).set(all_reduce_s)
+
     def stage_beat(self, instance: str, stage: int, beat: Heartbeat) -> None:
         """Take over the counters that a runner keeps for itself."""
         labels = (instance, str(stage))
@@ -148,7 +154,7 @@ class Metrics:
     def stage_gone(self, instance: str, stage: int) -> None:
         """A stage here has ended: its readings end, too."""
         of_stage = (self.stage_frames, self.stage_bytes_out, self.stage_memory, self.stage_busy, self.stage_sequences)
-        for gauge in (*of_stage, self.stage_busy_ratio, self.stage_bubble):
+        for gauge in (*of_stage, self.stage_busy_ratio, self.stage_bubble, self.all_reduce):
             _drop(gauge, instance, str(stage))
         self._shares.pop((instance, str(stage)), None)
         self._histograms.drop(instance)

@@ -3,7 +3,8 @@
 Starts a mesh of real nodes on this machine (or takes one that runs: --url), asks through the HTTP API, and reports for
 each load: tokens a second of all together, time to the first token, time between tokens, and how busy each stage was.
 The rest of a stage's time, in which it waits for frames, is the bubble. Beside it, with the same client and load, the
-same stack with one stage (--against-one) and mlx_lm.server (--against-mlx-server).
+same stack with one stage (--against-one) and mlx_lm.server (--against-mlx-server). --compare single,group,ring has the
+same model on one node, on N nodes as one tensor group, and on N nodes as stages.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from exo_mesh.cli.bench_engines import parse_size
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.load import LoadResult, Question, closed_loop, open_loop
@@ -29,6 +32,7 @@ from exo_mesh.cli.rival_server import mlx_server, why_not
 from exo_mesh.cli.serve_report import check_plot, compare, plot, table
 from exo_mesh.cli.tables import print_json
 from exo_mesh.config import ConfigError, load_settings
+from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
@@ -72,11 +76,12 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class System:
     """One of those that are compared: whom to ask, what (without its lengths), and the nodes behind it, if they are
-    ours and tell how busy they are."""
+    ours and tell how busy they are. num_reduces: of a tensor group, for one step."""
 
     question: Question
     urls: Sequence[str]
     mesh: LocalMesh | None = None
+    num_reduces: int = 0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -97,6 +102,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--grid", metavar="PxT,…", help="instead of both: prompts by answers, such as 32x128,512x64")
     parser.add_argument("--policy", choices=POLICIES, default="throughput", help="placement (default throughput)")
     parser.add_argument("--pin", action="store_true", help="stage i computes on core i only (Linux)")
+    parser.add_argument("--compare", metavar="WHAT,…", help="some of single, group, ring (default: ring)")
     parser.add_argument("--against-one", action="store_true", help="the same with one node, and the ratio")
     parser.add_argument("--against-mlx-server", action="store_true", help="the same with mlx_lm.server, and the ratio")
     parser.add_argument("--plot", metavar="FILE", help="draw the figures: .svg, .png or .pdf (needs matplotlib)")
@@ -123,12 +129,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """What cannot work is said before anything is measured. Raises ConfigError."""
-    if args.url and (args.random or args.against_one or args.against_mlx_server):
-        raise ConfigError("--url measures a mesh that runs: --random and --against-… need one that is started here")
+    _compared(args)
+    if args.url and (args.random or args.compare or args.against_one or args.against_mlx_server):
+        raise ConfigError("--url measures a mesh that runs: --random, --compare and --against-… start one here")
     if args.against_mlx_server and (why := why_not()):
         raise ConfigError(f"--against-mlx-server: {why}")
     if args.plot:
         check_plot(Path(args.plot))
+
+
+def _compared(args: argparse.Namespace) -> dict[str, tuple[int, bool]]:
+    """What is started here: by key of the result how many nodes, and whether as a tensor group. Raises ConfigError."""
+    known = {"single": ("one", 1, False), "group": ("group", args.peers, True), "ring": ("runs", args.peers, False)}
+    named = (args.compare or "ring").split(",") + (["single"] if args.against_one else [])
+    if not set(named) <= set(known):
+        raise ConfigError(f"--compare {args.compare}: there are {', '.join(known)}")
+    if "group" in named and args.peers < 2:
+        raise ConfigError(f"--compare {args.compare}: a group has two peers at least, not --peers {args.peers}")
+    return {key: (peers, grouped) for name, (key, peers, grouped) in known.items() if name in named}
 
 
 def _loads(args: argparse.Namespace) -> Iterator[Load]:
@@ -164,9 +182,10 @@ def _measure(args: argparse.Namespace, loads: Sequence[Load], model: Model) -> d
                 "runs": System(Question(model.name, 0, 0), (args.url,), LocalMesh(ready=[{"api_url": args.url}]))
             }
         else:
-            systems = {"runs": stack.enter_context(_ring(args, model, args.peers))}
-        if args.against_one:
-            systems["one"] = stack.enter_context(_ring(args, model, 1))
+            systems = {
+                key: stack.enter_context(_ring(args, model, peers, grouped))
+                for key, (peers, grouped) in _compared(args).items()
+            }
         if args.against_mlx_server:
             systems["mlx_lm_server"] = stack.enter_context(_rival(model))
         longest = max(load.prompt for load in loads)
@@ -181,8 +200,8 @@ def _measure(args: argparse.Namespace, loads: Sequence[Load], model: Model) -> d
 
 
 @contextlib.contextmanager
-def _ring(args: argparse.Namespace, model: Model, peers: int) -> Iterator[System]:
-    flags = ["--engine", args.engine]
+def _ring(args: argparse.Namespace, model: Model, peers: int, grouped: bool) -> Iterator[System]:
+    flags = ["--engine", args.engine, *(["--group-backend", "ring"] if grouped else [])]
     if model.models_dir:
         flags += ["--models-dir", model.models_dir]
     for option in args.engine_option:
@@ -190,10 +209,13 @@ def _ring(args: argparse.Namespace, model: Model, peers: int) -> Iterator[System
     with local_mesh(peers, flags, f"bench-{peers}", api_port=0) as mesh:
         mesh.wait_until_joined()
         wish = {"model": model.name, "min_peers": peers, "policy": args.policy}
+        wish |= {"tensor_group": peers} if grouped else {}
         instance = mesh.client().post("/instance", wish, LOAD_DEADLINE_S)
         if args.pin:
-            _pin([stage["pid"] for stage in instance["stages"]])
-        yield System(Question(model.name, 0, 0), tuple(mesh.api_urls), mesh)
+            _pin(_ranks(mesh) if grouped else [stage["pid"] for stage in instance["stages"]])
+        num_layers = sum(stop - start for start, stop in (stage["layers"] for stage in instance["stages"]))
+        num_reduces = REDUCES_PER_LAYER * num_layers if grouped else 0
+        yield System(Question(model.name, 0, 0), tuple(mesh.api_urls), mesh, num_reduces)
 
 
 @contextlib.contextmanager
@@ -209,6 +231,13 @@ def _directory_of(name: str) -> Path:
     return ModelStore(models_dirs(load_settings({}, os.environ).settings, os.environ)).find(name)
 
 
+def _ranks(mesh: LocalMesh) -> list[int]:
+    """Pids of the runners, by node: a plan names only the one that leads."""
+    nodes = [psutil.Process(child.pid) for child in mesh.children]
+    found = [child for node in nodes for child in node.children(recursive=True)]
+    return [process.pid for process in found if "exo_mesh.runner" in process.cmdline()]
+
+
 def _pin(pids: Sequence[int]) -> None:
     """Every thread of stage i to one core, so that a stage is one core's worth of machine and no more."""
     if not hasattr(os, "sched_setaffinity"):
@@ -221,27 +250,49 @@ def _pin(pids: Sequence[int]) -> None:
 
 def _run(system: System, load: Load) -> dict[str, Any]:
     asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
-    before = _busy(system.mesh)
+    before = _readings(system.mesh)
     if load.is_rate:
         result: LoadResult = asyncio.run(open_loop(system.urls, asked, load.amount, load.requests))
     else:
         result = asyncio.run(closed_loop(system.urls, asked, int(load.amount), load.requests))
-    shares = [(after - was) / result.wall_s for was, after in zip(before, _busy(system.mesh), strict=False)]
+    after = _readings(system.mesh)
+    shares = [(now - was) / result.wall_s for was, now in zip(before.busy_s, after.busy_s, strict=False)]
     busy = [round(min(1.0, share), 3) for share in shares]
-    return {**load.describe(), **result.describe(), "busy": busy, "bubble": [round(1 - share, 3) for share in busy]}
+    figures = {**load.describe(), **result.describe(), "busy": busy, "bubble": [round(1 - share, 3) for share in busy]}
+    if after.memory_bytes:
+        figures["memory_bytes"] = after.memory_bytes
+    if after.all_reduce_s and (itl_s := figures["itl_s"].get("p50")):
+        figures["all_reduce_share"] = round(system.num_reduces * after.all_reduce_s[0] / itl_s, 3)
+    return figures
 
 
-def _busy(mesh: LocalMesh | None) -> list[float]:
-    """Seconds that each stage has spent in its engine so far, in the order of the nodes. The metrics of a node have it
-    from the last report of the stage, so this waits for one: between two runs nothing is computed."""
-    found: list[float] = []
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """Of each stage or rank, in the order of the nodes: seconds in its engine so far, and what it holds. all_reduce_s:
+    of a few bytes, of a tensor group."""
+
+    busy_s: list[float]
+    memory_bytes: list[int]
+    all_reduce_s: list[float]
+
+
+def _readings(mesh: LocalMesh | None) -> _Readings:
+    """The metrics of a node have them from the last report of the stage, so this waits for one: between two runs
+    nothing is computed."""
     if mesh is not None:
         time.sleep(REPORTS_S)
-    for url in mesh.api_urls if mesh is not None else ():
-        text = ApiClient(url).text("/metrics")
-        lines = [line for line in text.splitlines() if line.startswith("exo_mesh_stage_busy_seconds_total{")]
-        found += [float(line.rsplit(" ", 1)[1]) for line in lines]
-    return found
+    texts = [ApiClient(url).text("/metrics") for url in (mesh.api_urls if mesh is not None else ())]
+    busy_s, held, reduce_s = (
+        [value for text in texts for value in _values(text, name)]
+        for name in ("stage_busy_seconds_total", "stage_memory_bytes", "group_all_reduce_seconds")
+    )
+    return _Readings(busy_s, [int(value) for value in held], reduce_s)
+
+
+def _values(text: str, name: str) -> list[float]:
+    """All values of one of our metrics."""
+    lines = [line for line in text.splitlines() if line.startswith(f"exo_mesh_{name}{{")]
+    return [float(line.rsplit(" ", 1)[1]) for line in lines]
 
 
 def _counts(text: str) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 from exo_mesh.cli.tables import columns
 from exo_mesh.config import ConfigError
 
-NAMES = {"runs": "ring", "one": "one stage", "mlx_lm_server": "mlx_lm.server"}
+NAMES = {"runs": "ring", "group": "group", "one": "one stage", "mlx_lm_server": "mlx_lm.server"}
 """What is compared: key of the result, and what people read."""
 
 _HEADER = [
@@ -24,6 +24,7 @@ _HEADER = [
     "p99",
     "busy",
     "bubble",
+    "MiB held",
     "failed",
     "",
 ]
@@ -41,18 +42,22 @@ def _row(name: str, run: Mapping[str, Any]) -> list[object]:
     row.append(f"{run['tokens_per_s']:.1f}")
     row += [_ms(run[kind], quantile) for kind in ("ttft_s", "itl_s") for quantile in ("p50", "p99")]
     row += [" ".join(f"{share:.0%}" for share in run.get(kind, ())) or "-" for kind in ("busy", "bubble")]
+    held = run.get("memory_bytes", ())
+    row.append(" ".join(f"{size / 2**20:.0f}" for size in held) or "-")
     ratios = [f"{run[key]:.2f} x {NAMES[what]}" for what, key in RATIOS.items() if key in run]
+    if "all_reduce_share" in run:
+        ratios.append(f"all-reduces {run['all_reduce_share']:.0%} of a step at least")
     return [*row, run["failed"], ", ".join(ratios)]
 
 
-RATIOS = {"one": "against_one", "mlx_lm_server": "against_mlx_lm_server"}
+RATIOS = {"one": "against_one", "group": "against_group", "mlx_lm_server": "against_mlx_lm_server"}
 """Key of a rival's runs, and key in our runs of our tokens per second over its."""
 
 
 def compare(result: dict[str, Any]) -> None:
     """Write into each run of the ring how it did against the same load elsewhere."""
     for rival, key in RATIOS.items():
-        for ours, theirs in zip(result["runs"], result.get(rival, ()), strict=False):
+        for ours, theirs in zip(result.get("runs", ()), result.get(rival, ()), strict=False):
             if theirs["tokens_per_s"]:
                 ours[key] = round(ours["tokens_per_s"] / theirs["tokens_per_s"], 3)
 
@@ -81,7 +86,7 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
     titles = ("tokens per second, all together", "first token: p50, and p99 dotted, ms", "between tokens: same, ms")
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=9)
-        panel.set_xlabel("requests a second" if "rate" in result["runs"][0] else "streams")
+        panel.set_xlabel("requests a second" if "rate" in _first(result) else "streams")
         panel.grid(alpha=0.3)
     for label, runs in _lines(result):
         load = [run.get("streams", run.get("rate")) for run in runs]
@@ -95,6 +100,10 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
     figure.legend(fontsize=8, loc="outside lower center", ncols=3)
     figure.suptitle(f"{result['model']} over {result['peers']} peers, {result['cores']} cores", fontsize=10)
     figure.savefig(file)
+
+
+def _first(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    return next(iter(next(result[key] for key in NAMES if result.get(key))))
 
 
 def _lines(result: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:

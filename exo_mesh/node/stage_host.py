@@ -394,6 +394,7 @@ class StageHost:
             if runner.board.ready and not lease.ready:
                 self._pace.started(runner.started_s)
                 self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
+                self._metrics.group_formed(instance_id, lease.index, runner.board.all_reduce_s)
             lease.ready = runner.board.ready
             self._metrics.stage_beat(instance_id, lease.index, beat)
 

@@ -48,6 +48,12 @@ class StatusBoard:
         entry = self._latest.get("ready")
         return entry[1].ready.load_s if entry else 0.0
 
+    @property
+    def all_reduce_s(self) -> float:
+        """Of a few bytes, as the tensor group measured it that this stage leads; 0 if it leads none."""
+        entry = self._latest.get("ready")
+        return entry[1].ready.group.all_reduce_s if entry else 0.0
+
     def publish(self, status: pb.StageStatus) -> None:
         """Tell all watchers. What comes after "failed" is dropped."""
         kind = status.WhichOneof("status")

@@ -27,6 +27,9 @@ from tests.support.checkpoints import TinyModel, write_checkpoint
         (["--streams", "0"], "--streams 0: whole numbers"),
         (["--random", "lots"], "'lots' is not a size"),
         (["--url", "http://x", "--against-one"], "--url measures a mesh that runs"),
+        (["--url", "http://x", "--compare", "single"], "--url measures a mesh that runs"),
+        (["--compare", "single,double"], "--compare single,double: there are single, group, ring"),
+        (["--compare", "group", "--peers", "1"], "a group has two peers at least"),
         (["--plot", "figure.gif"], "must end in .svg"),
         (["--plot", "/no/such/place/figure.svg"], "there is no such directory"),
     ],
@@ -54,6 +57,22 @@ def test_each_cell_is_asked_with_its_lengths_at_each_number_of_streams(
         assert run["prompt_tokens_per_s"] * run["wall_s"] == pytest.approx(requests * run["prompt"], rel=0.01)
         ((busy,), (bubble,)) = run["busy"], run["bubble"]
         assert 0 < busy <= 1 and busy + bubble == pytest.approx(1)
+
+
+def test_single_group_and_ring_get_the_same_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "models" / "tiny"
+    write_checkpoint(model, TinyModel(layers=2, hidden=16, intermediate=32, context=512))
+    argv = ["--peers", "2", "--engine", "dummy", "--model", str(model), "--prompt", "8", "--tokens", "4", "--json"]
+    compared = ["--compare", "single,group,ring", "--streams", "2", "--engine-option", "cost_ms=2"]
+    assert main(["bench", "serve", *argv, *compared]) == exit_codes.OK
+    result = json.loads(capsys.readouterr().out)
+    ((ring,), (group,), (single,)) = (result[key] for key in ("runs", "group", "one"))
+    for run in (ring, group, single):
+        assert (run["streams"], run["requests"], run["failed"]) == (2, 4, 0)
+        assert run["tokens_per_s"] * run["wall_s"] == pytest.approx(4 * 4, rel=0.01)
+    assert [len(run["busy"]) for run in (ring, group, single)] == [2, 2, 1], "each rank tells of itself"
+    assert ring["against_group"] == pytest.approx(ring["tokens_per_s"] / group["tokens_per_s"], abs=0.01)
+    assert "all_reduce_share" not in ring
 
 
 @pytest.mark.slow
