@@ -28,6 +28,9 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Pulse
 from exo_mesh.transport.control_client import ControlClient
 
+MAX_SILENT_PROBED = 8
+"""Peers that others reach and this node does not, asked each period whether they answer again."""
+
 MIN_PAUSE_S = 0.02
 """However often records change, news is not sent more often than this."""
 
@@ -223,6 +226,9 @@ class Membership:
             roster.view.expire(now)
             if (address := roster.a_lost_address(now)) is not None:
                 self._dialer.dial(address)
+            silent = [peer for peer in roster.peers.values() if peer.unanswered_since is not None]
+            for peer in silent[:MAX_SILENT_PROBED]:  # in a large mesh its turn would come much later
+                self._probing.start(peer)
             if roster.peers:
                 self._admission.start_sync(roster.peers[roster.rng.choice(list(roster.peers))])
         if roster.news and roster.peers and (roster.is_small or now >= self._tell_at):

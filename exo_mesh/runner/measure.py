@@ -106,10 +106,8 @@ def _peak(provider: EngineProvider, model_dir: Path, options: Mapping[str, str],
     shard = Shard(model_dir.name, start, stop, read_card(model_dir, model_dir.name).num_layers)
     engine.load(LoadRequest(shard, model_dir, 512, options), lambda done, total: None)
     figures = {"peak_bytes": _peak_rss_bytes(), "held_bytes": engine.memory_bytes()}
-    return {
-        **figures,
-        "share_bytes": share_bytes(provider, model_dir, shard, options),
-    }  # last: a survey takes memory as well
+    # last: a survey takes memory as well
+    return {**figures, "share_bytes": share_bytes(provider, model_dir, shard, options)}
 
 
 def _peak_rss_bytes() -> int:

@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 LAYERS = 4
 SLACK_S = 10.0
+IDLE_S = 65.0
 MODELS = {"llama": TinyModel("llama", layers=LAYERS), "qwen3": TinyModel("qwen3", layers=LAYERS, seed=3)}
 
 
@@ -107,6 +108,22 @@ async def test_a_hundred_requests_one_after_the_other_and_mixed(llama: Path) -> 
     assert again == first == greedy_alone(llama, LAYERS, wanted, 4)
     assert [beat.sequences for beat in beats] == [0, 0]
     assert max(grown) < 64 * 2**20, "the second hundred took memory for good"
+
+
+async def test_a_group_that_was_idle_for_long_answers_at_once_and_has_not_grown(llama: Path) -> None:
+    """Longer than the idle timeouts of sockets and of HTTP/2."""
+    (wanted,) = prompts(1)
+    async with group_ring(llama, 2) as (plan, runners, channels):
+        members = (runners[0], *runners[0].followers)
+        first = await generate(channels, runners, plan, wanted, 8)
+        rss = [psutil.Process(member.process.pid).memory_info().rss for member in members]
+        await asyncio.sleep(IDLE_S)
+        again = await generate(channels, runners, plan, wanted, 8)
+        grown = [
+            psutil.Process(member.process.pid).memory_info().rss - was for member, was in zip(members, rss, strict=True)
+        ]
+    assert again == first == greedy_alone(llama, LAYERS, [wanted], 8)[0]
+    assert max(grown) < 4 * 2**20
 
 
 Harm = Callable[[LocalRunner], None]
