@@ -161,18 +161,22 @@ class Pace:
         """Size of a prefill chunk whose lap should take no longer than budget_s, at most `longest`.
 
         tokens: of a prompt that has the ring for itself; then of those sizes the one with which it is through first:
-        small chunks keep all stages busy, large ones do more at once. 0: the largest.
+        small chunks keep all stages busy, large ones do more at once. 0: the largest of them.
         """
         if not self._chunks:
             return min(FIRST_CHUNK, longest)
         sizes = [size for size in CHUNKS if size <= longest and self._chunks.proportional(size) <= budget_s]
         if not sizes:
             return min(CHUNKS[0], longest)
-        return min(sizes, key=lambda size: (self._prompt_s(tokens, size), -size)) if tokens else sizes[-1]
+        if not tokens:
+            return sizes[-1]
+        took_s = {size: self._prompt_s(tokens, size) for size in sizes}
+        return max(size for size in sizes if took_s[size] <= (1 + TOLERANCE) * min(took_s.values()))
 
     def _prompt_s(self, tokens: int, size: int) -> float:
         """For all chunks of a prompt, one behind the other: the first one's lap, and what each other comes later."""
-        return self._chunks.at(size) * (1 + (math.ceil(tokens / size) - 1) * self._narrowest)
+        size = min(size, tokens)
+        return self._chunks.at(size) * (1 + (tokens / size - 1) * self._narrowest)
 
     def chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
         """How many prefill chunks should be on the ring beside running streams, and of how many tokens: those that get

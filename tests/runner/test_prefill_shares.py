@@ -65,7 +65,7 @@ def test_who_came_first_gets_half_of_each_chunk_however_many_short_ones_come() -
     raise AssertionError(f"{left[0]} tokens of the first are left")
 
 
-@pytest.mark.parametrize(("seconds_a_token", "size"), [(1e-5, 512), (0.004, 128), (0.1, 16)])
+@pytest.mark.parametrize(("seconds_a_token", "size"), [(1e-5, 512), (0.004, 192), (0.1, 16)])
 def test_where_nobody_streams_a_chunk_takes_a_second_at_most_if_it_can(seconds_a_token: float, size: int) -> None:
     """So that whoever comes meanwhile does not wait for long."""
     made = scheduler(3000)
