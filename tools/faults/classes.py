@@ -49,7 +49,9 @@ CLASSES: Mapping[str, FaultClass] = {
     ),
     "F5": FaultClass(
         "a rank of a tensor group is lost",
-        ("mesh/test_tensor_group_rings.py::test_without_a_rank_the_leader_ends_with_its_name",
+        ("faults/test_group_losses.py::test_a_rank_is_lost",
+         "faults/test_group_losses.py::test_a_rank_never_comes",
+         "mesh/test_tensor_group_rings.py::test_without_a_rank_the_leader_ends_with_its_name",
          "mesh/test_tensor_group_rings.py::test_without_its_leader_a_rank_ends_by_itself",
          "mesh/test_tensor_group_rings.py::test_a_rank_that_never_comes_is_a_failure_with_a_name"),
     ),
@@ -66,7 +68,8 @@ CLASSES: Mapping[str, FaultClass] = {
          f"{_LINKS}::test_a_node_that_stands_still_for_ten_seconds_costs_no_token",
          f"{_AROUND}::test_a_cable_that_is_pulled_costs_an_answer_nothing_but_time",
          "mesh/test_recovery.py::test_a_node_stopped_for_ten_seconds_costs_no_token_and_nothing_is_planned_anew",
-         "mesh/test_continuation.py::test_the_answer_of_a_killed_entry_peer_goes_on_at_another"),
+         "mesh/test_continuation.py::test_the_answer_of_a_killed_entry_peer_goes_on_at_another",
+         "node/test_out_of_reach.py::test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for"),
     ),
     "F8": FaultClass(
         "the peer that owns the ring dies",
