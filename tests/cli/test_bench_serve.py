@@ -59,6 +59,7 @@ def test_each_cell_is_asked_with_its_lengths_at_each_number_of_streams(
         assert 0 < busy <= 1 and busy + bubble == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_single_group_and_ring_get_the_same_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "models" / "tiny"
     write_checkpoint(model, TinyModel(layers=2, hidden=16, intermediate=32, context=512))

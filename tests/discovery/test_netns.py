@@ -172,6 +172,7 @@ def answers(one: Host, two: Host) -> str:
     return str(reply["choices"][0]["message"])
 
 
+@pytest.mark.slow
 def test_five_that_start_together_agree(tmp_path: Path) -> None:
     with network(tmp_path, 5) as hosts:
         for host in hosts:
@@ -207,6 +208,7 @@ def test_twenty_restarts_leave_no_ghost(tmp_path: Path) -> None:
         assert one.sees() == ["h1"]
 
 
+@pytest.mark.slow
 def test_random_datagrams_leave_memory_flat_and_the_log_quiet(tmp_path: Path) -> None:
     with network(tmp_path, 2) as (one, two):
         start_all([one])

@@ -105,7 +105,7 @@ def steady_ring(hosts: list[Host], names: str) -> dict[str, Any] | None:
             "h4", "h1 h2", "near", id="a ring of the near side, placed by the far side", marks=pytest.mark.slow
         ),
         pytest.param("h2", "h1 h3", "near", id="a ring over the cable", marks=pytest.mark.slow),
-        pytest.param("h3", "h1 h2 h3 h4", "", id="a ring over all four"),
+        pytest.param("h3", "h1 h2 h3 h4", "", id="a ring over all four", marks=pytest.mark.slow),
     ],
 )
 def test_two_and_two_are_one_again(net: Network, owner: str, members: str, stands: str) -> None:

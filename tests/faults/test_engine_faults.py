@@ -145,6 +145,7 @@ def test_stages_that_differ_a_little_stay_in_step(tmp_path: Path) -> None:
         assert not any(node.metric("exo_mesh_requests_resumed_total") for node in mesh.nodes)
 
 
+@pytest.mark.slow
 def test_runners_end_with_a_killed_node_which_can_be_started_again_where_it_was(meshes: Meshes) -> None:
     mesh = meshes.of(3)
     mesh.place(mesh.nodes)

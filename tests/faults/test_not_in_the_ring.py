@@ -55,6 +55,7 @@ def test_peers_outside_a_ring_come_and_go_without_effect(mesh: FaultMesh) -> Non
     check_all(mesh, [stream], since, visible=False)
 
 
+@pytest.mark.slow
 def test_the_death_of_the_owner_of_a_ring_that_has_no_stage_of_it_costs_no_token(mesh: FaultMesh) -> None:
     """Its lowest member adopts it; no stage stops."""
     owner, *ring, _ = mesh.nodes

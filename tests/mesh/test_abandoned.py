@@ -24,6 +24,7 @@ def nodes_of(peers: list[Peer]) -> list[psutil.Process]:
     return [psutil.Process(peer.child.pid) for peer in peers]
 
 
+@pytest.mark.slow
 async def test_two_hundred_hang_up_while_the_model_loads_and_the_next_is_served(tmp_path: Path) -> None:
     """Requests and leases are back, no descriptor is left of each, and the model that they asked for is there once."""
     with mesh(tmp_path, [LOADING] * 2, engine="dummy") as peers:

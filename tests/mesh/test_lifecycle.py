@@ -136,7 +136,9 @@ def test_a_killed_runner_is_replaced_and_the_stream_goes_on(running: list[Peer])
     assert text_of(running[0].chat(COUNT)) == COUNTED
 
 
-@pytest.mark.parametrize("stopped", [0, 1], ids=["first stage", "last stage"])
+@pytest.mark.parametrize(
+    "stopped", [pytest.param(0, id="first stage", marks=pytest.mark.slow), pytest.param(1, id="last stage")]
+)
 def test_a_node_of_a_running_ring_stops_in_time_with_its_children(tmp_path: Path, stopped: int) -> None:
     with mesh(tmp_path, [[], []], engine="dummy") as peers:
         peers[0].place(min_peers=2)

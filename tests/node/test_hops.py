@@ -43,6 +43,7 @@ async def test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer(
         assert instances(mesh.far) == [before] == instances(mesh.near), "the same ballot and processes"
 
 
+@pytest.mark.slow
 async def test_a_data_port_that_is_blocked_at_the_best_address_is_dialled_at_the_next_one(tmp_path: Path) -> None:
     """The control plane works there, so nothing else would look for another way."""
     async with two_ways(tmp_path) as mesh:
