@@ -88,11 +88,23 @@ async def strangers(tmp_path: Path, *secrets: str) -> list[Node]:
 @pytest.mark.parametrize(
     ("first", "second", "here", "there"),
     [
-        (new_secret(), new_secret(), "to the control port: they did not prove", "has another secret than this one"),
-        (new_secret(), "", "to the control port: they did not prove", "its mesh has a secret, this node none"),
-        ("", new_secret(), "", "has another secret than this one, or none"),
+        pytest.param(
+            new_secret(),
+            new_secret(),
+            "to the control port: they did not prove",
+            "has another secret than this one",
+            id="another secret",
+        ),
+        pytest.param(
+            new_secret(),
+            "",
+            "to the control port: they did not prove",
+            "its mesh has a secret, this node none",
+            id="no secret",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("", new_secret(), "", "has another secret than this one, or none", id="only the newcomer has one"),
     ],
-    ids=["another secret", "no secret", "only the newcomer has one"],
 )
 async def test_a_wrong_secret_is_one_clear_line_on_both_sides(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, second: str, here: str, there: str
