@@ -103,7 +103,7 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
 
 
 def _first(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next(iter(next(result[key] for key in NAMES if result.get(key))))
+    return next(run for key in NAMES for run in result.get(key, ()))
 
 
 def _lines(result: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:

@@ -117,14 +117,7 @@ class Node(Observed):
         self._keeping = Keeping.at(settings, self.membership.own.id, disk, clock)
         self._host = self._new_host(tuning.host)
         members = Members(self._host, self.membership)
-        self._surveys = Surveys(
-            self._registry,
-            self._catalogue,
-            self.membership,
-            settings.home / "surveys",
-            disk=disk,
-            options=settings.engine_options,
-        )
+        self._surveys = self._new_surveys(disk)
         self._self_tests = SelfTests(
             self._registry, self._catalogue, settings.engine_options, settings.home / "scratch", disk=disk
         )
@@ -158,6 +151,10 @@ class Node(Observed):
             self.health,
         )
         self._server = self._new_server()
+
+    def _new_surveys(self, disk: Disk) -> Surveys:
+        kept, options = self.settings.home / "surveys", self.settings.engine_options
+        return Surveys(self._registry, self._catalogue, self.membership, kept, disk=disk, options=options)
 
     def _new_membership(self, timing: Timing) -> Membership:
         own = PeerInfo(

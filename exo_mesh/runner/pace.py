@@ -183,9 +183,8 @@ class Pace:
         most tokens through, and hold a stream up for no longer than budget_s. One while nothing is known.
 
         Frames do not overtake each other, so that a stream waits for the lap of the chunk before it or for what all of
-        them take at the bottleneck, whichever is more. (Of 300 random rings with random arrivals, the 99th percentile
-        of what streams were held up was 1.55 times this at the worst, and the longest 1.58: chunks that come together
-        after a pause meet a stream at more than one stage.)"""
+        them take at the bottleneck, whichever is more; up to 1.6 times that (tests/runner/test_pace.py) where chunks
+        that come together after a pause meet it at more than one stage."""
         best = 1, self.chunk(budget_s, longest)
         if not self._chunks:
             return best

@@ -7,12 +7,11 @@ The collectives spin a core per rank, so how long it took is printed, and no bar
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +58,6 @@ def rank_of(mesh: FaultMesh, instance: dict[str, Any], rank: int) -> Node:
     return mesh.node_of(instance["stages"][0]["group"]["peers"][rank])
 
 
-def ranks(mesh: FaultMesh) -> list[int]:
-    return [pid for node in mesh.nodes for pid in node.runners()]
-
-
 def check(mesh: FaultMesh, stream: Stream, lost: list[int], what: str, struck_at: float) -> None:
     """The text is right, nothing that was lost is left, all agree, and the next request works."""
     stream.await_end(ANSWER_S)
@@ -104,19 +99,12 @@ def test_a_rank_never_comes(group: FaultMesh, sign: signal.Signals, whose: int) 
     node = group.nodes[whose]
     with ThreadPoolExecutor(1) as pool:
         placing = pool.submit(place, group)
-        lost = first_runner(node, placing)
+        wait_until(lambda: node.runners() or placing.done(), PLACE_S, "a process of the group")
+        (lost,) = node.runners()
+        assert not placing.done(), "it was placed before its process was seen"
         struck_at = time.time()
         os.kill(lost, sign)
         with contextlib.suppress(MeshError):  # "try again" would be an answer, too
             placing.result(PLACE_S)
     what = f"a rank {sign.name} before it is ready"
     check(group, Stream(group.nodes[2], QUESTION), [lost], what, struck_at)
-
-
-def first_runner(node: Node, placing: Future[dict[str, Any]]) -> int:
-    for _ in itertools.count():
-        assert not placing.done(), "it was placed before its process was seen"
-        if found := node.runners():
-            return found[0]
-        time.sleep(0.005)
-    raise AssertionError("unreachable")

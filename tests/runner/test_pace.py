@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -190,6 +190,39 @@ def test_a_prompt_that_is_alone_goes_through_all_stages_at_once(num_stages: int,
     ring.run()
     in_one_chunk_s = 0.004 + 500 * 0.0001 + 0.004 + 2 * num_stages * 0.0002
     assert ring.drawn[41][0] - start_s <= within * in_one_chunk_s
+
+
+class FixedChunks(Pace):
+    """So many prefill chunks beside streams, of so many tokens."""
+
+    def __init__(self, num_stages: int, count: int, size: int) -> None:
+        super().__init__(num_stages)
+        self._fixed = count, size
+
+    def chunks(self, budget_s: float, longest: int) -> tuple[int, int]:
+        return self._fixed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_chunks_hold_a_stream_up_for_what_pace_reckons_or_little_more(seed: int) -> None:
+    """Random rings, prompts at random times. What is reckoned: the lap of one chunk, or what all of them take at the
+    slowest stage. One alone never holds up longer."""
+    rng = random.Random(seed)
+    num_stages, hop_s, size = rng.randint(1, 5), rng.choice([0.0005, 0.002, 0.02]), rng.choice([16, 64, 128])
+    count, streams = rng.randint(1, num_stages), rng.randint(1, 8)
+    drawn = [(rng.uniform(0.002, 0.03), rng.uniform(0, 0.003), rng.uniform(0.0002, 0.002)) for _ in range(num_stages)]
+    ring = RingModel([costs(*one) for one in drawn], hop_s, FixedChunks(num_stages, count, size))
+    for number in range(1, streams + 1):
+        ring.submit(Sequence(number, [0]), 10**9)
+    times = list(accumulate((rng.expovariate(0.7) for _ in range(20)), initial=1.0))
+    prompts = [(at, Sequence(100 + n, [0] * rng.randint(1, 1500)), 1) for n, at in enumerate(times)]
+    ring.run(until=times[-1] + 10, arrivals=prompts)
+    gaps = [b - a for number in range(1, streams + 1) for a, b in pairwise(ring.drawn[number]) if b > 1]
+    chunk_s = [base_s + token_s * size for base_s, _, token_s in drawn]
+    reckoned_s = max(sum(chunk_s) + hop_s * num_stages, count * max(chunk_s))
+    step_s = [base_s + row_s * (streams + 2) for base_s, row_s, _ in drawn]
+    own_s = sum(step_s) + hop_s * num_stages + max(step_s)  # the other streams' frame may be before it
+    assert max(gaps) <= own_s + (1.0 if count == 1 else 1.6) * reckoned_s + 1e-9
 
 
 def test_prompts_beside_streams_fill_the_ring() -> None:
