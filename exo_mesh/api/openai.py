@@ -21,8 +21,9 @@ from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
 from exo_mesh.api.sse import EventStream
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
+from exo_mesh.domain.request import Progress
 from exo_mesh.errors import InputError
-from exo_mesh.node.service import ModelEntry, Progress
+from exo_mesh.node.service import ModelEntry
 from exo_mesh.security.api_keys import Role
 from exo_mesh.text.assembler import Piece
 

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from exo_mesh.api.convert import Prepared
-from exo_mesh.domain.request import TokenEvent
+from exo_mesh.domain.request import Progress, TokenEvent
 from exo_mesh.errors import EngineError
-from exo_mesh.node.service import MeshService, Progress
+from exo_mesh.node.service import MeshService
 from exo_mesh.text.assembler import Piece, TextAssembler
 
 T = TypeVar("T")

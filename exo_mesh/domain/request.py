@@ -119,3 +119,13 @@ class TokenEvent:
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life before the first token: what is being waited for ("loading", "queued", "prefill"). done: of
+    `total`; where there is no total, the place in the queue."""
+
+    phase: str
+    done: int = 0
+    total: int = 0

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, Place, TokenEvent
+from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, Place, Progress, TokenEvent
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import ContextLengthError, DeadlineError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
@@ -22,7 +22,7 @@ from exo_mesh.node.instances import Instances, Load
 from exo_mesh.node.journal import Entry, Journal
 from exo_mesh.node.members import Members
 from exo_mesh.node.ring_check import Redial
-from exo_mesh.node.service import InstanceSpec, Progress
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.traces import TraceStore
 from exo_mesh.transport.control_driver import DriverChannels, DriverStreamError
 

@@ -25,7 +25,7 @@ from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
 from exo_mesh.engine.contract import Groupable
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError, ModelError
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.tensor_groups import MAX_SETS, GroupTroubles
 from exo_mesh.proto.runner_pb2 import GroupFigures
 

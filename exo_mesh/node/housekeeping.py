@@ -1,22 +1,33 @@
-"""The slow round of a node: models that came or went, cards of the peers' models, gauges."""
+"""The slow rounds of a node: models that came or went, gauges, and changes of its own addresses and cables."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 from exo_mesh.clock import Clock
+from exo_mesh.domain.thunderbolt import rdma_ports
 from exo_mesh.membership.service import Membership
 from exo_mesh.metrics import Metrics
+from exo_mesh.node import this_machine
 from exo_mesh.node.catalogue import Catalogue
 from exo_mesh.node.disk import Disk
 from exo_mesh.node.health import Health
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.stage_host import StageHost
+from exo_mesh.node.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
 
 RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0
+
+ADDRESSES_EVERY_S = 3.0
+
+CABLES_EVERY_S = 5.0
+"""A cable that is pulled is known everywhere within this, the tools' own second or two, and the gossip."""
+
+_log = logging.getLogger(__name__)
 
 ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
 """For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
@@ -56,3 +67,24 @@ async def keep_house(
         metrics.memory_level.set(monitor.level)
         metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
         await membership.changed.wait(ROUND_S)
+
+
+async def keep_addresses(membership: Membership, host: str, port: int) -> None:
+    """Look every ADDRESSES_EVERY_S, for ever; describe the node anew when its addresses have changed."""
+    while True:
+        await asyncio.sleep(ADDRESSES_EVERY_S)
+        now = this_machine.addresses(host, port)
+        if now != membership.own.addresses:
+            _log.info("the addresses of this node are %s now", ", ".join(now))
+            membership.describe(replace(membership.own, addresses=now))
+
+
+async def keep_rdma_ports(membership: Membership) -> None:
+    """Until cancelled, tell the mesh of this machine's Thunderbolt ports; returns at once where there can be none."""
+    if not has_thunderbolt_tools():
+        return
+    while True:
+        ports = rdma_ports(await asyncio.to_thread(read_thunderbolt))
+        if ports != membership.own.rdma_ports:
+            membership.describe(replace(membership.own, rdma_ports=ports))
+        await asyncio.sleep(CABLES_EVERY_S)

@@ -25,7 +25,7 @@ from exo_mesh.node.distrust import Distrust
 from exo_mesh.node.placer import BallotBeatenError, Placer, StageFailedError
 from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.ring_keeper import OnProgress, RingKeeper
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.tasks import TaskOwner
 
 MAX_ATTEMPTS = 6

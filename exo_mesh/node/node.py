@@ -18,7 +18,7 @@ from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
@@ -40,7 +40,7 @@ from exo_mesh.node.generate import Patience, Router
 from exo_mesh.node.group_facts import GroupKnowledge
 from exo_mesh.node.health import Health
 from exo_mesh.node.history import History
-from exo_mesh.node.housekeeping import keep_house
+from exo_mesh.node.housekeeping import keep_addresses, keep_house, keep_rdma_ports
 from exo_mesh.node.instances import Instances
 from exo_mesh.node.journal import Journal
 from exo_mesh.node.local_models import LocalModels
@@ -49,20 +49,19 @@ from exo_mesh.node.memory import MemoryReader, read_memory
 from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.observed import Observed
-from exo_mesh.node.own_addresses import keep_addresses
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.pressure import MemoryMonitor
 from exo_mesh.node.previews import previews, with_peer_ids
 from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.request_file import request_file
 from exo_mesh.node.selftests import SelfTests
-from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
+from exo_mesh.node.service import ModelEntry
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.stage_host import HostLimits, Keeping, StageHost
 from exo_mesh.node.static_ranks import own_rank
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.node.surveys import Surveys
 from exo_mesh.node.text_cache import TextCache
-from exo_mesh.node.thunderbolt_readings import keep_rdma_ports
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_driver import DriverChannels

@@ -47,7 +47,7 @@ from exo_mesh.node.members import Members
 from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.ring_keeper import OnProgress, RingKeeper, release_all
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.supervisor import Limits
 from exo_mesh.node.surveys import Surveys, as_held
 from exo_mesh.node.tensor_groups import wirings

@@ -15,7 +15,7 @@ from exo_mesh.domain.plan import NO_BALLOT, Plan
 from exo_mesh.domain.sharding import sharded
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.node.placer import Placer
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 
 MAX_WIDTH = 16
 """Wider rings than this are not previewed: every further hop makes each token slower."""

@@ -23,7 +23,7 @@ from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.placer import BallotBeatenError, Placer, ring_of
 from exo_mesh.node.reservations import Answer
 from exo_mesh.node.ring_keeper import OnProgress, RingKeeper
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.standing import Standing
 from exo_mesh.node.supervisor import Limits
 

@@ -16,6 +16,7 @@ from exo_mesh.domain.sharding import sharded
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import InputError, MeshError, StageLostError
 from exo_mesh.metrics import Metrics
+from exo_mesh.node.collectives import collective_endpoint, wiring_fault
 from exo_mesh.node.disk import Disk
 from exo_mesh.node.flight_recorder import FlightRecorder
 from exo_mesh.node.guard import Guard
@@ -32,7 +33,6 @@ from exo_mesh.node.speed import SpeedMeter
 from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.node.standing import Standing, goes_on, is_well, start_message, why_unwell
 from exo_mesh.node.supervisor import RUNNER_COMMAND, Limits, Runner
-from exo_mesh.node.tensor_groups import collective_endpoint, wiring_fault
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import TaskOwner

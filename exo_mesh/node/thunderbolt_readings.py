@@ -1,18 +1,12 @@
-"""Asks macOS's own tools for Thunderbolt ports and RDMA, and keeps what the mesh knows of them up to date."""
+"""Asks macOS's own tools for Thunderbolt ports and RDMA."""
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
 
-from exo_mesh.domain.thunderbolt import ThunderboltReading, rdma_ports
-from exo_mesh.membership.service import Membership
-
-READ_EVERY_S = 5.0
-"""A cable that is pulled is known everywhere within this, the tools' own second or two, and the gossip."""
+from exo_mesh.domain.thunderbolt import ThunderboltReading
 
 TOOL_S = 8.0
 """system_profiler takes about a second on a busy Mac."""
@@ -49,14 +43,3 @@ def _words(command: tuple[str, ...]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.decode(errors="replace")
-
-
-async def keep_rdma_ports(membership: Membership) -> None:
-    """Until cancelled, tell the mesh of this machine's Thunderbolt ports; returns at once where there can be none."""
-    if not has_thunderbolt_tools():
-        return
-    while True:
-        ports = rdma_ports(await asyncio.to_thread(read_thunderbolt))
-        if ports != membership.own.rdma_ports:
-            membership.describe(replace(membership.own, rdma_ports=ports))
-        await asyncio.sleep(READ_EVERY_S)

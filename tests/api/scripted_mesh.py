@@ -15,9 +15,10 @@ from openai import AsyncOpenAI
 
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
 from exo_mesh.errors import CancelledRequestError, UnknownModelError
-from exo_mesh.node.service import InstanceSpec, ModelEntry, Progress
+from exo_mesh.node.service import ModelEntry
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.text.tokenizer import TextModel
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
+from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent
 from exo_mesh.errors import (
     DeadlineError,
     EngineError,
@@ -23,7 +23,6 @@ from exo_mesh.errors import (
     PlacementError,
     StageLostError,
 )
-from exo_mesh.node.service import Progress
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 

@@ -12,7 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.openai import waiting_for
 from exo_mesh.domain.pinning import Pin
-from exo_mesh.node.service import InstanceSpec, Progress
+from exo_mesh.domain.request import Progress
+from exo_mesh.node.spec import InstanceSpec
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 

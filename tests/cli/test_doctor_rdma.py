@@ -17,9 +17,9 @@ from exo_mesh.cli.topology_picture import picture
 from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.thunderbolt import ThunderboltReading
-from exo_mesh.node import thunderbolt_readings
+from exo_mesh.node import housekeeping
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.thunderbolt_readings import TOOLS, read_thunderbolt
 from tests.cli.processes import clean_environ
 from tests.domain.test_thunderbolt import READING, words
@@ -120,7 +120,7 @@ def test_the_command_prints_the_table_and_changes_nothing(
 async def test_a_cable_that_is_pulled_is_seen_by_all(
     shims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thunderbolt_readings, "READ_EVERY_S", 0.2)
+    monkeypatch.setattr(housekeeping, "CABLES_EVERY_S", 0.2)
     async with mesh(tmp_path, 2) as nodes:
         await until(lambda: all(len(peer.rdma_ports) == 3 for peer in nodes[1].membership.view.peers()))
         (shims / "ibv_devinfo.txt").write_text(words("ibv_devinfo.txt").replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"))

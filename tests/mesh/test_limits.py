@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.domain.request import FinishReason, TokenEvent
+from exo_mesh.domain.request import FinishReason, Progress, TokenEvent
 from exo_mesh.errors import DeadlineError, MeshError, OverloadError, StageLostError
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec, Progress
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, mesh, tokens, until
 
 LONG_PROMPT = tuple(range(3, 203)) * 8

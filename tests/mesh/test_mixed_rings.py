@@ -17,7 +17,7 @@ from exo_mesh.domain.pinning import Pin
 from exo_mesh.engine.registry import providers
 from exo_mesh.errors import PlacementError
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.cli.processes import eventually
 from tests.mesh.meshes import MODEL, Peer, mesh, text_of
 from tests.mesh.test_exactness import MAX_TOKENS, QUESTIONS, Answer, ask, whole  # noqa: F401 - a fixture

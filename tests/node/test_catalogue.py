@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.node.catalogue import card_from_json, card_to_json
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.weights.store import ModelStore
 from tests.node.meshes import MODEL, Machine, a_request, make_node, tokens, until
 from tests.support.checkpoints import TinyModel, write_checkpoint

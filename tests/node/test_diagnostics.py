@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, tokens, until
 from tests.node.test_faults import crash
 

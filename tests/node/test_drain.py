@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.errors import NotReadyError
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, mesh, tokens, until
 from tests.node.test_faults import collect
 

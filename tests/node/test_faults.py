@@ -16,7 +16,7 @@ import pytest
 from exo_mesh.domain.request import TokenEvent
 from exo_mesh.errors import CancelledRequestError, ContextLengthError, InputError, StageLostError
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
 
 SLOW = {"cost_ms": "10"}

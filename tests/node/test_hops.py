@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.membership.paths import PathKeeper
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, tokens, until
 from tests.node.relays import SECOND, has_second_loopback
 from tests.node.test_faults import collect

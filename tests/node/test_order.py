@@ -17,7 +17,7 @@ from exo_mesh.errors import PlacementError
 from exo_mesh.node import ownership, ring_keeper
 from exo_mesh.node.node import Node
 from exo_mesh.node.reservations import Answer
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
 from tests.node.split import cabled_mesh
 

@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.node import instances as instances_module
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import GB, MODEL, a_request, instances, mesh, tokens, until
 
 NOWHERE = "127.0.0.1:1"

@@ -9,16 +9,16 @@ import pytest
 
 from exo_mesh.discovery.interfaces import RecentInterfaces, read_interfaces
 from exo_mesh.domain.addresses import Interface, LinkKind
-from exo_mesh.node import own_addresses, this_machine
+from exo_mesh.node import housekeeping, this_machine
 from tests.membership.meshes import mesh, until
 
 
 async def test_new_addresses_reach_the_peers_and_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     async with mesh("a", "b") as (a, b):
         told = (b.address, "127.0.0.1:9")
-        monkeypatch.setattr(own_addresses, "LOOK_EVERY_S", 0.01)
+        monkeypatch.setattr(housekeeping, "ADDRESSES_EVERY_S", 0.01)
         monkeypatch.setattr(this_machine, "addresses", lambda host, port: told)
-        task = asyncio.create_task(own_addresses.keep_addresses(b.membership, "0.0.0.0", 1))
+        task = asyncio.create_task(housekeeping.keep_addresses(b.membership, "0.0.0.0", 1))
         await until(lambda: a.membership.peers[0].info.addresses == told)
         assert "127.0.0.1:9" in a.membership.peers[0].addresses
         task.cancel()

@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.domain.placement import ENGINE_OVERHEAD_BYTES
 from exo_mesh.errors import PlacementError, UnknownModelError
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import (
     GB,
     MODEL,

@@ -9,7 +9,7 @@ import pytest
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.errors import InputError, PlacementError
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import GB, MODEL, instances, mesh, until
 
 

@@ -17,7 +17,7 @@ from exo_mesh.domain.request import TokenEvent
 from exo_mesh.errors import PlacementError
 from exo_mesh.node import instances as node_instances
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, Machine, a_request, instances, make_node, mesh, tokens, until
 
 SLOW = {"cost_ms": "10"}

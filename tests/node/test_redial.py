@@ -17,7 +17,7 @@ from exo_mesh.errors import CancelledRequestError, DeadlineError, StageLostError
 from exo_mesh.node import ring_check
 from exo_mesh.node.node import Node
 from exo_mesh.node.ring_check import Redial, Verdict, look_at
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.transport.control_client import ControlClient
 from tests.node.cutting import cut_connections_to
 from tests.node.meshes import GB, MODEL, a_request, instances, mesh, runners, tokens, until

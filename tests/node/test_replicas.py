@@ -12,7 +12,7 @@ import pytest
 
 from exo_mesh.errors import PlacementError
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, tokens, until
 from tests.node.test_faults import collect
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.node import spares
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
 
 

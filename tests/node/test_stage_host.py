@@ -14,7 +14,7 @@ from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import InputError, PlacementError, StageLostError
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
 
 

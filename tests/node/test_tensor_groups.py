@@ -22,11 +22,12 @@ from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.node import tensor_groups
+from exo_mesh.node.collectives import collective_endpoint, wiring_fault
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.stage_host import HostLimits
 from exo_mesh.node.supervisor import Limits
-from exo_mesh.node.tensor_groups import GroupTroubles, collective_endpoint, wiring_fault, wirings
+from exo_mesh.node.tensor_groups import GroupTroubles, wirings
 from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
 
 PAIR = InstanceSpec(MODEL, tensor_group=2, group_backend="ring")

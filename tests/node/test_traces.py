@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.traces import MAX_TOKENS, MAX_TRACES, TraceStore, chrome_trace
 from tests.node.meshes import MODEL, a_request, mesh, tokens, until
 

@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.membership.swim import Life, State, Swim, Update
 from exo_mesh.node.ring_keeper import REATTACH_S
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from tests.node.meshes import MODEL, Machine, instances, make_node, mesh, until
 from tests.node.test_faults import SLOW, collect
 

@@ -16,7 +16,7 @@ from exo_mesh.errors import MeshError
 from exo_mesh.node import closed_mesh
 from exo_mesh.node.closed_mesh import Renewal, utc_now
 from exo_mesh.node.node import Node
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.security import certificates
 from exo_mesh.security.certificates import end_of, issue
 from exo_mesh.security.credentials import Credentials, RenewedCredentials

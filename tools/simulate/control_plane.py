@@ -29,7 +29,7 @@ from exo_mesh.node.memory import MemoryReading
 from exo_mesh.node.placer import Here, Placer
 from exo_mesh.node.recoverer import Recoverer
 from exo_mesh.node.runner_end import End
-from exo_mesh.node.service import InstanceSpec
+from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.node.stage_host import StageHost
 from exo_mesh.node.stage_status import StatusBoard
 from exo_mesh.node.supervisor import Limits
