@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from exo_mesh.errors import MeshError
-from exo_mesh.logs import current_request
+from exo_mesh.telemetry.logs import current_request
 
 _log = logging.getLogger(__name__)
 

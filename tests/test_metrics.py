@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from exo_mesh.durations import LAP_BOUNDS_S, Durations
-from exo_mesh.metrics import Metrics
 from exo_mesh.proto.runner_pb2 import Heartbeat
+from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
+from exo_mesh.telemetry.metrics import Metrics
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

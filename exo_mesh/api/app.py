@@ -22,8 +22,8 @@ from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.texts import TextModels
 from exo_mesh.api.tracing import TRACE_ID
-from exo_mesh.logs import current_request
 from exo_mesh.node.service import MeshService
+from exo_mesh.telemetry.logs import current_request
 
 _log = logging.getLogger(__name__)
 _server_log = logging.getLogger("exo_mesh.api.server")

@@ -15,7 +15,7 @@ from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.rings import MIXING
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError
-from exo_mesh.node.spec import InstanceSpec
+from exo_mesh.instances.spec import InstanceSpec
 
 MAX_PREFERENCES = 16
 MAX_REPLICAS = 64

@@ -31,9 +31,9 @@ from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.rival_server import mlx_server, why_not
 from exo_mesh.cli.serve_report import check_plot, compare, plot, table
 from exo_mesh.cli.tables import print_json
-from exo_mesh.config import ConfigError, load_settings
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
+from exo_mesh.settings.config import ConfigError, load_settings
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import ModelStore

@@ -13,8 +13,8 @@ from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import DEFAULT_API_URL
-from exo_mesh.config import ConfigError
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
+from exo_mesh.settings.config import ConfigError
 
 READ_DEADLINE_S = 10.0
 STREAM_SILENCE_S = 120.0

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Mapping
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.config import SETTINGS
+from exo_mesh.settings.config import SETTINGS
 
 SHELLS = ("bash", "zsh", "fish")
 

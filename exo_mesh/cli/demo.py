@@ -16,7 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
-from exo_mesh.config import ConfigError
+from exo_mesh.settings.config import ConfigError
 
 if TYPE_CHECKING:
     from exo_mesh.cli.demo_screen import DemoScreen

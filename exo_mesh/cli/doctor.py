@@ -24,8 +24,8 @@ from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.tables import print_json
 from exo_mesh.cli.version import library_versions
-from exo_mesh.config import LoadedSettings, load_settings
 from exo_mesh.errors import MeshError
+from exo_mesh.settings.config import LoadedSettings, load_settings
 
 NEEDED = ("aiohttp", "grpcio", "jinja2", "msgspec", "numpy", "protobuf", "psutil", "tokenizers", "zeroconf")
 """Packages without which no node starts."""
@@ -112,7 +112,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """Every check by name, in the order in which they are told."""
     from exo_mesh.cli import doctor_readings as readings
     from exo_mesh.cli.engines import describe_engines
-    from exo_mesh.node.memory import read_memory, usable_bytes
+    from exo_mesh.machine.memory import read_memory, usable_bytes
 
     settings = loaded.settings
     everywhere: Sequence[Path] = models_dirs(settings, os.environ)
@@ -162,7 +162,7 @@ def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """The one check of `doctor rdma`."""
     from exo_mesh.cli.doctor_rdma import check_rdma
     from exo_mesh.domain.fast_synch import resolve
-    from exo_mesh.node.thunderbolt_readings import read_thunderbolt
+    from exo_mesh.machine.thunderbolt_readings import read_thunderbolt
 
     def rdma() -> list[Finding]:
         fast_synch = resolve(loaded.settings.fast_synch, os.environ)

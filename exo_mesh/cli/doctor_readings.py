@@ -23,10 +23,10 @@ import psutil
 
 from exo_mesh.cli import doctor_checks as checks
 from exo_mesh.cli.doctor_checks import ClockReading, DirectoryReading, EchoReading, FirewallReading, PortReading
-from exo_mesh.config import LoadedSettings
 from exo_mesh.discovery.choose import is_loopback
 from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.errors import DeadlineError, MeshError
+from exo_mesh.settings.config import LoadedSettings
 from exo_mesh.weights.store import ModelStore
 
 T = TypeVar("T")

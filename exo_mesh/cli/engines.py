@@ -88,9 +88,9 @@ def add_devices(engines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     usable_bytes is what a node without --max-memory and without loaded models would offer the mesh now.
     """
-    from exo_mesh.node.accelerator_readings import read_machine
-    from exo_mesh.node.accelerators import accelerator_for
-    from exo_mesh.node.memory import read_memory, usable_bytes
+    from exo_mesh.machine.accelerator_readings import read_machine
+    from exo_mesh.machine.accelerators import accelerator_for
+    from exo_mesh.machine.memory import read_memory, usable_bytes
 
     machine, system = read_machine(), read_memory()
     for engine in engines:

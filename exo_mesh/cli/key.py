@@ -12,8 +12,8 @@ import sys
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import columns, print_json
-from exo_mesh.config import ConfigError, load_settings
 from exo_mesh.security.api_keys import FILE_NAME, MAX_KEYS, KeyFile, Role, new_key
+from exo_mesh.settings.config import ConfigError, load_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

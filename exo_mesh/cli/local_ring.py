@@ -14,7 +14,7 @@ from pathlib import Path
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import EngineError, error_from_code
-from exo_mesh.node.runner_child import RUNNER_ENVIRONMENT
+from exo_mesh.hosting.runner_child import RUNNER_ENVIRONMENT
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.security.credentials import Credentials
 from exo_mesh.transport.plan_codec import plan_to_proto, rank_to_proto

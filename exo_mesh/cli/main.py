@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import Parser
-from exo_mesh.config import ConfigError, did_you_mean
 from exo_mesh.errors import MeshError
-from exo_mesh.logs import setup_logging
+from exo_mesh.settings.config import ConfigError, did_you_mean
+from exo_mesh.telemetry.logs import setup_logging
 
 VERBS = {
     "serve": "run a node on this machine (what exo-mesh alone does)",

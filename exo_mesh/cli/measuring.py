@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from exo_mesh.errors import EngineError
-from exo_mesh.node.runner_child import RUNNER_ENVIRONMENT
+from exo_mesh.hosting.runner_child import RUNNER_ENVIRONMENT
 
 MAX_LINE = 1 << 20
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from exo_mesh.config import SETTINGS, ConfigError, did_you_mean
+from exo_mesh.settings.config import SETTINGS, ConfigError, did_you_mean
 
 _HINTS = {
     "--force-master": "exo-mesh has no master: all peers are equal",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from exo_mesh.config import Settings
+from exo_mesh.settings.config import Settings
 
 
 def models_dirs(settings: Settings, environ: Mapping[str, str]) -> tuple[Path, ...]:

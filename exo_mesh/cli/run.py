@@ -22,8 +22,8 @@ from exo_mesh.cli.chat import Answer, ask
 from exo_mesh.cli.client import ApiClient, NoNodeError
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
-from exo_mesh.config import SETTINGS, load_settings
 from exo_mesh.errors import InputError, MeshError
+from exo_mesh.settings.config import SETTINGS, load_settings
 
 _START_DEADLINE_S = 60.0
 _FIND_MODEL_S = 3.0

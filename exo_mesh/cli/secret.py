@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.config import ConfigError
 from exo_mesh.security.secret import new_secret, write_new
+from exo_mesh.settings.config import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,9 +15,9 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
 from exo_mesh.cli.systemd import Notifier, supervised, take_notifier
-from exo_mesh.config import ConfigError, LoadedSettings, load_settings
 from exo_mesh.errors import InputError
-from exo_mesh.logs import setup_logging
+from exo_mesh.settings.config import ConfigError, LoadedSettings, load_settings
+from exo_mesh.telemetry.logs import setup_logging
 
 STOP_DEADLINE_S = 4.5
 """A node that was told to stop is gone within 5 s, whatever its parts do."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli.tables import columns
-from exo_mesh.config import ConfigError
+from exo_mesh.settings.config import ConfigError
 
 NAMES = {"runs": "ring", "group": "group", "one": "one stage", "mlx_lm_server": "mlx_lm.server"}
 """What is compared: key of the result, and what people read."""

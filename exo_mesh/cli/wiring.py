@@ -18,13 +18,13 @@ from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.screen import NodeFacts
-from exo_mesh.config import ConfigError, LoadedSettings
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.node.node import Node
-from exo_mesh.node.pretended_memory import reader_for
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
 from exo_mesh.security.secret import exposure
+from exo_mesh.settings.config import ConfigError, LoadedSettings
 
 SEND_BUFFER_BYTES = 256 * 1024
 """What the kernel may hold of an answer that its client does not read. By itself it would hold 4 MiB of each."""

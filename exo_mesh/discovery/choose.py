@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from exo_mesh.config import Settings
 from exo_mesh.discovery.port import Discovery
 from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.errors import InputError
 from exo_mesh.security.datagrams import Seal
+from exo_mesh.settings.config import Settings
 
 DEFAULT_GRPC_PORT = 5000
 

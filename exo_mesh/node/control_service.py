@@ -7,18 +7,18 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from exo_mesh.errors import InputError, ReservationError
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.hosting.stage_state import standing_to_proto
+from exo_mesh.instances.instances import Instances
+from exo_mesh.instances.members import reachable
 from exo_mesh.membership.service import Membership
-from exo_mesh.node import text_cache
-from exo_mesh.node.catalogue import Catalogue, card_from_json, card_to_json
+from exo_mesh.models import text_cache
+from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
+from exo_mesh.models.selftests import SelfTests
+from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.diagnostics import Diagnostics
-from exo_mesh.node.instances import Instances
-from exo_mesh.node.journal import Journal
-from exo_mesh.node.members import reachable
-from exo_mesh.node.selftests import SelfTests
-from exo_mesh.node.stage_host import StageHost
-from exo_mesh.node.standing import standing_to_proto
-from exo_mesh.node.surveys import Surveys, survey_to_json
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.serving.journal import Journal
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 
 

@@ -15,14 +15,14 @@ import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.hosting.flight_recorder import FlightRecorder
+from exo_mesh.hosting.status_board import StageBeat
+from exo_mesh.machine.disk import Disk
+from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
-from exo_mesh.node.disk import Disk
-from exo_mesh.node.flight_recorder import FlightRecorder
-from exo_mesh.node.journal import Journal
-from exo_mesh.node.pressure import MemoryMonitor
-from exo_mesh.node.stage_status import StageBeat
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.serving.journal import Journal
 
 ASK_S = 2.0
 AT_ONCE = 16

@@ -7,15 +7,15 @@ from statistics import median
 from typing import Any
 
 from exo_mesh.clock import Clock
-from exo_mesh.config import Settings
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.health import Level, Reason, worst
 from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.hosting.guard import Guard
+from exo_mesh.machine.disk import Disk
+from exo_mesh.machine.pressure import Level as MemoryLevel
+from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.membership.service import Membership
-from exo_mesh.node.disk import Disk
-from exo_mesh.node.guard import Guard
-from exo_mesh.node.pressure import Level as MemoryLevel
-from exo_mesh.node.pressure import MemoryMonitor
+from exo_mesh.settings.config import Settings
 
 MAX_SKEW_S = 5.0
 """As in `exo-mesh doctor`: logs of several machines that are further apart mislead people."""

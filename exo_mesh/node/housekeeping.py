@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.thunderbolt import rdma_ports
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.machine import this_machine
+from exo_mesh.machine.disk import Disk
+from exo_mesh.machine.pressure import MemoryMonitor
+from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
 from exo_mesh.membership.service import Membership
-from exo_mesh.metrics import Metrics
-from exo_mesh.node import this_machine
-from exo_mesh.node.catalogue import Catalogue
-from exo_mesh.node.disk import Disk
+from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.node.health import Health
-from exo_mesh.node.pressure import MemoryMonitor
-from exo_mesh.node.stage_host import StageHost
-from exo_mesh.node.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
+from exo_mesh.telemetry.metrics import Metrics
 
 RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0

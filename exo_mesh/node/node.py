@@ -13,7 +13,6 @@ from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.config import Settings
 from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.discovery.static import StaticDiscovery
@@ -22,47 +21,49 @@ from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
+from exo_mesh.hosting.local_models import LocalModels
+from exo_mesh.hosting.stage_host import HostLimits, Keeping, StageHost
+from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.instances.custody import Custody
+from exo_mesh.instances.group_facts import GroupKnowledge
+from exo_mesh.instances.hostfile_rank import own_rank
+from exo_mesh.instances.instances import Instances
+from exo_mesh.instances.members import Members
+from exo_mesh.instances.placer import Here, Placer
+from exo_mesh.instances.previews import previews, with_peer_ids
+from exo_mesh.instances.recoverer import Recoverer
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.machine import this_machine
+from exo_mesh.machine.accelerator_readings import DeviceMemory
+from exo_mesh.machine.disk import Disk
+from exo_mesh.machine.memory import MemoryReader, read_memory
+from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
-from exo_mesh.metrics import Metrics
-from exo_mesh.node import state, this_machine
-from exo_mesh.node.accelerator_readings import DeviceMemory
-from exo_mesh.node.catalogue import Catalogue
-from exo_mesh.node.closed_mesh import Renewal, own_credentials
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.mixing import Mixing
+from exo_mesh.models.selftests import SelfTests
+from exo_mesh.models.surveys import Surveys
+from exo_mesh.models.text_cache import TextCache
+from exo_mesh.node import describe
+from exo_mesh.node.certificate_renewal import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
-from exo_mesh.node.custody import Custody
 from exo_mesh.node.diagnostics import Diagnostics
-from exo_mesh.node.disk import Disk
-from exo_mesh.node.generate import Patience, Router
-from exo_mesh.node.group_facts import GroupKnowledge
 from exo_mesh.node.health import Health
-from exo_mesh.node.history import History
 from exo_mesh.node.housekeeping import keep_addresses, keep_house, keep_rdma_ports
-from exo_mesh.node.instances import Instances
-from exo_mesh.node.journal import Journal
-from exo_mesh.node.local_models import LocalModels
-from exo_mesh.node.members import Members
-from exo_mesh.node.memory import MemoryReader, read_memory
-from exo_mesh.node.mixing import Mixing
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.observed import Observed
-from exo_mesh.node.placer import Here, Placer
-from exo_mesh.node.pressure import MemoryMonitor
-from exo_mesh.node.previews import previews, with_peer_ids
-from exo_mesh.node.recoverer import Recoverer
-from exo_mesh.node.request_file import request_file
-from exo_mesh.node.selftests import SelfTests
 from exo_mesh.node.service import ModelEntry
-from exo_mesh.node.spec import InstanceSpec
-from exo_mesh.node.stage_host import HostLimits, Keeping, StageHost
-from exo_mesh.node.static_ranks import own_rank
-from exo_mesh.node.supervisor import Limits
-from exo_mesh.node.surveys import Surveys
-from exo_mesh.node.text_cache import TextCache
+from exo_mesh.serving.history import History
+from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.request_file import request_file
+from exo_mesh.serving.router import Patience, Router
+from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
+from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_driver import DriverChannels
 from exo_mesh.transport.control_server import ControlServer
@@ -375,13 +376,13 @@ class Node(Observed):
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         instance = await self._instances.ensure(with_peer_ids(spec, self.membership.view.peers()))
         owners = [owner for owner, held in self._instances.all() if held.plan.digest == instance.plan.digest]
-        return state.describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+        return describe.describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
 
     async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
         spec = with_peer_ids(spec, self.membership.view.peers())
         made: list[dict[str, Any]] = []
         while len(made) < count:
-            used = {peer_id for one in made for stage in one["stages"] for peer_id in state.peers_of(stage)}
+            used = {peer_id for one in made for stage in one["stages"] for peer_id in describe.peers_of(stage)}
             made.append(await self.create_instance(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
         return made
 

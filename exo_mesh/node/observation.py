@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from exo_mesh.domain.device import Telemetry
-from exo_mesh.node.journal import Journal
-from exo_mesh.node.pressure import MemoryMonitor
-from exo_mesh.node.stage_status import StageBeat
+from exo_mesh.hosting.status_board import StageBeat
+from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.proto.runner_pb2 import Heartbeat
+from exo_mesh.serving.journal import Journal
 
 
 class Observation:

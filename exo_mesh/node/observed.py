@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from exo_mesh.config import Settings
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.fast_synch import resolve
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.instances.instances import Instances
 from exo_mesh.membership.service import Membership
-from exo_mesh.node import state
+from exo_mesh.node import describe
 from exo_mesh.node.diagnostics import Diagnostics
-from exo_mesh.node.generate import Router
 from exo_mesh.node.health import Health
-from exo_mesh.node.instances import Instances
-from exo_mesh.node.journal import Journal
 from exo_mesh.node.observation import Observation
-from exo_mesh.node.stage_host import StageHost
-from exo_mesh.node.traces import chrome_trace
+from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.router import Router
+from exo_mesh.serving.traces import chrome_trace
+from exo_mesh.settings.config import Settings
 
 
 class Observed:
@@ -43,19 +43,19 @@ class Observed:
                  for _, instance in self._instances.all()}  # fmt: skip
         return {
             "node_id": self.node_id,
-            "view": state.describe_view(self.membership.view),
+            "view": describe.describe_view(self.membership.view),
             "telemetry": {
-                peer_id: state.describe_telemetry(reading) for peer_id, reading in self.membership.telemetry.items()
+                peer_id: describe.describe_telemetry(reading) for peer_id, reading in self.membership.telemetry.items()
             },
-            "links": state.topology(self.membership, self._instances)["links"],
-            "cables": state.describe_cables(self.membership.view),
+            "links": describe.topology(self.membership, self._instances)["links"],
+            "cables": describe.describe_cables(self.membership.view),
             "fast_synch": resolve(self.settings.fast_synch, os.environ)._asdict(),
-            "stages_here": {name: state.describe_beat(beat) for name, beat in beats.items() if beat is not None},
+            "stages_here": {name: describe.describe_beat(beat) for name, beat in beats.items() if beat is not None},
             "health": self.health(),
         }
 
     def topology(self) -> dict[str, Any]:
-        return state.topology(self.membership, self._instances)
+        return describe.topology(self.membership, self._instances)
 
     def drain_state(self) -> dict[str, Any]:
         requests = len(self.journal)

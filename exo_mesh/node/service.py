@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
-from exo_mesh.node.spec import InstanceSpec
+from exo_mesh.instances.spec import InstanceSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 
-from exo_mesh.logs import quiet_libraries
+from exo_mesh.telemetry.logs import quiet_libraries
 
 _PR_SET_PDEATHSIG = 1
 

@@ -13,7 +13,6 @@ from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Retain, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import GenerateRequest
-from exo_mesh.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.errors import (
     CancelledRequestError,
     InputError,
@@ -38,6 +37,7 @@ from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.scheduler import Limits, Scheduler, Work
+from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
 SIGN_OF_LIFE_S = 1.0

@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from exo_mesh.durations import LAP_BOUNDS_S, Durations
+from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
 
 MAX_SAMPLES = 4096
 """Laps that the quantiles look back on."""

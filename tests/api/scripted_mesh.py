@@ -17,8 +17,8 @@ from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
 from exo_mesh.errors import CancelledRequestError, UnknownModelError
+from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.service import ModelEntry
-from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.text.tokenizer import TextModel
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]

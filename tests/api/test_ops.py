@@ -13,7 +13,7 @@ from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.openai import waiting_for
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.request import Progress
-from exo_mesh.node.spec import InstanceSpec
+from exo_mesh.instances.spec import InstanceSpec
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 

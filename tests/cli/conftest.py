@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from exo_mesh.setting_aliases import ALIASES
+from exo_mesh.settings.aliases import ALIASES
 
 
 @pytest.fixture(autouse=True)

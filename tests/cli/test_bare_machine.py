@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.processes import clean_environ
-from tests.mesh.meshes import mesh, text_of
 from tests.support.installs import bare_environment
+from tests.support.peers import mesh, text_of
+from tests.support.processes import clean_environ
 
 HEAVY = ("mlx", "mlx_lm", "torch", "transformers", "safetensors")
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from exo_mesh.cli.child_node import ChildNode
-from tests.cli.processes import COMMAND, QUIET_FLAGS, clean_environ
+from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ
 
 
 def test_a_conversation_has_turns_and_ends_with_bye(tmp_path: Path) -> None:

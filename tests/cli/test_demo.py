@@ -16,7 +16,7 @@ from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.main import main
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
-from tests.cli.processes import eventually, gone, read_until, run, start
+from tests.support.processes import eventually, gone, read_until, run, start
 
 
 def test_once_answers_over_two_peers_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from exo_mesh.cli.doctor import diagnose, report
 from exo_mesh.cli.doctor_checks import Finding, Level
 from exo_mesh.cli.main import main
 from tests.cli.closed_port import closed_port
-from tests.cli.processes import QUIET_FLAGS, clean_environ, eventually
+from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
 
 ON_LOOPBACK = ["--host", "127.0.0.1", "--listen-port", "0", "--engine", "dummy"]
 

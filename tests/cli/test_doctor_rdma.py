@@ -17,13 +17,13 @@ from exo_mesh.cli.topology_picture import picture
 from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.thunderbolt import ThunderboltReading
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.machine.thunderbolt_readings import TOOLS, read_thunderbolt
 from exo_mesh.node import housekeeping
 from exo_mesh.node.node import Node
-from exo_mesh.node.spec import InstanceSpec
-from exo_mesh.node.thunderbolt_readings import TOOLS, read_thunderbolt
-from tests.cli.processes import clean_environ
 from tests.domain.test_thunderbolt import READING, words
-from tests.node.meshes import MODEL, a_request, instances, mesh, tokens, until
+from tests.support.nodes import MODEL, a_request, instances, mesh, tokens, until
+from tests.support.processes import clean_environ
 
 UNSET = resolve("auto", {})
 

@@ -12,7 +12,7 @@ import pytest
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.parser import Parser, add_node_flags
-from exo_mesh.config import SETTINGS
+from exo_mesh.settings.config import SETTINGS
 from tests.cli.closed_port import closed_port
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -19,7 +19,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
 from tests.cli.closed_port import closed_port
-from tests.cli.processes import QUIET_FLAGS, clean_environ, eventually, gone, read_until, run, start
+from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, gone, read_until, run, start
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh import setting_values
 from exo_mesh.cli.config import reference
-from exo_mesh.config import SETTINGS, ConfigError, LoadedSettings, Settings, load_settings
-from exo_mesh.setting_aliases import ALIASES
+from exo_mesh.settings import values
+from exo_mesh.settings.aliases import ALIASES
+from exo_mesh.settings.config import SETTINGS, ConfigError, LoadedSettings, Settings, load_settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -316,7 +316,7 @@ def test_the_two_ports_must_differ(tmp_path: Path) -> None:
     [("12GB", 12 * 10**9), ("512MiB", 512 * 2**20), ("1.5 kb", 1500), ("7", 7), ("7b", 7), ("2TiB", 2 * 2**40)],
 )
 def test_sizes_are_decimal_or_binary(text: str, num_bytes: int) -> None:
-    assert setting_values.size(text) == num_bytes
+    assert values.size(text) == num_bytes
 
 
 def test_the_documentation_has_the_table_of_all_settings() -> None:

@@ -21,7 +21,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.systemd import Notifier, supervised, take_notifier
-from tests.cli.processes import QUIET_FLAGS, clean_environ
+from tests.support.processes import QUIET_FLAGS, clean_environ
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.config import Settings
 from exo_mesh.discovery.choose import discoveries_for, is_loopback, why_not_announced
 from exo_mesh.errors import InputError
+from exo_mesh.settings.config import Settings
 
 
 def settings(tmp_path: Path, host: str, *ways: str, **more: Any) -> Settings:

@@ -18,10 +18,10 @@ from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.main import main
 from exo_mesh.discovery.static_group import launched_group, parse_hostfile, read_hostfile
 from exo_mesh.errors import InputError, MeshError
+from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
-from exo_mesh.node.spec import InstanceSpec
-from tests.cli.processes import clean_environ, eventually, gone
-from tests.node.meshes import MODEL, Machine, a_request, free_port, instances, knows_all, make_node, tokens, until
+from tests.support.nodes import MODEL, Machine, a_request, free_port, instances, knows_all, make_node, tokens, until
+from tests.support.processes import clean_environ, eventually, gone
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "hostfiles").glob("*.json"))
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from exo_mesh.config import Settings, default_settings
 from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.errors import InputError
 from exo_mesh.node.node import Node
+from exo_mesh.settings.config import Settings, default_settings
 from tests.discovery.waiting import until
-from tests.node.meshes import Machine, free_port, make_node
+from tests.support.nodes import Machine, free_port, make_node
 
 WAYS = ["udp", "mdns", "peers file", "bootstrap", "tailscale"]
 

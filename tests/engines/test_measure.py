@@ -23,7 +23,7 @@ from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, num_parameters, write_checkpoint
-from tests.cli.processes import run
+from tests.support.processes import run
 
 REAL = sorted(
     name

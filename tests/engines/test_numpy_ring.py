@@ -13,7 +13,7 @@ pytest.importorskip("mlx_lm")
 
 from exo_mesh.engine.registry import GROUP
 from tests.mesh import test_exactness as exactness
-from tests.mesh.meshes import ANSWER_S, Peer, chat_body, mesh, text_of
+from tests.support.peers import ANSWER_S, Peer, chat_body, mesh, text_of
 
 whole = exactness.whole
 

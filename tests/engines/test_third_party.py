@@ -15,9 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from exo_mesh.weights.safetensors import read_tensor_table
-from tests.cli.processes import run
-from tests.mesh.meshes import mesh, text_of
 from tests.support.installs import ROOT, build_wheel, install
+from tests.support.peers import mesh, text_of
+from tests.support.processes import run
 
 EXAMPLE = ROOT / "examples" / "exo-mesh-engine-example"
 

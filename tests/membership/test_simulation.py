@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.node.stage_host import StageHost
+from exo_mesh.hosting.stage_host import StageHost
 from tools.simulate.ballots import play
 from tools.simulate.mesh import Mesh, Report, address_of, report
 from tools.simulate.virtual_loop import VirtualLoop, run

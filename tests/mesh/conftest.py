@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mesh.meshes import Peer, mesh
+from tests.support.peers import Peer, mesh
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from exo_mesh.node.node import Node
-from tests.cli.processes import eventually
-from tests.mesh.belongings import CpuMeter, descriptors, no_more
-from tests.mesh.meshes import MODEL, Peer, await_all, chat_body, mesh
-from tests.node import meshes as in_process
+from tests.support import nodes as in_process
+from tests.support.belongings import CpuMeter, descriptors, no_more
+from tests.support.peers import MODEL, Peer, await_all, chat_body, mesh
+from tests.support.processes import eventually
 
 LOADING = ["--engine-option", "load_ms=3000"]
 

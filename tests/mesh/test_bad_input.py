@@ -22,9 +22,9 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.proto import control_pb2
 from exo_mesh.transport.ring_link import FRAMES_METHOD
 from tests.cli.closed_port import closed_port
-from tests.cli.processes import QUIET_FLAGS, eventually, run
-from tests.mesh.meshes import TRACES, Peer, await_all, mesh, text_of
 from tests.support.checkpoints import TinyModel, tensor_shapes, write_checkpoint, write_safetensors
+from tests.support.peers import TRACES, Peer, await_all, mesh, text_of
+from tests.support.processes import QUIET_FLAGS, eventually, run
 
 Reply = tuple[int, dict[str, Any]]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import eventually
-from tests.mesh.meshes import Peer, await_all, mesh, text_of
-from tests.node.cutting import cut_connections_to
+from tests.support.cutting import cut_connections_to
+from tests.support.peers import Peer, await_all, mesh, text_of
+from tests.support.processes import eventually
 
 pytestmark = [
     pytest.mark.slow,

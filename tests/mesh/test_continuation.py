@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.cli.processes import eventually
-from tests.mesh.meshes import MODEL, PLACE_S, Peer, chat_body, mesh, text_of
+from tests.support.peers import MODEL, PLACE_S, Peer, chat_body, mesh, text_of
+from tests.support.processes import eventually
 
 COUNT = "Count from 3 to 40."
 BODY = chat_body(COUNT, stream=True, max_tokens=150)

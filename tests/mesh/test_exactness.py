@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.processes import eventually
-from tests.mesh.meshes import ANSWER_S, MODEL, Peer, chat_body, mesh, text_of
 from tests.support.checkpoints import byte_alphabet
+from tests.support.peers import ANSWER_S, MODEL, Peer, chat_body, mesh, text_of
+from tests.support.processes import eventually
 
 MEMORY_MB = {"big": 1600, "mid": 800, "twin": 800, "small": 400}
 SPLITS = {

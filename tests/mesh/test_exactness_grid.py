@@ -18,9 +18,9 @@ import aiohttp
 import numpy as np
 import pytest
 
-from tests.cli.processes import eventually
-from tests.mesh.meshes import MODEL, Peer, await_all, chat_body, mesh
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.peers import MODEL, Peer, await_all, chat_body, mesh
+from tests.support.processes import eventually
 
 AT_ONCE = (1, 2, 4, 8, 16, 32)
 FLAT = "flat"

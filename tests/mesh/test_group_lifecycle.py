@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.processes import eventually, gone
-from tests.mesh.meshes import Peer, mesh
+from tests.support.peers import Peer, mesh
+from tests.support.processes import eventually, gone
 
 pytestmark = pytest.mark.slow
 

@@ -19,8 +19,8 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.errors import CancelledRequestError, MeshError
-from tests.cli.processes import eventually, gone
-from tests.mesh.meshes import Peer, await_all, chat_body, mesh, text_of
+from tests.support.peers import Peer, await_all, chat_body, mesh, text_of
+from tests.support.processes import eventually, gone
 
 STOP_S = 5.0
 COUNT, COUNTED = "Count from 7 to 12.", "7, 8, 9, 10, 11, 12"

@@ -17,9 +17,9 @@ import pytest
 
 from exo_mesh.domain.request import FinishReason, Progress, TokenEvent
 from exo_mesh.errors import DeadlineError, MeshError, OverloadError, StageLostError
+from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
-from exo_mesh.node.spec import InstanceSpec
-from tests.node.meshes import MODEL, a_request, mesh, tokens, until
+from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 
 LONG_PROMPT = tuple(range(3, 203)) * 8
 RUNNING = 32

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.mesh.meshes import Peer, await_all, mesh
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.peers import Peer, await_all, mesh
 
 WIDE = "wide"
 NUM_STAGES = 2

@@ -16,13 +16,13 @@ import pytest
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.engine.registry import providers
 from exo_mesh.errors import PlacementError
+from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
-from exo_mesh.node.spec import InstanceSpec
-from tests.cli.processes import eventually
-from tests.mesh.meshes import MODEL, Peer, mesh, text_of
 from tests.mesh.test_exactness import MAX_TOKENS, QUESTIONS, Answer, ask, whole  # noqa: F401 - a fixture
-from tests.node.meshes import GB, Machine, a_request, knows_all, make_node, tokens, until
 from tests.support.checkpoints import TinyModel, config_json, write_checkpoint, write_json
+from tests.support.nodes import GB, Machine, a_request, knows_all, make_node, tokens, until
+from tests.support.peers import MODEL, Peer, mesh, text_of
+from tests.support.processes import eventually
 
 pytest.importorskip("mlx.core")
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.mesh.meshes import MODEL, Peer, await_all
+from tests.support.peers import MODEL, Peer, await_all
 
 COUNTED = "7, 8, 9, 10, 11, 12"
 SCRIPT = Path(__file__).with_name("openai_client.mjs")

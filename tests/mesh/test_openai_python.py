@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from tests.mesh.meshes import MODEL, Peer, await_all
+from tests.support.peers import MODEL, Peer, await_all
 
 COUNT: Any = [{"role": "user", "content": "Count from 7 to 12."}]
 COUNTED = "7, 8, 9, 10, 11, 12"

@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
-from tests.cli.processes import eventually
-from tests.mesh.meshes import Peer, mesh
+from tests.support.peers import Peer, mesh
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cli.processes import eventually
-from tests.mesh.belongings import CpuMeter, descriptors, family, no_more, settled
-from tests.mesh.meshes import Peer, await_all, mesh
+from tests.support.belongings import CpuMeter, descriptors, family, no_more, settled
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.peers import Peer, await_all, mesh
+from tests.support.processes import eventually
 
 LONG = "long"
 TOKENS = 64

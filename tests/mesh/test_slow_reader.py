@@ -18,11 +18,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cli.processes import eventually
-from tests.mesh.belongings import family
-from tests.mesh.meshes import Peer, await_all, mesh
 from tests.mesh.test_serving import parked
+from tests.support.belongings import family
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.peers import Peer, await_all, mesh
+from tests.support.processes import eventually
 
 LONG = "long"
 ROUNDS = 5

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from exo_mesh.errors import MeshError
-from tests.cli.processes import eventually, gone
-from tests.mesh.meshes import MODEL, Peer, mesh, text_of
 from tests.mesh.test_exactness import QUESTIONS, Answer, ask, whole  # noqa: F401 - a fixture
+from tests.support.peers import MODEL, Peer, mesh, text_of
+from tests.support.processes import eventually, gone
 
 pytest.importorskip("mlx.core")
 

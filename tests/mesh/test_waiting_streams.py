@@ -15,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.mesh import test_openai_node
-from tests.mesh.meshes import Peer, await_all, chat_body, mesh
+from tests.support.peers import Peer, await_all, chat_body, mesh
 
 RUNNING = 32
 """What a driver runs at once."""

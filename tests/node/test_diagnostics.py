@@ -8,9 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.node.spec import InstanceSpec
-from tests.node.meshes import MODEL, a_request, instances, mesh, tokens, until
-from tests.node.test_faults import crash
+from exo_mesh.instances.spec import InstanceSpec
+from tests.support.nodes import MODEL, a_request, crash, instances, mesh, tokens, until
 
 
 def phases(runner: dict[str, Any]) -> list[str]:

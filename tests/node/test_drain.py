@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.errors import NotReadyError
-from exo_mesh.node.spec import InstanceSpec
-from tests.node.meshes import MODEL, a_request, mesh, tokens, until
-from tests.node.test_faults import collect
+from exo_mesh.instances.spec import InstanceSpec
+from tests.support.nodes import MODEL, a_request, collect, mesh, tokens, until
 
 
 async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path) -> None:

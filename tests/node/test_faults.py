@@ -15,18 +15,9 @@ import pytest
 
 from exo_mesh.domain.request import TokenEvent
 from exo_mesh.errors import CancelledRequestError, ContextLengthError, InputError, StageLostError
+from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
-from exo_mesh.node.spec import InstanceSpec
-from tests.node.meshes import MODEL, a_request, instances, mesh, runners, tokens, until
-
-SLOW = {"cost_ms": "10"}
-
-
-async def collect(node: Node, request_id: str, max_tokens: int, into: list[int]) -> None:
-    async with aclosing(node.generate(MODEL, a_request(request_id, max_tokens))) as items:
-        async for item in items:
-            if isinstance(item, TokenEvent) and item.token_id is not None:
-                into.append(item.token_id)
+from tests.support.nodes import MODEL, SLOW, a_request, collect, crash, instances, mesh, runners, tokens, until
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -87,15 +78,6 @@ async def test_an_open_ring_outlives_the_node_that_placed_it(tmp_path: Path) -> 
         await asyncio.wait_for(request, 10)
         await until(lambda: len(instances(nodes[0])) == 1 and instances(nodes[0])[0]["owner"] in members)
         assert len(got) == 100 and instances(nodes[0])[0]["digest"] == instance["digest"]
-
-
-async def crash(node: Node) -> None:
-    """The control plane of the node falls silent at once: no goodbye, no release."""
-    await node._server.stop(0)
-    await node.membership._tasks.close()
-    for keeper in node._custody.keepers.values():
-        await keeper.close()
-    node._custody.keepers.clear()
 
 
 async def test_a_cancelled_request_ends_and_frees_its_sequence(tmp_path: Path) -> None:
@@ -161,8 +143,8 @@ async def test_a_frozen_runner_is_killed_after_its_silence(tmp_path: Path) -> No
 A_NODE = """
 import asyncio, sys
 from pathlib import Path
-from exo_mesh.node.service import InstanceSpec
-from tests.node.meshes import MODEL, Machine, make_node
+from exo_mesh.instances.spec import InstanceSpec
+from tests.support.nodes import MODEL, Machine, make_node
 
 async def main():
     node = make_node(Path(sys.argv[1]), "doomed", Machine())

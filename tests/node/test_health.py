@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.config import Settings
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.health import Level, Reason
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.machine.pressure import Level as MemoryLevel
 from exo_mesh.node.health import ALONE_S, Health
-from exo_mesh.node.pressure import Level as MemoryLevel
+from exo_mesh.settings.config import Settings
 
 
 def info(peer_id: str, version: str = "0.1.0") -> PeerInfo:

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from exo_mesh.node import instances as instances_module
+from exo_mesh.instances import instances as instances_module
+from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
-from exo_mesh.node.spec import InstanceSpec
-from tests.node.meshes import GB, MODEL, a_request, instances, mesh, tokens, until
+from tests.support.nodes import GB, MODEL, a_request, instances, mesh, tokens, until
 
 NOWHERE = "127.0.0.1:1"
 

@@ -9,7 +9,8 @@ import pytest
 
 from exo_mesh.discovery.interfaces import RecentInterfaces, read_interfaces
 from exo_mesh.domain.addresses import Interface, LinkKind
-from exo_mesh.node import housekeeping, this_machine
+from exo_mesh.machine import this_machine
+from exo_mesh.node import housekeeping
 from tests.membership.meshes import mesh, until
 
 

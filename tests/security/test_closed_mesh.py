@@ -14,8 +14,8 @@ from exo_mesh.proto import control_pb2, driver_pb2
 from exo_mesh.security.certificates import authority
 from exo_mesh.security.secret import new_secret
 from exo_mesh.transport.ring_link import FRAMES_METHOD
-from tests.node.meshes import Machine, a_request, instances, make_node, mesh, tokens, until
 from tests.security.strangers import channels, refused
+from tests.support.nodes import Machine, a_request, instances, make_node, mesh, tokens, until
 
 CONTROL_METHODS = [
     f"/{service.full_name}/{method.name}"

@@ -20,8 +20,8 @@ from exo_mesh.cli.client import ApiClient
 from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security.datagrams import MAGIC, Seal
 from exo_mesh.security.secret import new_secret, write_new
-from tests.cli.processes import QUIET_FLAGS, clean_environ, eventually
-from tests.node.meshes import free_port
+from tests.support.nodes import free_port
+from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
 
 pytestmark = [
     pytest.mark.slow,

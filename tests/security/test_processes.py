@@ -13,7 +13,7 @@ import pytest
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.security.secret import new_secret, write_new
-from tests.cli.processes import QUIET_FLAGS, clean_environ, eventually, run
+from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, run
 
 
 @pytest.fixture

@@ -13,17 +13,29 @@ import pytest
 from cryptography import x509
 
 from exo_mesh.errors import MeshError
-from exo_mesh.node import closed_mesh
-from exo_mesh.node.closed_mesh import Renewal, utc_now
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.node import certificate_renewal
+from exo_mesh.node.certificate_renewal import Renewal, utc_now
 from exo_mesh.node.node import Node
-from exo_mesh.node.spec import InstanceSpec
 from exo_mesh.security import certificates
 from exo_mesh.security.certificates import end_of, issue
 from exo_mesh.security.credentials import Credentials, RenewedCredentials
 from exo_mesh.security.secret import new_secret
 from exo_mesh.transport.channels import bind, new_server, open_channel
-from tests.node.meshes import MODEL, Machine, a_request, instances, knows_all, make_node, mesh, runners, tokens, until
-from tests.node.test_faults import SLOW, collect
+from tests.support.nodes import (
+    MODEL,
+    SLOW,
+    Machine,
+    a_request,
+    collect,
+    instances,
+    knows_all,
+    make_node,
+    mesh,
+    runners,
+    tokens,
+    until,
+)
 
 SECRET = new_secret()
 
@@ -135,7 +147,7 @@ async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notice
 async def test_a_mesh_outlives_its_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With certificates of five seconds, for three times as long, and then another node comes."""
     monkeypatch.setattr(certificates, "VALID", datetime.timedelta(seconds=5))
-    monkeypatch.setattr(closed_mesh, "LOOK_EVERY_S", 0.2)
+    monkeypatch.setattr(certificate_renewal, "LOOK_EVERY_S", 0.2)
     async with mesh(tmp_path, 2, secret=SECRET, engine_options=SLOW) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])

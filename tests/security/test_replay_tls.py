@@ -13,8 +13,8 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.node.node import Node
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.secret import new_secret
-from tests.node.meshes import Machine, a_request, make_node, tokens, until
 from tests.security.relay import Recorder, replay, said
+from tests.support.nodes import Machine, a_request, make_node, tokens, until
 
 
 class Callers:

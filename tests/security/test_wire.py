@@ -20,9 +20,9 @@ from exo_mesh.security.secret import new_secret
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 from exo_mesh.transport.doorkeeper import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, Doorkeeper
-from tests.node.meshes import until
 from tests.security.relay import Recorder, replay, said
 from tests.security.strangers import NOW
+from tests.support.nodes import until
 
 OWN = issue(new_secret(), "alpha", ["127.0.0.1"], NOW)
 

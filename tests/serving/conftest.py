@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mesh.meshes import mesh
 from tests.serving.rings import MODEL, ROOM, SMALL, Ring
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.peers import mesh
 
 
 @pytest.fixture(scope="session")

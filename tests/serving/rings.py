@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mesh.meshes import Peer
+from tests.support.peers import Peer
 
 MODEL, SMALL = "long", "small"
 """Two models on the disks of both; the first one is placed."""

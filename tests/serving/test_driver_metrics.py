@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cli.processes import eventually
-from tests.mesh.meshes import Peer
 from tests.serving.rings import MODEL, Ring
+from tests.support.peers import Peer
+from tests.support.processes import eventually
 
 
 def samples(peer: Peer) -> dict[str, float]:

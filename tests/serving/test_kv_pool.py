@@ -7,10 +7,10 @@ from typing import Any
 
 import aiohttp
 
-from tests.cli.processes import eventually
-from tests.mesh.meshes import Peer, await_all
 from tests.serving.rings import SMALL, Ring
 from tests.support.dummy_oracle import dummy_text
+from tests.support.peers import Peer, await_all
+from tests.support.processes import eventually
 
 REQUESTS, TOKENS = 16, 600
 """9,600 positions and the prompts; a pool has 8,192, or one context if that is more."""

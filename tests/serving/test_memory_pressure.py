@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.cli.processes import eventually
-from tests.mesh.meshes import Peer, await_all
 from tests.serving.rings import MODEL, ROOM, Ring
 from tests.support.dummy_oracle import dummy_text
+from tests.support.peers import Peer, await_all
+from tests.support.processes import eventually
 
 TOKENS = 1200
 SHORT = "16GiB 1GiB"

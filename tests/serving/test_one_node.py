@@ -14,9 +14,9 @@ import pytest
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.errors import MeshError
-from tests.cli.processes import clean_environ, eventually
-from tests.mesh.meshes import MODEL
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.peers import MODEL
+from tests.support.processes import clean_environ, eventually
 
 FLAGS = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--discovery", "none", "--engine", "dummy"]
 LONG = "long"

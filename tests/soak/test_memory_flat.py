@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from exo_mesh.engine.registry import load_registry
-from tests.mesh.meshes import MODEL, Peer, await_all, mesh
+from tests.support.peers import MODEL, Peer, await_all, mesh
 from tests.support.slope import second_half
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

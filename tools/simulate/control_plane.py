@@ -11,31 +11,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
-from exo_mesh.config import Settings
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import Record
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
+from exo_mesh.hosting.local_models import LocalModels
+from exo_mesh.hosting.runner_exit import End
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.hosting.status_board import StatusBoard
+from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.instances.custody import Custody
+from exo_mesh.instances.group_facts import GroupKnowledge
+from exo_mesh.instances.instances import Instances
+from exo_mesh.instances.members import Members
+from exo_mesh.instances.placer import Here, Placer
+from exo_mesh.instances.recoverer import Recoverer
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.membership.detector import LAN
 from exo_mesh.node.control_service import ControlService
-from exo_mesh.node.custody import Custody
-from exo_mesh.node.group_facts import GroupKnowledge
-from exo_mesh.node.instances import Instances
-from exo_mesh.node.local_models import LocalModels
-from exo_mesh.node.members import Members
-from exo_mesh.node.memory import MemoryReading
-from exo_mesh.node.placer import Here, Placer
-from exo_mesh.node.recoverer import Recoverer
-from exo_mesh.node.runner_end import End
-from exo_mesh.node.spec import InstanceSpec
-from exo_mesh.node.stage_host import StageHost
-from exo_mesh.node.stage_status import StatusBoard
-from exo_mesh.node.supervisor import Limits
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2, runner_pb2
 from exo_mesh.runner.endpoint import HOP_LOST_S
+from exo_mesh.settings.config import Settings
 from exo_mesh.transport.plan_codec import plan_from_proto
 from exo_mesh.transport.ring_link import LOST_AFTER_S
 from tools.simulate.mesh import SimPeer

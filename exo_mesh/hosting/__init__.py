@@ -1,0 +1,1 @@
+"""What runs on this machine, for any plan: stages, supervision, reservations, limits."""

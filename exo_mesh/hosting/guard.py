@@ -1,0 +1,74 @@
+"""Whether a stage may be tried on this node, by what became of those before it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from exo_mesh.clock import Clock
+from exo_mesh.domain.health import Level, Reason
+from exo_mesh.domain.plan import Plan
+from exo_mesh.errors import CrashLoopError, QuarantinedError, ReservationError
+from exo_mesh.hosting.breaker import Breaker
+from exo_mesh.hosting.quarantine import Quarantine, flags_of
+from exo_mesh.hosting.runner_exit import End
+
+WORKED_FRAMES = 100
+"""A prompt and some dozens of tokens, as of the last heartbeat."""
+
+_log = logging.getLogger(__name__)
+
+
+class Guard:
+    """Crashes and stalls are counted; what got stuck before it worked goes into quarantine at once."""
+
+    def __init__(self, own_id: str, quarantine: Quarantine, options: Mapping[str, str], clock: Clock) -> None:
+        self._own_id = own_id
+        self._quarantine = quarantine
+        self._flags = flags_of(options)
+        self._clock = clock
+        self._breaker = Breaker()
+
+    def check(self, plan: Plan, index: int) -> None:
+        """Raises ReservationError, with the code of why, if this stage is not to be tried here now."""
+        engine = plan.stages[index].engine
+        if (case := self._quarantine.find(plan.model_digest, engine, self._flags)) is not None:
+            raise ReservationError(f"{case}; {case.remedy}", peer_id=self._own_id, why=QuarantinedError.code)
+        if (loop := self._breaker.loop((plan.model_digest, engine), self._clock())) is not None:
+            raise ReservationError(str(loop), peer_id=self._own_id, why=CrashLoopError.code)
+
+    def ended(self, plan: Plan, index: int, end: End, cause: str, frames: int = 0) -> None:
+        """A runner of a stage has come to its end, after so many frames. One that had worked is no part of a loop: a
+        request that kills it is given up after a few rings, and what kills it from outside is not its fault."""
+        engine = plan.stages[index].engine
+        if frames >= WORKED_FRAMES and end is not End.WEDGED:
+            return
+        if end is End.WEDGED:
+            self._quarantine.put(plan.model, plan.model_digest, engine, self._flags, cause)
+        elif end in (End.CRASHED, End.STALLED) and self._breaker.crashed(
+            (plan.model_digest, engine), plan.model, cause, self._clock()
+        ):
+            _log.warning("no runner of %s with %s is started here for a while: %s", plan.model, engine, cause)
+
+    def lift(self) -> int:
+        """Forget the quarantine and the crashes; answers how many models and engines may be tried again."""
+        lifted = self._quarantine.lift() + len(self._breaker.loops(self._clock()))
+        self._breaker = Breaker()
+        return lifted
+
+    def reasons(self) -> list[Reason]:
+        """What is refused here now, for people."""
+        loops = [
+            Reason(
+                CrashLoopError.code,
+                Level.DEGRADED,
+                str(loop),
+                "its log has the lines before each crash, GET /v1/diagnostics/node its last phases; another engine may "
+                f"do (--model-engine {loop.model}=NAME)",
+            )
+            for loop in self._breaker.loops(self._clock())
+        ]
+        cases = [
+            Reason(QuarantinedError.code, Level.DEGRADED, str(case), case.remedy) for case in self._quarantine.cases
+        ]
+        return [*cases, *loops]

@@ -1,0 +1,81 @@
+"""Which processes this node has started: written down, so that its next start can end what a crash has left behind.
+
+A runner ends with its node by itself (its pipe closes; on Linux the kernel kills it). This is for one that could not:
+stopped by a debugger, or stuck in a driver on a system without such a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from exo_mesh.machine.disk import Disk
+
+SAME_S = 2.0
+"""Two readings of when one process began differ by less: the boot time is read anew, and clocks are set."""
+
+KILLED_S = 2.0
+"""How long the kernel may take to end a killed process."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PidFiles:
+    """One file per process in a directory that belongs to one node id."""
+
+    directory: Path
+    disk: Disk
+
+    def note(self, pid: int, label: str) -> None:
+        """A process has started, which leads a session of its own. A disk that is full is no reason not to run it."""
+        with contextlib.suppress(psutil.Error):
+            began = psutil.Process(pid).create_time()
+            text = json.dumps({"pid": pid, "began": began, "label": label})
+            self.disk.write(self.directory / f"{pid}.json", text, "the list of runners")
+
+    def forget(self, pid: int) -> None:
+        """It has ended."""
+        with contextlib.suppress(OSError):
+            (self.directory / f"{pid}.json").unlink(missing_ok=True)
+
+    def reap(self) -> list[str]:
+        """End what is left of an earlier start of this node; answers the labels. Blocks for up to KILLED_S."""
+        ended = []
+        for file in self._files():
+            process, label = _left_behind(file)
+            if process is not None:
+                _log.warning("ending %s (pid %d), which an earlier start of this node has left", label, process.pid)
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(psutil.Error):
+                    process.wait(KILLED_S)
+                ended.append(label)
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+        return ended
+
+    def _files(self) -> list[Path]:
+        with contextlib.suppress(OSError):
+            return sorted(self.directory.glob("*.json"))
+        return []
+
+
+def _left_behind(file: Path) -> tuple[psutil.Process | None, str]:
+    """The process that a file speaks of, if it still runs; a pid that was given to another program since is not it."""
+    try:
+        noted = json.loads(file.read_text())
+        pid, began, label = int(noted["pid"]), float(noted["began"]), str(noted["label"])[:200]
+        process = psutil.Process(pid)
+        if pid > 1 and abs(process.create_time() - began) < SAME_S and process.status() != psutil.STATUS_ZOMBIE:
+            return process, label
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        pass
+    return None, ""

@@ -1,0 +1,86 @@
+"""A runner process and the node's end of the pipe to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from exo_mesh.domain.wiring_rules import MLX_VARIABLES
+from exo_mesh.settings.config import SECRET_VARIABLE
+from exo_mesh.transport import runner_pipe
+
+# gRPC's event engine reads a socket in one thread, handles it in another and tells a third of it; without the engine
+# the third does it all, as it used to. That is a quarter of a hop, measured; on other systems nobody has.
+_QUICK_POLLING = {"GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener"} if sys.platform == "linux" else {}
+
+RUNNER_ENVIRONMENT = {
+    # glibc maps and faults in fresh pages for every large message unless told otherwise: half of the cost of a
+    # 16 MiB hop, measured.
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "268435456",
+    **_QUICK_POLLING,
+}
+
+
+@dataclass(slots=True)
+class Child:
+    """`open` comes before `reader` and `writer`."""
+
+    process: asyncio.subprocess.Process
+    pipe: socket.socket
+    _streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def open(self) -> None:
+        """Wrap the pipe in streams; a second time nothing."""
+        if self._streams is None:
+            self._streams = await runner_pipe.open_pipe(self.pipe)
+
+    @property
+    def reader(self) -> asyncio.StreamReader:
+        assert self._streams is not None, "open first"
+        return self._streams[0]
+
+    @property
+    def writer(self) -> asyncio.StreamWriter:
+        assert self._streams is not None, "open first"
+        return self._streams[1]
+
+    def close(self) -> None:
+        """This end of the pipe; the process ends by that, if it has not already."""
+        if self._streams is not None:
+            self._streams[1].close()
+        else:
+            self.pipe.close()
+
+
+async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child:
+    """A new runner process, in a session of its own. Raises OSError."""
+    ours, theirs = runner_pipe.socket_pair()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            "--control-fd",
+            str(theirs.fileno()),
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**_for_runner(environment), **RUNNER_ENVIRONMENT},
+            start_new_session=True,
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Child(process, ours)
+
+
+def _for_runner(environment: Mapping[str, str]) -> dict[str, str]:
+    """A runner gets a certificate over its pipe, and has no use for what made it; nor for the rank of a node that was
+    started by `mlx.launch`."""
+    return {name: value for name, value in environment.items() if name not in (SECRET_VARIABLE, *MLX_VARIABLES)}

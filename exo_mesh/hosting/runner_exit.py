@@ -1,0 +1,177 @@
+"""How a runner's process comes to its end: what that means, and how it is brought about."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from enum import StrEnum
+from typing import Any
+
+import psutil
+
+from exo_mesh.errors import (
+    CanaryError,
+    DeadlineError,
+    InputError,
+    ModelError,
+    RankLostError,
+    StageLostError,
+    TransportError,
+)
+from exo_mesh.hosting.flight_recorder import FlightLog
+from exo_mesh.hosting.runner_limits import Limits
+
+STACKS_S = 0.2
+"""faulthandler needs no more than some milliseconds, whatever the interpreter is doing."""
+
+EXIT_POLL_S = 0.02
+"""How often is looked whether a process has ended, where the kernel gives no handle that tells."""
+
+
+class End(StrEnum):
+    """How a runner came to its end. Whether it may be tried again here is decided by it; see `guard`."""
+
+    STOPPED = "stopped"  # as it was asked to
+    LOST = "lost"  # another stage of its ring was, or another rank; nothing was wrong with this one
+    REFUSED = "refused"  # what it was asked for cannot be: bad options, an unusable model
+    CRASHED = "crashed"  # the process ended, or its engine failed; the next one may do better
+    STALLED = "stalled"  # it worked, and then came back no more from one frame, or fell silent
+    WEDGED = "wedged"  # it got stuck before it ever worked: the next one would, too
+
+
+REPORTED = {
+    StageLostError.code: End.LOST,
+    TransportError.code: End.LOST,
+    RankLostError.code: End.LOST,
+    CanaryError.code: End.REFUSED,  # these peers cannot be a group; who placed it counts that
+    InputError.code: End.REFUSED,
+    ModelError.code: End.REFUSED,
+}
+"""What a runner's own last word means; anything else is a failure of its engine or ours."""
+
+
+class StuckError(DeadlineError):
+    """A runner does not get on."""
+
+    def __init__(self, message: str, end: End) -> None:
+        super().__init__(message)
+        self.end = end
+
+
+def post_mortem(returncode: int | None, last_lines: Sequence[str]) -> str:
+    """What became of a process that nobody had asked to end, and its last words."""
+    if returncode == -signal.SIGKILL:
+        how = "was killed by SIGKILL (by the system, if it was out of memory, or by hand)"
+    elif returncode is not None and returncode < 0:
+        how = f"was killed by {signal.Signals(-returncode).name}"
+    else:
+        how = f"ended with exit code {returncode}"
+    return f"{how}; its last words: {last_lines[-1]}" if last_lines else how
+
+
+async def end_process(
+    process: asyncio.subprocess.Process,
+    limits: Limits,
+    flight: FlightLog,
+    ask: Callable[[], Awaitable[None]] | None,
+) -> bool:
+    """End a process and all of its group, if it has not ended: a word, if `ask` is given, then SIGTERM, then SIGKILL.
+    One that is frozen hears only the last. False if not even that ends it in time."""
+    patience_s = limits.terminate_s
+    if ask is not None and not _is_deaf(process):
+        await ask()
+        await ended(process, limits.polite_s)
+        patience_s /= 2
+    if not _is_deaf(process):
+        await _signal(process, signal.SIGTERM, patience_s, flight)
+    if process.returncode is None:
+        await _signal(process, signal.SIGKILL, limits.terminate_s, flight)
+    _signal_group(process.pid, signal.SIGKILL)  # what it has started itself ends with it
+    flight.note("exit", code="none" if process.returncode is None else process.returncode)
+    return process.returncode is not None
+
+
+async def say_where_it_stands(process: asyncio.subprocess.Process, flight: FlightLog) -> None:
+    """Have a runner that is stuck write the stacks of its threads (no values) into the log before it is ended: whoever
+    looks for the cause has nothing else. One that is stopped by a signal does not hear it."""
+    if not _is_deaf(process):
+        flight.note("stacks", "in the log of the node")
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGUSR1)
+        await ended(process, STACKS_S)
+
+
+async def ended(process: asyncio.subprocess.Process, patience_s: float) -> None:
+    """Wait for the end of a process, or no longer than that."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(patience_s):
+            await exit_of(process)
+
+
+async def exit_of(process: asyncio.subprocess.Process) -> None:
+    """Returns once the process itself has ended. `process.wait` also waits for its pipes, which a child of it may hold
+    open for as long as it likes."""
+    pidfd = _open_pidfd(process.pid) if process.returncode is None else -1
+    if pidfd >= 0:
+        loop = asyncio.get_running_loop()
+        readable = loop.create_future()
+        loop.add_reader(pidfd, readable.cancel)  # which may come twice, and is the same as a result here
+        try:
+            await asyncio.wait((readable,))
+        finally:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+    pause_s = 0.001 if pidfd >= 0 else EXIT_POLL_S
+    while process.returncode is None:  # noqa: ASYNC110 - the event loop reaps it and says so to nobody
+        await asyncio.sleep(pause_s)
+
+
+def _open_pidfd(pid: int) -> int:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # reaped already, or a kernel before 5.3
+            return os.pidfd_open(pid)
+    return -1
+
+
+async def shielded(work: Coroutine[Any, Any, None]) -> None:
+    """Finish `work` even when this task is cancelled meanwhile; the cancellation goes on afterwards."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    if cancelled is not None:
+        raise cancelled
+    task.result()
+
+
+async def _signal(
+    process: asyncio.subprocess.Process, sign: signal.Signals, patience_s: float, flight: FlightLog
+) -> None:
+    flight.note(sign.name)
+    _signal_group(process.pid, sign)
+    await ended(process, patience_s)
+
+
+def _signal_group(pid: int, sign: signal.Signals) -> None:
+    """To the runner's process group: it is its leader, so this reaches what it started, too."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, sign)
+
+
+def _is_deaf(process: asyncio.subprocess.Process) -> bool:
+    """Has it ended, or is it stopped by a signal, so that nothing but SIGKILL reaches it?"""
+    return process.returncode is not None or is_stopped(process.pid)
+
+
+def is_stopped(pid: int) -> bool:
+    """Does the system show a process as stopped by a signal?"""
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    return False

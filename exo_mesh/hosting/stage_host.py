@@ -1,0 +1,447 @@
+"""The stages that run on this machine, for whoever's plan: reserve, commit, link, release."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.fast_synch import runner_environment
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.sharding import sharded
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.errors import InputError, MeshError, StageLostError
+from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
+from exo_mesh.hosting.flight_recorder import FlightRecorder
+from exo_mesh.hosting.guard import Guard
+from exo_mesh.hosting.hops import Hops
+from exo_mesh.hosting.local_models import LocalModels, refuse_misfit
+from exo_mesh.hosting.pid_files import PidFiles
+from exo_mesh.hosting.quarantine import Quarantine
+from exo_mesh.hosting.reservations import Answer, Lease, Reservations
+from exo_mesh.hosting.runner_exit import End
+from exo_mesh.hosting.runner_limits import Pace
+from exo_mesh.hosting.spares import SparePool
+from exo_mesh.hosting.speed import SpeedMeter
+from exo_mesh.hosting.stage_state import Standing, goes_on, is_well, start_message, why_unwell
+from exo_mesh.hosting.status_board import StageBeat
+from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Limits, Runner
+from exo_mesh.machine.disk import Disk
+from exo_mesh.machine.memory import MemoryReader, usable_bytes
+from exo_mesh.proto import control_pb2, runner_pb2
+from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.settings.config import Settings
+from exo_mesh.tasks import TaskOwner
+from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.transport.plan_codec import plan_to_proto
+from exo_mesh.transport.tls_codec import tls_to_proto
+
+EXPIRE_EVERY_S = 1.0
+
+IN_USE_S = 5.0
+"""A stage through which a frame went within this is in use."""
+
+STOOD_STILL_S = 2.0
+"""A round of the clock that is later than this means that this process was stopped, or the machine asleep."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HostLimits:
+    """How runners are started and how long they may take."""
+
+    runner: Limits = field(default_factory=Limits)
+    command: Sequence[str] = RUNNER_COMMAND
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What is kept of the runners here beyond their lives: whether to try again, what they went through, their pids."""
+
+    guard: Guard
+    flights: FlightRecorder
+    pid_files: PidFiles
+
+    @staticmethod
+    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> Keeping:
+        """In the home of a node."""
+        quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
+        guard = Guard(own_id, quarantine, settings.engine_options, clock)
+        return Keeping(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
+
+
+class StageHost:
+    """At most one stage per instance: a peer has one position in a ring.
+
+    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
+    engine: the one that spare runners are for.
+    """
+
+    def __init__(
+        self,
+        own_id: str,
+        settings: Settings,
+        models: LocalModels,
+        can_run: Callable[[str, str], str],
+        read_memory: MemoryReader,
+        metrics: Metrics,
+        *,
+        limits: HostLimits = HostLimits(),
+        clock: Clock = monotonic,
+        credentials: CredentialSource | None = None,
+        make_runner: Callable[..., Runner] = Runner,
+        hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
+        engine: Callable[[], str] = lambda: "",
+        keep: Keeping | None = None,
+    ) -> None:
+        self._own_id = own_id
+        self._settings = settings
+        self._models = models
+        self._can_run = can_run
+        self._read_memory = read_memory
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._credentials = credentials
+        self._reservations = Reservations()
+        self._make_runner = make_runner
+        self._hosts_of = hosts_of
+        self._hops = Hops(hosts_of)
+        self._environment = runner_environment(settings.fast_synch, os.environ)
+        self._spares = SparePool(settings.spare_runners, engine, limits.command, self._environment)
+        self._runners: dict[str, Runner] = {}
+        self._started: dict[str, Lease] = {}
+        self._keep = keep or Keeping.at(settings, own_id, Disk(settings.home), clock)
+        self._pace = Pace()
+        self._speed = SpeedMeter()
+        self._turn = asyncio.Lock()
+        self.draining = False
+        self._stopping = False
+        self._tasks = TaskOwner()
+
+    def start(self) -> None:
+        self._tasks.start(self._keep_expiring(), "expire leases")
+        self._tasks.start(self._hops.keep(), "ways of the hops")
+        self._tasks.start(self._spares.keep(), "spare runners")
+
+    async def stop(self) -> None:
+        """Take no more stages, and end all runners, each within 4 s, side by side."""
+        self._stopping = True
+        await asyncio.gather(*(runner.stop() for runner in self._runners.values()))
+        await self._tasks.close()
+
+    @property
+    def leases(self) -> list[Lease]:
+        return self._reservations.leases
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._reservations.reserved_bytes
+
+    def usable_bytes(self) -> int:
+        """What a new reservation could get now; nothing while this node drains."""
+        if self.draining:
+            return 0
+        held = self._reservations
+        return usable_bytes(
+            self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
+        )
+
+    def stages(self) -> dict[tuple[str, Ballot], bool]:
+        """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports, or
+        uses them: an owner that stands still does not follow them for a while."""
+        started, lately = self._started, self._clock() - IN_USE_S
+        return {
+            (instance_id, started[instance_id].ballot): runner.board.watchers > 0
+            or started[instance_id].worked_at > lately
+            for instance_id, runner in self._runners.items()
+        }
+
+    @property
+    def s_per_gb(self) -> dict[str, float]:
+        """How fast the engines here have shown themselves to be."""
+        return self._speed.s_per_gb()
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens drawn so far, by instance whose driver runs here."""
+        drivers = [lease.plan.instance_id for lease in self.leases if lease.plan.peer_ids[-1] == self._own_id]
+        beats = {instance_id: self.beat(instance_id) for instance_id in drivers}
+        return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
+
+    @property
+    def outstanding(self) -> dict[str, int]:
+        """Requests that wait or run, by instance whose driver runs here."""
+        return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}
+
+    def promised(self, instance_id: str) -> Ballot:
+        """The highest ballot of an instance that this node has promised itself to."""
+        return self._reservations.promised(instance_id)
+
+    def beat(self, instance_id: str) -> runner_pb2.Heartbeat | None:
+        """The last heartbeat of the stage of an instance, if it runs here."""
+        runner = self._runners.get(instance_id)
+        return runner.beat if runner is not None else None
+
+    async def press(self, level: int) -> None:
+        """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer."""
+        await asyncio.gather(*(runner.press(level) for runner in list(self._runners.values())))
+
+    def beats(self) -> list[StageBeat]:
+        """The last heartbeat of every stage that runs here."""
+        found = []
+        for name, runner in self._runners.items():
+            lease = self._started[name]
+            beat = runner.beat or runner_pb2.Heartbeat()  # it has not had the time to send one
+            drives = lease.stage.shard.is_last and lease.stage.peer_id == self._own_id
+            found.append(StageBeat(name, lease.index, drives, beat))
+        return found
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        """Hold memory for a stage, or for our rank of it. A beaten plan's stage is ended first, so that its memory can
+        be given again, unless its process can go on by the new plan. Each time a rank is asked, its collectives get
+        another port.
+
+        Raises ReservationError if this stage can never run here: wrong peer, model, digest, engine or network.
+        """
+        await refuse_misfit(plan, index, self._own_id, self._models, self._can_run)
+        self._keep.guard.check(plan, index)
+        collective = await self._collective(plan, index)
+        async with self._turn:
+            if self._stopping:
+                return Answer(False, 0, "this node is stopping")
+            answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
+            if answer.superseded is not None:
+                kept = self._to_go_on(plan, index)
+                if kept is None:
+                    await self._end_runner(plan.instance_id)
+                elif (lease := self._reservations.lease(plan.instance_id, plan.ballot)) is not None:
+                    lease.taken_bytes = kept.taken_bytes
+        if not answer.granted:
+            _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
+        return replace(answer, collective=collective)
+
+    async def _collective(self, plan: Plan, index: int) -> str:
+        stage = plan.stages[index]
+        if stage.group is None:
+            return ""
+        rank = stage.peers.index(self._own_id)
+        return await asyncio.to_thread(collective_endpoint, stage.group, rank, self._own_id, self._host_of)
+
+    def _host_of(self, peer_id: str) -> str | None:
+        """Where this node reaches a peer best."""
+        return next(iter(self._hosts_of(peer_id)), None)
+
+    async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+        """Promise a running stage to a new owner; see Reservations.adopt."""
+        async with self._turn:
+            answer = self._reservations.adopt(instance_id, ballot, adopted)
+        _log.info("adoption of %s by ballot %s: %s", instance_id, adopted, answer.reason or "granted")
+        return answer
+
+    async def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+    ) -> AsyncIterator[control_pb2.StageStatus]:
+        """Start the stage, or let its process go on from a lower ballot, or join those who watch it; reports for as
+        long as it runs by this plan, the last one is `failed`. keep_kv_from: see ChangePlan; None: no stage.
+
+        wiring: of our rank, if the stage is a tensor group and has not been started. Raises StageLostError if the plan
+        is not in force here, InputError for a wiring that is not of our rank.
+        """
+        async with self._turn:
+            if self._stopping:
+                raise StageLostError("this node is stopping")
+            lease = self._reservations.renew(instance_id, ballot, self._clock())
+            if lease is None:
+                promised = self._reservations.promised(instance_id)
+                raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
+            runner = self._runners.get(instance_id)
+            if runner is None or self._started[instance_id].plan.ballot != lease.plan.ballot:
+                runner = await self._bring_in(lease, keep_kv_from, wiring)
+        async for status in runner.board.watch():
+            yield status
+
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: Sequence[str] = ()
+    ) -> None:
+        """Tell the stage where the next one listens, at next_peer, and the leader of a tensor group where its other
+        ranks do. Raises StageLostError if this plan runs not here."""
+        runner = self._runners.get(instance_id)
+        if runner is None or self._reservations.lease(instance_id, ballot) is None:
+            raise StageLostError(f"ballot {ballot} of {instance_id} does not run here")
+        if ranks:
+            await runner.link_ranks(ranks)
+        await self._hops.link(instance_id, runner, endpoint, next_peer)
+
+    async def show_new_certificate(self) -> None:
+        """Our credentials were renewed: give them to the stages that run here, too."""
+        assert self._credentials is not None, "an open mesh has none"
+        tls = tls_to_proto(self._credentials.current)
+        assert tls is not None, "made from credentials"
+        told = (runner.show(tls) for runner in self._runners.values())
+        for outcome in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, MeshError):  # that one ends just now
+                raise outcome
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        """Why the stage of the plan of this ballot does not run here; "" if it does, whoever has adopted it since."""
+        runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
+        if runner is None or lease is None or lease.plan.ballot != ballot:
+            return f"ballot {ballot} of {instance_id} does not run here"
+        return await why_unwell(runner)
+
+    async def standing(self, instance_id: str) -> Standing:
+        """What this node has of an instance, of whatever plan."""
+        runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
+        usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
+        promised = self._reservations.promised(instance_id)
+        if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
+            return Standing(None, usable_bytes, promised=promised)
+        shard = lease.stage.shard
+        linked = runner.beat is not None and runner.beat.linked
+        return Standing(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
+
+    async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
+        """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone.
+
+        beaten_by: promise this ballot, too, so that the owner of the stage hears of it when it asks.
+        """
+        async with self._turn:
+            self._reservations.release(instance_id, ballot)
+            self._reservations.promise(instance_id, beaten_by)
+            started = self._started.get(instance_id)
+            if started is not None and started.ballot <= ballot:
+                await self._end_runner(instance_id)
+
+    def _to_go_on(self, plan: Plan, index: int) -> Lease | None:
+        """What the process of this instance was started for, if it is well and can go on by this plan."""
+        runner, started = self._runners.get(plan.instance_id), self._started.get(plan.instance_id)
+        if runner is None or started is None or not goes_on(started, plan, index):
+            return None
+        return started if is_well(runner) else None
+
+    async def _bring_in(self, lease: Lease, keep_kv_from: int | None, wiring: RankWiring | None) -> Runner:
+        """A process for a lease: the one that is there if it can go on, else a new one."""
+        plan, instance_id = lease.plan, lease.plan.instance_id
+        started = self._to_go_on(plan, lease.index)
+        if started is None and keep_kv_from is not None and lease.index >= keep_kv_from:
+            raise StageLostError(f"{lease.stage.shard} was to go on with its KV, and is gone")
+        if started is None:
+            await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
+            return await self._start_runner(lease, wiring)
+        runner = self._runners[instance_id]
+        lease.taken_bytes, lease.weights_bytes = started.taken_bytes, started.weights_bytes
+        lease.step_bytes = started.step_bytes
+        self._started[instance_id] = lease
+        self._hops.forget(instance_id, runner)
+        self._metrics.stage_gone(instance_id, started.index)
+        keeps = len(plan.stages) if keep_kv_from is None else keep_kv_from
+        await runner.change(plan_to_proto(plan), lease.index, keeps)
+        _log.info("%s goes on by ballot %s", runner.label, lease.ballot)
+        return runner
+
+    async def _start_runner(self, lease: Lease, wiring: RankWiring | None) -> Runner:
+        plan = lease.plan
+        rank = lease.stage.peers.index(self._own_id)
+        if fault := wiring_fault(lease.stage.group, rank, wiring):
+            raise InputError(f"the wiring for {lease.stage.shard} is not that of its rank here: {fault}")
+        model_dir = await asyncio.to_thread(self._models.find, plan.model)
+        start = start_message(lease, model_dir, self._settings, self._credentials, wiring)
+        card = await asyncio.to_thread(self._models.card, plan.model)
+        held = sharded(card, len(lease.stage.peers))
+        lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)
+        lease.step_bytes = held.step_bytes(lease.stage.shard.start, lease.stage.shard.stop)
+        label = f"{plan.instance_id}[{lease.stage.shard.start}:{lease.stage.shard.stop}]"
+        label += f" rank {rank}" if wiring is not None else ""
+        runner = self._make_runner(
+            label,
+            start,
+            self._settings.host,
+            limits=self._pace.scaled(self._limits.runner, lease.stage.engine),
+            command=self._limits.command,
+            environment=self._environment,
+            # what a rank has to find in its environment must be there before its engine's library is imported
+            spare=self._spares.take(lease.stage.engine) if wiring is None else None,
+            flight=self._keep.flights.open(label),
+            pid_files=self._keep.pid_files,
+        )
+        self._runners[plan.instance_id] = runner
+        self._started[plan.instance_id] = lease
+        self._metrics.runner_started(plan.instance_id)
+        self._tasks.start(self._follow(runner, plan.instance_id), f"runner of {label}")
+        return runner
+
+    async def _follow(self, runner: Runner, instance_id: str) -> None:
+        before = runner_pb2.Heartbeat()
+        lease = self._started[instance_id]
+
+        def on_beat(beat: runner_pb2.Heartbeat) -> None:
+            nonlocal lease
+            if self._runners.get(instance_id) is runner:
+                lease = self._started[instance_id]
+            if beat.frames_in + beat.laps != before.frames_in + before.laps:  # whoever can reach this node
+                self._reservations.renew(instance_id, lease.ballot, self._clock())
+                lease.worked_at = self._clock()
+            if lease.ready:
+                steps, busy_s = beat.progress - before.progress, beat.busy_s - before.busy_s
+                self._speed.take(lease.stage.engine, lease.step_bytes, busy_s, steps)
+            before.CopyFrom(beat)
+            lease.taken_bytes = beat.memory_bytes
+            if runner.board.ready and not lease.ready:
+                self._pace.started(runner.started_s)
+                self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
+                self._metrics.group_formed(instance_id, lease.index, runner.board.all_reduce_s)
+            lease.ready = runner.board.ready
+            self._metrics.stage_beat(instance_id, lease.index, beat)
+
+        def on_end(end: End, why: str) -> None:
+            self._metrics.stage_ends.labels(instance_id, str(end)).inc()
+            beat = runner.beat or runner_pb2.Heartbeat()
+            self._keep.guard.ended(lease.plan, lease.index, end, why, beat.prefill_frames + beat.decode_frames)
+
+        try:
+            await runner.run(on_beat, on_end)
+        finally:
+            if self._runners.get(instance_id) is runner:
+                lease = self._started[instance_id]
+            self._gone(instance_id, runner)
+            if self._reservations.lease(instance_id, lease.ballot) is lease:
+                self._reservations.release(instance_id, lease.ballot)
+            self._metrics.stage_gone(instance_id, lease.index)
+            failed = runner.board.failed
+            _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
+
+    async def _end_runner(self, instance_id: str) -> None:
+        runner = self._runners.get(instance_id)
+        if runner is not None:
+            await runner.stop()  # it counts as running until it is gone, even if this wait is cancelled
+            self._gone(instance_id, runner)
+
+    def _gone(self, instance_id: str, runner: Runner) -> None:
+        if self._runners.get(instance_id) is runner:
+            del self._runners[instance_id], self._started[instance_id]
+            self._hops.forget(instance_id, runner)
+
+    async def _keep_expiring(self) -> None:
+        while True:
+            due = self._clock() + EXPIRE_EVERY_S
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            if self._clock() > due + STOOD_STILL_S:
+                continue  # nobody could follow a stage meanwhile, or renew its lease
+            async with self._turn:
+                await self._expire()
+
+    async def _expire(self) -> None:
+        """Free what no owner holds any more; a stage that is watched is held."""
+        now = self._clock()
+        for lease in self._reservations.leases:
+            runner = self._runners.get(lease.plan.instance_id)
+            if runner is not None and runner.board.watchers:
+                self._reservations.renew(lease.plan.instance_id, lease.ballot, now)
+        for lease in self._reservations.expire(now):
+            _log.warning("the reservation of %s for ballot %s has expired", lease.stage.shard, lease.ballot)
+            await self._end_runner(lease.plan.instance_id)

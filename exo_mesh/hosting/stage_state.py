@@ -1,0 +1,110 @@
+"""A stage on this machine: what its process is told, whether it is well, and what another plan may go on with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.hosting.reservations import Lease
+from exo_mesh.hosting.supervisor import Runner
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import runner_pb2
+from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.settings.config import Settings
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
+from exo_mesh.transport.tls_codec import tls_to_proto
+
+SILENT_S = 2.0
+"""A runner reports twice a second. One that has missed four reports is not killed for it (see Limits.silence_s), but
+who asks whether it runs, because a connection to it broke, is told no."""
+
+LISTEN_S = 0.6
+"""... unless it reports within this: it may be this node that stood still, and has not read the reports yet."""
+
+
+def start_message(
+    lease: Lease,
+    model_dir: Path,
+    settings: Settings,
+    credentials: CredentialSource | None,
+    wiring: RankWiring | None = None,
+) -> runner_pb2.StartStage:
+    """What a runner is told when it starts. wiring: of the rank of a tensor group that it is to be."""
+    first, last = settings.data_ports or (0, 0)
+    return runner_pb2.StartStage(
+        plan=plan_to_proto(lease.plan),
+        stage=lease.index,
+        model_dir=str(model_dir),
+        options=settings.engine_options,
+        host=settings.host,
+        port_first=first,
+        port_last=last,
+        max_queued=settings.max_queued,
+        tls=tls_to_proto(credentials.current if credentials else None),
+        rank=None if wiring is None else rank_to_proto(wiring),
+    )
+
+
+def is_well(runner: Runner) -> bool:
+    """Is it loaded, and does it report?"""
+    return runner.board.ready and runner.board.failed is None and runner.silent_s <= SILENT_S
+
+
+async def why_unwell(runner: Runner) -> str:
+    """ "" if it is well, for which it may take a moment to report."""
+    if (failed := runner.board.failed) is not None:
+        return failed.message
+    if not runner.board.ready:
+        return f"{runner.label} is not loaded"
+    if runner.silent_s > SILENT_S:
+        await asyncio.sleep(LISTEN_S)
+    return f"{runner.label} has been silent for {runner.silent_s:.0f} s" if runner.silent_s > SILENT_S else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """held: the layers of a runner that is well, or None. usable_bytes: what a stage of the instance could get here,
+    with what it has. linked: the hop from this stage to the next one is up. rolls_back: its KV can be cut back.
+    promised: the highest ballot that the peer has promised itself to."""
+
+    held: range | None
+    usable_bytes: int
+    linked: bool = False
+    rolls_back: bool = False
+    promised: Ballot = NO_BALLOT
+
+
+def goes_on(started: Lease, plan: Plan, index: int) -> bool:
+    """May a process that was started for one plan go on as stage `index` of another, with its weights?"""
+    old, new = started.plan, plan
+    alone = started.stage.group is None and plan.stages[index].group is None  # a group meets once per process
+    return (
+        alone
+        and (started.stage.engine, started.stage.shard) == (new.stages[index].engine, new.stages[index].shard)
+        and (old.model, old.model_digest) == (new.model, new.model_digest)
+        and (old.context_limit, old.activation_dtype) == (new.context_limit, new.activation_dtype)
+    )
+
+
+def standing_to_proto(standing: Standing, why_not: str) -> pb.LookAtStageReply:
+    """why_not: why the stage of the plan that was asked for does not run here; "" if it does."""
+    reply = pb.LookAtStageReply(
+        runs=not why_not,
+        reason=why_not,
+        usable_bytes=standing.usable_bytes,
+        linked=standing.linked,
+        rolls_back=standing.rolls_back,
+        promised=ballot_to_proto(standing.promised),
+    )
+    if standing.held is not None:
+        reply.held.start, reply.held.stop = standing.held.start, standing.held.stop
+    return reply
+
+
+def standing_from_proto(reply: pb.LookAtStageReply) -> Standing:
+    held = range(reply.held.start, reply.held.stop) if reply.HasField("held") else None
+    promised = ballot_from_proto(reply.promised)
+    return Standing(held, reply.usable_bytes, reply.linked, reply.rolls_back, promised)

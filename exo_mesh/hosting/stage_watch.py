@@ -1,0 +1,101 @@
+"""Does a runner get on? Told what it reports and how long it was silent; decides when it is stuck. Pure: no clock."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from exo_mesh.hosting.runner_limits import Limits
+from exo_mesh.proto import runner_pb2
+
+BEAT_MOST_S = 1.0
+"""What one heartbeat can add to a standstill: after a pause of this node, or of the whole machine, the time that has
+passed says nothing of the runner."""
+
+
+class Phase(StrEnum):
+    """How far a runner has come."""
+
+    STARTING = "starting"
+    LOADING = "loading"
+    READY = "ready"
+
+
+class StageWatch:
+    """Progress is what counts: of a load, the part done and the runner's own counter; of a frame, that it ends."""
+
+    def __init__(self, limits: Limits, stage_bytes: int) -> None:
+        self._limits = limits
+        self._stage_bytes = stage_bytes
+        self.phase = Phase.STARTING
+        self.silent_s = 0.0
+        self._still_s = 0.0
+        self._longest_step_s = 0.0
+        self._steps = 0
+        self._progress = 0
+        self._loaded = 0
+        self._beat = runner_pb2.Heartbeat()
+
+    def silent(self, seconds: float) -> str:
+        """Nothing has come for so much longer; why that is too long, or ""."""
+        self.silent_s += seconds
+        most_s = self._limits.first_message_s if self.phase is Phase.STARTING else self._limits.silence_s
+        return f"has been silent for {most_s:.0f} s" if self.silent_s >= most_s else ""
+
+    def heard(self, report: runner_pb2.FromRunner, gap_s: float) -> str:
+        """A report has come, gap_s after the last one; why the runner counts as stuck, or ""."""
+        self.silent_s = 0.0
+        kind = report.WhichOneof("message")
+        if kind == "ready":
+            self.phase, self._still_s = Phase.READY, 0.0
+        elif self.phase is Phase.STARTING:
+            self.phase = Phase.LOADING
+        if kind == "loading":
+            self._load_moved(report.loading.done)
+        elif kind == "heartbeat":
+            return self._beat_came(report.heartbeat, min(gap_s, BEAT_MOST_S))
+        return ""
+
+    def _beat_came(self, beat: runner_pb2.Heartbeat, gap_s: float) -> str:
+        moved = beat.progress != self._progress
+        self._progress, self._beat = beat.progress, beat
+        if self.phase is Phase.READY:
+            idle = not beat.computing_tokens
+            self._still_s = 0.0 if moved or idle else self._still_s + gap_s
+            return self._stuck_in_frame() if self._still_s else ""
+        if moved:
+            self._step()
+        else:
+            self._still_s += gap_s
+        limit_s = self._load_limit_s
+        return f"is not loaded, and has not got on for {limit_s:.0f} s" if self._still_s >= limit_s else ""
+
+    def _stuck_in_frame(self) -> str:
+        beat = self._beat
+        limit_s = self._limits.frame_s(
+            beat.computing_tokens,
+            is_prefill=beat.computing_prefill,
+            expected_s=beat.expected_s,
+            stage_bytes=self._stage_bytes,
+        )
+        if self._still_s < limit_s:
+            return ""
+        what = "a prefill frame" if beat.computing_prefill else "a decode frame"
+        return f"has been at {what} of {beat.computing_tokens} tokens for {limit_s:.0f} s"
+
+    def _load_moved(self, done: int) -> None:
+        if done > self._loaded:
+            self._loaded = done
+            self._step()
+
+    def _step(self) -> None:
+        self._longest_step_s = max(self._longest_step_s, self._still_s)
+        self._still_s = 0.0
+        self._steps += 1
+
+    @property
+    def _load_limit_s(self) -> float:
+        """A load that has told of two steps tells of the next one, too; of others only its size is known."""
+        by_size = self._limits.load_s(self._stage_bytes)
+        if self._steps < 3 or not self._loaded:
+            return by_size
+        return min(by_size, max(self._limits.load_step_s, self._limits.load_factor * self._longest_step_s))

@@ -1,0 +1,1 @@
+"""What the mesh runs: place, own, watch, adopt, recover, end."""

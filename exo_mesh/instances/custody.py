@@ -1,0 +1,379 @@
+"""The instances that this node owns: watched, adopted, recovered, given up, and ended; each has one owner and one plan.
+
+What is to be done is decided in `ownership`, which is pure; here it is done. What each case is for is in
+docs/placement.md under "Reserve, commit, and who is right".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Collection, Coroutine
+from dataclasses import replace
+from typing import Any
+
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.rdma_links import broken_cable
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.errors import MeshError
+from exo_mesh.hosting.reservations import Answer
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.instances.liveness import lives
+from exo_mesh.instances.members import Members
+from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
+from exo_mesh.instances.placer import BallotBeatenError
+from exo_mesh.instances.recoverer import Recoverer
+from exo_mesh.instances.ring_keeper import RingKeeper
+from exo_mesh.membership.service import Membership
+from exo_mesh.tasks import TaskOwner
+
+RELEASE_S = 2.0
+"""At a stop: how long the members may take to end their stages. What is left at a peer that does not answer ends there
+when its owner has been gone for a while."""
+
+HOP_SUSPECT_S = 60.0
+"""A hop that is lost though both its ends live is made anew once. If it is lost again within this, the peer behind it
+is left out: a firewall stays."""
+
+MAX_LAPSED = 256
+"""Rings without an owner that are remembered for whoever places their model next; as many as one owner may have."""
+
+LAPSED_S = 30.0
+"""... for so long: then their stages have ended (see reservations.LEASE_S)."""
+
+ORDER_EVERY_S = 1.0
+"""Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
+
+_log = logging.getLogger(__name__)
+
+
+class Custody:
+    """`keepers` has the rings this node owns, by instance id."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        members: Members,
+        host: StageHost,
+        recoverer: Recoverer,
+        runner_limits: Limits,
+    ) -> None:
+        self.keepers: dict[str, RingKeeper] = {}
+        self._recoverer = recoverer
+        self._recoveries: dict[str, asyncio.Task[None]] = {}
+        self._hops_made_anew: dict[str, float] = {}
+        self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
+        self._membership = membership
+        self._members = members
+        self._host = host
+        self._runner_limits = runner_limits
+        self._highest: dict[str, Ballot] = {}
+        self._ownerless: dict[str, InstanceInfo] = {}
+        self._orphans = Orphans()
+        self._tasks = TaskOwner()
+
+    def start(self) -> None:
+        self._tasks.start(self._keep_order(), "order of instances")
+
+    async def stop(self) -> None:
+        """Leave the rings this node owns to their other members, who go on without it; what it was recovering or ending
+        it ends, at all members that answer within RELEASE_S."""
+        keepers = list(self.keepers.values())
+        self.keepers.clear()
+        await asyncio.gather(*(keeper.close() for keeper in keepers))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                await self._tasks.close()
+
+    def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
+        """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
+        for record in records:
+            instance = record.value
+            if not isinstance(instance, InstanceInfo):
+                continue
+            if self._membership.own.id in instance.plan.member_ids:
+                self._ownerless[record.key.id] = instance
+            if instance.state is InstanceState.READY:
+                self._lapsed[record.key.id] = instance, asyncio.get_running_loop().time()
+                while len(self._lapsed) > MAX_LAPSED:
+                    del self._lapsed[next(iter(self._lapsed))]
+        self._membership.changed.beat()
+
+    def keep(self, keeper: RingKeeper) -> None:
+        """From now on this node owns the ring, instead of any other of that instance; it ends when a stage is lost."""
+        stale = self.keepers.get(keeper.plan.instance_id)
+        if stale is not None:
+            self._start_end(stale)
+        self.keepers[keeper.plan.instance_id] = keeper
+        keeper.on_taken_back = lambda: self._say_taken_back(keeper)
+        self._tasks.start(self._watch(keeper), f"watch {keeper.plan.instance_id}")
+
+    def _say_taken_back(self, keeper: RingKeeper) -> None:
+        """The ring is this node's by a higher ballot now."""
+        instance_id = keeper.plan.instance_id
+        self.note(instance_id, keeper.ballot)
+        record = self._own_record(instance_id)
+        if self.keepers.get(instance_id) is keeper and record is not None:
+            self._membership.put_instance(instance_id, replace(record, adopted=keeper.adopted))
+
+    async def _watch(self, keeper: RingKeeper) -> None:
+        """When a stage is lost the ring goes on without it, if it can; else it ends, and the next request places the
+        model again."""
+        instance_id = keeper.plan.instance_id
+        error = await keeper.lost
+        if self.keepers.get(instance_id) is not keeper:
+            return
+        del self.keepers[instance_id]
+        self._start_recovery(instance_id, self._go_on(keeper, error))
+
+    def _start_recovery(self, instance_id: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._tasks.start(work, f"recover {instance_id}")
+        self._recoveries[instance_id] = task
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if self._recoveries.get(instance_id) is task:
+                del self._recoveries[instance_id]
+
+        task.add_done_callback(ended)
+
+    async def _go_on(self, keeper: RingKeeper, error: MeshError) -> None:
+        instance_id = keeper.plan.instance_id
+        await keeper.close()
+        suspects = await self._suspects(keeper)
+        newer = self._members.newer_plan(keeper.plan)
+        if newer is None and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, suspects):
+            return
+        failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
+        self._membership.put_instance(instance_id, failed)
+        await self.end(keeper)
+
+    async def _suspects(self, keeper: RingKeeper) -> tuple[str, ...]:
+        """Peers to leave out: of a hop that is lost one end, if the node before it does not reach the one behind it
+        either, or if it is lost again soon after it was made anew. The one behind it, unless that is this node."""
+        if keeper.hop_lost is None:
+            return ()
+        instance_id, now = keeper.plan.instance_id, asyncio.get_running_loop().time()
+        again = now - self._hops_made_anew.get(instance_id, -HOP_SUSPECT_S) < HOP_SUSPECT_S
+        self._hops_made_anew = {name: at for name, at in self._hops_made_anew.items() if now - at < HOP_SUSPECT_S}
+        self._hops_made_anew[instance_id] = now
+        before, behind = (keeper.plan.peer_ids[(keeper.hop_lost + n) % len(keeper.plan.stages)] for n in (0, 1))
+        if not again and await self._members.reaches(before, behind):
+            return ()
+        return (before if behind == self._membership.own.id else behind,)
+
+    async def _recover(self, plan: Plan, owned: Ballot, trouble_s: float, suspects: Collection[str] = ()) -> bool:
+        """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be."""
+        instance_id = plan.instance_id
+        try:
+            keeper, instance = await self._recoverer.recover(
+                plan,
+                self.above(instance_id),
+                lambda done, total: None,
+                trouble_s=trouble_s,
+                owned=owned,
+                suspects=suspects,
+            )
+        except BallotBeatenError as exc:
+            self.note(instance_id, exc.ballot)
+            _log.info("%s is left to another peer: %s", instance_id, exc)
+            return False
+        except MeshError as exc:
+            _log.warning("%s cannot go on: %s", instance_id, exc)
+            return False
+        self.take(keeper, instance)
+        return True
+
+    def take(self, keeper: RingKeeper, instance: InstanceInfo) -> None:
+        """A ring that is ready is this node's."""
+        instance_id = instance.plan.instance_id
+        self._lapsed.pop(instance_id, None)
+        self._ownerless.pop(instance_id, None)
+        self.note(instance_id, instance.ballot)
+        self.keep(keeper)
+        self._membership.put_instance(instance_id, instance)
+
+    async def stop_recovery(self, instance_id: str) -> bool:
+        """Somebody wants the instance to end; True if it was being recovered."""
+        task = self._recoveries.pop(instance_id, None)
+        if task is None:
+            return False
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._membership.put_instance(instance_id, None)
+        return True
+
+    def lapsed(self, instance_id: str) -> InstanceInfo | None:
+        """A ring whose owner is gone, or that nobody has mended: its stages may be there still."""
+        instance, at = self._lapsed.get(instance_id, (None, 0.0))
+        if instance is None or asyncio.get_running_loop().time() > at + LAPSED_S:
+            return None
+        newer = any(one.ballot > instance.ballot for _, one in self._records_of(instance_id))
+        return None if newer else instance
+
+    def is_recovering(self, instance_id: str) -> bool:
+        """Does this node go on with what is left of a ring just now?"""
+        return instance_id in self._recoveries
+
+    def is_awaited(self, instance_id: str) -> bool:
+        """Is somebody about to go on with this ring, or to say that it cannot be?"""
+        if self.is_recovering(instance_id):
+            return True
+        records = [one for _, one in self._records_of(instance_id)]
+        if records:
+            return max(records, key=lambda one: one.ballot).state is InstanceState.READY
+        lapsed = self.lapsed(instance_id)
+        return lapsed is not None and any(self._membership.is_alive(peer_id) for peer_id in lapsed.plan.member_ids)
+
+    def _own_record(self, instance_id: str) -> InstanceInfo | None:
+        record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
+        return record.value if record is not None and isinstance(record.value, InstanceInfo) else None
+
+    async def end(self, keeper: RingKeeper, *, for_good: bool = False) -> None:
+        """Release a ring that is in `keepers` no more, and take back this node's word of it. for_good: see
+        RingKeeper.release.
+
+        This goes on if whoever asked hangs up before all members have answered.
+        """
+        await asyncio.shield(self._start_end(keeper, for_good=for_good))
+
+    def _start_end(self, keeper: RingKeeper, *, for_good: bool = False) -> asyncio.Task[None]:
+        return self._tasks.start(self._end(keeper, for_good), f"end {keeper.plan.instance_id}")
+
+    async def _end(self, keeper: RingKeeper, for_good: bool) -> None:
+        instance_id = keeper.plan.instance_id
+        self.note(instance_id, keeper.ballot)
+        await keeper.release(for_good=for_good)
+        self.note(instance_id, keeper.ballot)
+        record = self._own_record(instance_id)
+        # by now this node may have begun to place it again
+        if record is not None and record.ballot <= keeper.ballot:
+            self._membership.put_instance(instance_id, None)
+
+    # the order of instances: one owner and one plan each, wherever they came from
+
+    async def _keep_order(self) -> None:
+        """Each time the view changes: yield to those with more right, adopt what has lost its owner, end orphans."""
+        while True:
+            await self._yield()
+            for instance in list(self._ownerless.values()):
+                await self._adopt_if_due(instance)
+            self._give_up_broken_groups()
+            await self._end_orphans(asyncio.get_running_loop().time())
+            await self._membership.changed.wait(ORDER_EVERY_S)
+
+    def _give_up_broken_groups(self) -> None:
+        """A cable was pulled: collectives over it would hang until somebody's patience ends."""
+        peers = self._membership.view.peers()
+        for keeper in self.keepers.values():
+            for index, stage in enumerate(keeper.plan.stages):
+                if stage.group is not None and (reason := broken_cable(stage.group, peers)):
+                    keeper.give_up(index, reason)
+
+    async def _yield(self) -> None:
+        """Two sides of a split mesh may each have placed an instance; and who was given up may be there after all."""
+        records = self._membership.view.records_of_instances()
+        for instance_id, keeper in list(self.keepers.items()):
+            verdict = claim(self._membership.own.id, keeper.plan, keeper.ballot, records)
+            if verdict is Claim.KEEP or self.keepers.get(instance_id) is not keeper:
+                continue
+            del self.keepers[instance_id]
+            if verdict is Claim.END:
+                _log.info("%s of ballot %s gives way to a higher one", instance_id, keeper.ballot)
+                self._start_end(keeper)
+            else:
+                _log.info("%s of ballot %s has another owner; leaving it to that", instance_id, keeper.ballot)
+                self._membership.put_instance(instance_id, None)
+                await keeper.close()
+
+    async def _adopt_if_due(self, instance: InstanceInfo) -> None:
+        """Adopt a ring without an owner if that falls to this node; a later round tries again."""
+        plan = instance.plan
+        runs_here = any(lease.plan == plan for lease in self._host.leases)
+        known = [one for _, one in self._records_of(plan.instance_id)]
+        if not runs_here or plan.instance_id in self.keepers or any(one.ballot >= instance.ballot for one in known):
+            self._ownerless.pop(plan.instance_id, None)
+            return
+        heir = adopter(instance, self._membership.is_alive)
+        if heir is None:
+            await self._recover_if_due(instance)
+        if heir != self._membership.own.id:
+            return
+        adopted = max(self.above(plan.instance_id), instance.ballot).next_for(self._membership.own.id)
+        answers = await asyncio.gather(*(self._ask_to_adopt(plan, seat, adopted) for seat in plan.seats))
+        for answer in answers:
+            if not answer.granted:
+                _log.info("%s cannot be adopted yet: %s", plan.instance_id, answer.reason)
+                self.note(plan.instance_id, answer.beaten_by or NO_BALLOT)
+                return
+        self._ownerless.pop(plan.instance_id, None)
+        self.note(plan.instance_id, adopted)
+        if any(owner == self._membership.own.id for owner, _ in self._records_of(plan.instance_id)):
+            return  # meanwhile this node has begun to place it, by a higher ballot
+        _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
+        keeper = RingKeeper(
+            plan, self._members, lambda done, total: None, self._runner_limits, adopted, endpoints=instance.endpoints
+        )
+        self._lapsed.pop(plan.instance_id, None)
+        self.keep(keeper)
+        keeper.watch()
+        self._membership.put_instance(plan.instance_id, replace(instance, adopted=adopted))
+
+    async def _recover_if_due(self, instance: InstanceInfo) -> None:
+        """A ring has lost its owner and other members: go on with what is left of it if that falls to this node, and if
+        those members are really gone, and not only their nodes out of reach."""
+        plan, instance_id = instance.plan, instance.plan.instance_id
+        is_heir = surviving_heir(instance, self._membership.is_alive) == self._membership.own.id
+        if not is_heir or instance_id in self._recoveries:
+            return
+        gone = [seat for seat in plan.seats if not self._membership.is_alive(seat.peer_id)]
+        looks = (lives(plan, seat, self._doors(instance, seat), self._members) for seat in gone)
+        if any(await asyncio.gather(*looks)):
+            return
+        _log.info("%s has lost its owner and %d of its seats", instance_id, len(gone))
+        self._start_recovery(instance_id, self._take_over(plan, instance.ballot))
+
+    def _doors(self, instance: InstanceInfo, seat: Seat) -> list[str]:
+        """Where the runner of a seat may be reached; the mesh is told where leaders listen, and not the other ranks."""
+        return [] if seat.rank else self._members.doors(instance.endpoints[seat.stage], seat.peer_id)
+
+    async def _take_over(self, plan: Plan, owned: Ballot) -> None:
+        loop = asyncio.get_running_loop()
+        _, since = self._lapsed.get(plan.instance_id, (None, loop.time()))
+        if not await self._recover(plan, owned, loop.time() - since):
+            self._ownerless.pop(plan.instance_id, None)
+            self._membership.put_instance(plan.instance_id, None)
+
+    async def _ask_to_adopt(self, plan: Plan, seat: Seat, adopted: Ballot) -> Answer:
+        try:
+            return await self._members.member(seat.peer_id).adopt(plan, seat.stage, adopted)
+        except MeshError as exc:
+            return Answer(False, 0, str(exc))
+
+    async def _end_orphans(self, now: float) -> None:
+        instances = [one for _, one in self._membership.view.records_of_instances()]
+        for instance_id, ballot in self._orphans.due(self._host.stages(), instances, now):
+            _log.warning("ending the stage of %s (ballot %s): nobody owns it", instance_id, ballot)
+            await self._host.release(instance_id, ballot)
+
+    async def free_beaten(self) -> None:
+        """Before this node says that it lives after all: end the stages whose place others have taken."""
+        instances = [one for _, one in self._membership.view.records_of_instances()]
+        for instance_id, ballot, higher in beaten(self._host.stages(), instances):
+            _log.info("ending the stage of %s (ballot %s): ballot %s is ready", instance_id, ballot, higher)
+            await self._host.release(instance_id, ballot, higher)
+
+    def _records_of(self, instance_id: str) -> list[tuple[str, InstanceInfo]]:
+        records = self._membership.view.records_of_instances()
+        return [(owner, one) for owner, one in records if one.plan.instance_id == instance_id]
+
+    def above(self, instance_id: str) -> Ballot:
+        """The highest ballot of an instance that this node knows of: a new plan needs a higher one."""
+        in_view = [one.ballot for _, one in self._records_of(instance_id)]
+        return max([self._highest.get(instance_id, NO_BALLOT), self._host.promised(instance_id), *in_view])
+
+    def note(self, instance_id: str, ballot: Ballot) -> None:
+        """There was such a ballot."""
+        self._highest[instance_id] = max(ballot, self._highest.get(instance_id, NO_BALLOT))

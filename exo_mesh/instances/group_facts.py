@@ -1,0 +1,205 @@
+"""What this node knows of tensor groups: who is joined by RDMA, what engines can split, and who has failed as one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.group_placement import as_pipeline, groups_of
+from exo_mesh.domain.group_worth import GroupTimes, group_verdict
+from exo_mesh.domain.grouping import GroupFacts, GroupWish, WishedBackend
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.plan import Plan, Seat
+from exo_mesh.domain.rdma_links import rdma_devices, static_groups
+from exo_mesh.domain.rings import Candidate
+from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
+from exo_mesh.engine.contract import Groupable
+from exo_mesh.engine.registry import Registry
+from exo_mesh.errors import MeshError, ModelError
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.tensor_groups import MAX_SETS, GroupTroubles
+from exo_mesh.proto.runner_pb2 import GroupFigures
+from exo_mesh.settings.config import Settings
+
+_log = logging.getLogger(__name__)
+
+WIDEST_BYTES = 4
+"""Of one element of the activations: float32, which is what counts against a group."""
+
+_FINAL = frozenset({ModelError.code})
+"""Failures of a rank for which its group is not to blame: a pipeline stage would fail alike."""
+
+
+class GroupKnowledge:
+    """peers: the live ones, this node among them. text_files: a directory with the config.json of a model."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        registry: Registry,
+        peers: Callable[[], Sequence[PeerInfo]],
+        text_files: Callable[[str], Awaitable[Path]],
+        clock: Clock = monotonic,
+    ) -> None:
+        self._settings = settings
+        self._registry = registry
+        self._peers = peers
+        self._text_files = text_files
+        self._clock = clock
+        self._troubles = GroupTroubles()
+        self._verdicts: dict[tuple[str, frozenset[str]], str] = {}
+
+    def wish(self, spec: InstanceSpec, candidates: Sequence[Candidate]) -> GroupWish:
+        """What is asked for; if nothing is, the groups that a hostfile names and whose ranks can all take part."""
+        wish = spec.group_wish(self._settings)
+        if wish.size is not None or wish.members:
+            return wish
+        able = {candidate.peer_id for candidate in candidates}
+        groups = [ranks for ranks in static_groups(self._peers()) if able.issuperset(peer.id for peer in ranks)]
+        if not groups:
+            return wish
+        members = tuple(tuple(peer.id for peer in ranks) for ranks in groups)
+        return replace(wish, members=members, backend=_backend_of(groups[0][0], wish.backend))
+
+    async def facts(self, card: ModelCard, spec: InstanceSpec, *, num_candidates: int) -> GroupFacts:
+        """What placement must know; nothing is read for a model and a wish that have no use for groups.
+
+        Raises ModelError, or what came of asking a peer, if a group was asked for and the model's config cannot be had.
+        """
+        peers = self._peers()
+        rdma = rdma_devices(peers)
+        wish = spec.group_wish(self._settings)
+        pinned = any(pin.group for pin in spec.pins)
+        static = any(peer.static_rank for peer in peers)
+        wanted = wish.is_forced or pinned or static or (wish.size != 1 and (rdma or wish.backend == "ring"))
+        if not wanted or num_candidates < 2:
+            return GroupFacts()
+        try:
+            config = await self._config(card.name)
+        except MeshError as exc:
+            if wish.is_forced or pinned:
+                raise
+            _log.info("no tensor group for %s: %s", card.name, exc)
+            return GroupFacts()
+        return GroupFacts(rdma, lambda engine, size: self._obstacle(engine, config, size), self._unfit())
+
+    async def _config(self, name: str) -> Mapping[str, Any]:
+        """The config.json of a model. Raises ModelError if it cannot be read."""
+        file = await self._text_files(name) / "config.json"
+        try:
+            config = json.loads(await asyncio.to_thread(file.read_bytes))
+        except (OSError, ValueError) as exc:
+            raise ModelError(f"{file.name} of {name} cannot be read: {exc}") from exc
+        if not isinstance(config, dict):
+            raise ModelError(f"{file.name} of {name} is no JSON object")
+        return config
+
+    def _obstacle(self, engine: str, config: Mapping[str, Any], size: int) -> str:
+        try:
+            provider = self._registry.provider(engine)
+        except MeshError as exc:
+            return str(exc)
+        if not isinstance(provider, Groupable):
+            return f"engine {engine} cannot form tensor groups"
+        return provider.group_obstacle(config, size)
+
+    # groups that did not come to be
+
+    def note_failure(self, plan: Plan, lost: Seat | None, error: MeshError) -> bool:
+        """Bringing the plan up failed; was a tensor group to blame, and is there something else to try now?"""
+        group = _at_fault(plan, lost)
+        if group is None or error.code in _FINAL:
+            return False
+        self._troubles.note(group, str(error), self._clock())
+        return True
+
+    def note_success(self, card: ModelCard, spec: InstanceSpec, plan: Plan, measured: Mapping[int, GroupTimes]) -> bool:
+        """The plan is up; is it to stay? Not if nobody asked for a group and its figures say that stages are better."""
+        wish = spec.group_wish(self._settings)
+        asked = wish.is_forced or wish.backend != "auto" or any(pin.group for pin in spec.pins)
+        keep = True
+        for index, group in ((i, stage.group) for i, stage in enumerate(plan.stages) if stage.group is not None):
+            self._troubles.forget(group)
+            if index not in measured:
+                continue
+            verdict = group_verdict(measured[index])
+            _log.info("%s: %s is %s", plan.instance_id, "+".join(p[:8] for p in group.peers), verdict.reason)
+            self._verdicts[(card.digest, frozenset(group.peers))] = verdict.reason
+            if not verdict.group and not asked and not any(peer.static_rank for peer in self._peers()):
+                self._troubles.refuse(group, verdict.reason, self._clock())
+                keep = False
+        while len(self._verdicts) > MAX_SETS:
+            del self._verdicts[next(iter(self._verdicts))]
+        return keep
+
+    def is_unfit(self, plan: Plan) -> bool:
+        """Has the plan a group that has failed too often lately?"""
+        failed = self._troubles.failed(self._clock())
+        return any(frozenset(group.peers) in failed for group in groups_of(plan))
+
+    def as_pipeline(self, spec: InstanceSpec, plan: Plan) -> InstanceSpec:
+        """The wish by which the peers of the plan become pipeline stages."""
+        wish, min_peers = as_pipeline(spec.group_wish(self._settings), plan, spec.min_peers or 1)
+        return replace(spec, tensor_group=wish.size, groups=(), pins=(), min_peers=min_peers)
+
+    def note_of(self, plan: Plan) -> str:
+        """Why peers of the plan are no group, or what is known of those that are; "" if there is nothing to say."""
+        notes = [reason for peers, reason in self._measured(plan)]
+        return "; ".join([*notes, *self._demotions(plan)])
+
+    def demotion_of(self, plan: Plan) -> str:
+        """Why peers of the plan are no group; "" if there is no such reason."""
+        return "; ".join(self._demotions(plan))
+
+    def _measured(self, plan: Plan) -> list[tuple[frozenset[str], str]]:
+        groups = [frozenset(group.peers) for group in groups_of(plan)]
+        return [(g, self._verdicts[(plan.model_digest, g)]) for g in groups if (plan.model_digest, g) in self._verdicts]
+
+    def _demotions(self, plan: Plan) -> list[str]:
+        notes = []
+        for peers, why in self._unfit().items():
+            if peers <= set(plan.member_ids) and not any(peers == frozenset(g.peers) for g in groups_of(plan)):
+                notes.append(f"{' and '.join(sorted(peer_id[:8] for peer_id in peers))} are pipeline stages: {why}")
+        return notes
+
+    def _unfit(self) -> dict[frozenset[str], str]:
+        return self._troubles.unfit(self._clock())
+
+
+def _backend_of(peer: PeerInfo, wished: WishedBackend) -> WishedBackend:
+    """That of the hostfile, unless somebody asks for another."""
+    said = peer.static_rank.backend if peer.static_rank is not None else ""
+    known = [backend for backend in get_args(GroupBackend) if backend == said]
+    return known[0] if known and wished == "auto" else wished
+
+
+def _at_fault(plan: Plan, lost: Seat | None) -> TensorGroup | None:
+    """The group whose rank was lost; if nobody was and the whole took too long, any group of the plan."""
+    if lost is not None:
+        return plan.stages[lost.stage].group
+    return next(iter(groups_of(plan)), None)
+
+
+def times_of(
+    card: ModelCard, plan: Plan, figures: Mapping[int, GroupFigures], hop_s: float, chunk_tokens: int
+) -> dict[int, GroupTimes]:
+    """What the groups of a ring measured, by stage; of those that could measure. hop_s: one way between its peers."""
+    found = {}
+    for index, held in figures.items():
+        group = plan.stages[index].group
+        token_bytes = card.hidden_size * WIDEST_BYTES
+        if group is not None:
+            with contextlib.suppress(ValueError):  # something could not be measured
+                found[index] = GroupTimes(
+                    group.size, len(plan.stages[index].shard), held.all_reduce_s, held.reduce_bytes_per_s,
+                    held.alone_layer_s, held.alone_chunk_s, chunk_tokens, token_bytes, hop_s,
+                )  # fmt: skip
+    return found

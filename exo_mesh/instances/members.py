@@ -1,0 +1,247 @@
+"""The peers of a plan as its owner sees them: this node itself, or another one over the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.domain.view import InstanceState
+from exo_mesh.errors import MeshError, ReservationError, TransportError
+from exo_mesh.hosting.reservations import Answer
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.hosting.stage_state import Standing, standing_from_proto
+from exo_mesh.membership.service import Membership
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
+
+REACH_S = 2.0
+"""How long a peer may take to say whether it reaches another one: it waits less than a second for that itself."""
+
+RankEndpoints = Sequence[tuple[str, str]]
+"""(endpoint as its peer reports it, peer) of ranks 1 to N-1 of a tensor group."""
+
+
+class Member(Protocol):
+    """What an owner asks of a stage's peer. TransportError and DeadlineError: it cannot be asked now."""
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        """See StageHost.reserve. Raises ReservationError if the stage can never run there."""
+
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+        """See StageHost.adopt."""
+
+    def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
+        """See StageHost.commit."""
+
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
+    ) -> None:
+        """`endpoint` is as next_peer reports it; the member puts in the address by which it reaches that peer. So are
+        those of the other ranks, if it leads a tensor group."""
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        """See StageHost.look."""
+
+    async def standing(self, instance_id: str) -> Standing:
+        """See StageHost.standing."""
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        """See StageHost.release."""
+
+
+def reachable(membership: Membership, endpoint: str, peer_id: str) -> str:
+    """`endpoint` of a runner of a peer, with the host by which this node reaches that peer.
+
+    A peer may have several addresses, and a runner binds to all of them: only the port is the same for everybody.
+    """
+    host, _, port = endpoint.rpartition(":")
+    peer = membership.peer(peer_id)
+    if peer is not None:
+        return f"{peer.host}:{port}"
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "::", "[::]") else endpoint
+
+
+class LocalMember:
+    """This node."""
+
+    def __init__(self, host: StageHost, membership: Membership) -> None:
+        self._host = host
+        self._membership = membership
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        return await self._host.reserve(plan, index)
+
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+        return await self._host.adopt(plan.instance_id, plan.ballot, adopted)
+
+    def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
+        return self._host.commit(instance_id, ballot, keep_kv_from, wiring)
+
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
+    ) -> None:
+        dialled = [reachable(self._membership, there, peer_id) for there, peer_id in ranks]
+        await self._host.link(instance_id, ballot, reachable(self._membership, endpoint, next_peer), next_peer, dialled)
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        return await self._host.look(instance_id, ballot)
+
+    async def standing(self, instance_id: str) -> Standing:
+        return await self._host.standing(instance_id)
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        await self._host.release(instance_id, ballot)
+
+
+class RemoteMember:
+    """Another node."""
+
+    def __init__(self, client: ControlClient, peer_id: str) -> None:
+        self._client = client
+        self._peer_id = peer_id
+
+    async def reserve(self, plan: Plan, index: int) -> Answer:
+        return await self._ask(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
+
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+        request = pb.ReserveRequest(plan=plan_to_proto(plan), stage=index, adopt=ballot_to_proto(adopted))
+        return await self._ask(request)
+
+    async def _ask(self, request: pb.ReserveRequest) -> Answer:
+        reply = await self._client.reserve(request)
+        if reply.never:
+            raise ReservationError(reply.reason, peer_id=self._peer_id, why=reply.never_code)
+        beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
+        return Answer(reply.granted, reply.usable_bytes, reply.reason, beaten_by, collective=reply.collective)
+
+    def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
+        request = pb.CommitRequest(
+            instance_id=instance_id,
+            ballot=ballot_to_proto(ballot),
+            keep_kv_from=keep_kv_from,
+            rank=None if wiring is None else rank_to_proto(wiring),
+        )
+        return self._client.commit(request)
+
+    async def link(
+        self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: RankEndpoints = ()
+    ) -> None:
+        request = pb.LinkRequest(
+            instance_id=instance_id,
+            ballot=ballot_to_proto(ballot),
+            next_endpoint=endpoint,
+            next_peer=next_peer,
+            ranks=[pb.RankEndpoint(endpoint=there, peer=peer_id) for there, peer_id in ranks],
+        )
+        await self._client.link(request)
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot))
+        reply = await self._client.look_at_stage(request)
+        return "" if reply.runs else reply.reason or "its stage does not run"
+
+    async def standing(self, instance_id: str) -> Standing:
+        # the ballot of no plan: what runs here is told whatever its plan is
+        request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(NO_BALLOT))
+        return standing_from_proto(await self._client.look_at_stage(request))
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        await self._client.release(pb.ReleaseRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot)))
+
+
+class Members:
+    """Finds the member for a peer id."""
+
+    def __init__(self, host: StageHost, membership: Membership) -> None:
+        self._local = LocalMember(host, membership)
+        self._membership = membership
+
+    @property
+    def own_id(self) -> str:
+        return self._membership.own.id
+
+    def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
+        """Does the view show the ring of this plan, ready, with another owner by a higher ballot?"""
+        return any(
+            one.plan == plan and one.state is InstanceState.READY and one.ballot > ballot and owner != self.own_id
+            for owner, one in self._membership.view.records_of_instances()
+        )
+
+    def newer_plan(self, plan: Plan) -> Plan | None:
+        """A plan of the same instance with a higher ballot, if the view shows one that runs or is being brought up."""
+        newer = [
+            one.plan
+            for _, one in self._membership.view.records_of_instances()
+            if one.plan.instance_id == plan.instance_id
+            and one.plan.ballot > plan.ballot
+            and one.state is not InstanceState.FAILED
+        ]
+        return max(newer, key=lambda one: one.ballot, default=None)
+
+    def doors(self, endpoint: str, peer_id: str) -> list[str]:
+        """ "host:port" of every way by which this node knows to reach the data port of a runner, the best first."""
+        peer = self._membership.peer(peer_id)
+        if peer is None:
+            return [reachable(self._membership, endpoint, peer_id)]
+        return [f"{host}:{endpoint.rpartition(':')[2]}" for host in peer.hosts]
+
+    async def connects(self, address: str, timeout_s: float) -> bool:
+        """Does a process of this mesh answer at "host:port"?"""
+        client = self._membership.client_at(address)
+        try:
+            return await client.connects(timeout_s)
+        finally:
+            await client.close()
+
+    async def is_refused(self, address: str, timeout_s: float) -> bool:
+        """Does the machine answer that nobody listens at "host:port"?"""
+        client = self._membership.client_at(address)
+        try:
+            return await client.is_refused(timeout_s)
+        finally:
+            await client.close()
+
+    def is_alive(self, peer_id: str) -> bool:
+        return self._membership.is_alive(peer_id)
+
+    def unanswered_s(self, peer_id: str) -> float:
+        """See Membership.unanswered_s."""
+        return self._membership.unanswered_s(peer_id)
+
+    async def reaches(self, from_id: str, to_id: str) -> bool:
+        """Does one node get an answer from another one now? True where that cannot be told."""
+        peer, target = self._membership.peer(from_id), self._membership.peer(to_id)
+        if target is None and to_id != self.own_id:
+            return True
+        incarnation = (self._membership.own if target is None else target.info).incarnation
+        request = pb.IndirectProbeRequest(from_peer=self.own_id, target=to_id, incarnation=incarnation)
+        try:
+            if from_id == self.own_id:
+                return (await self._membership.answer_indirect_probe(request)).reached
+            return peer is None or (await peer.client.indirect_probe(request, REACH_S)).reached
+        except MeshError:
+            return True
+
+    async def try_other_ways(self, peer_id: str) -> None:
+        """A call to this peer failed: from now on call it at another of its addresses, if it answers there."""
+        peer = self._membership.peer(peer_id)
+        if peer is not None:
+            await peer.try_next_address()
+
+    def member(self, peer_id: str) -> Member:
+        """Raises TransportError if the peer is not alive."""
+        if peer_id == self._membership.own.id:
+            return self._local
+        peer = self._membership.peer(peer_id)
+        if peer is None:
+            raise TransportError(f"peer {peer_id[:8]} is gone")
+        return RemoteMember(peer.client, peer_id)

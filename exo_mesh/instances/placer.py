@@ -1,0 +1,418 @@
+"""Turning a wish for an instance into a running ring: solve, reserve at all members, bring up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.footprint import POOL_TOKENS
+from exo_mesh.domain.group_placement import pinned_groups, place_grouped
+from exo_mesh.domain.grouping import GroupFacts
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.pinning import solve_pinned
+from exo_mesh.domain.placement import (
+    Candidate,
+    Surroundings,
+    most_context,
+    solve,
+    solve_with_most_context,
+    with_caps,
+)
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.rings import DEFAULT_HOP_S, without
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.errors import (
+    CrashLoopError,
+    DeadlineError,
+    EngineError,
+    InputError,
+    MeshError,
+    ModelError,
+    PlacementError,
+    QuarantinedError,
+    ReservationError,
+    StageLostError,
+    TransportError,
+)
+from exo_mesh.hosting.reservations import Answer
+from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.instances.group_facts import GroupKnowledge, times_of
+from exo_mesh.instances.members import Members
+from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper, release_all
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.tensor_groups import wirings
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.mixing import Mixing
+from exo_mesh.models.surveys import Surveys, as_held
+from exo_mesh.settings.config import Settings
+from exo_mesh.telemetry.metrics import Metrics
+
+CHUNK_TOKENS = 512
+"""Of a prefill chunk: what a runner checks its group with (PREFILL_CHUNK of exo_mesh/runner)."""
+
+MAX_GROUP_FAILURES = 4
+"""Tensor groups, of whichever peers, that may fail to come to be in one placement; then all of them are pipelines."""
+
+MAX_SOLVES = 8
+"""Each refusal lowers what a peer is counted with, so this many rounds mean that memory is changing under us."""
+
+_log = logging.getLogger(__name__)
+
+
+class BallotBeatenError(ReservationError):
+    """A member has promised itself to another plan of this instance; `ballot` is that plan's."""
+
+    def __init__(self, message: str, *, peer_id: str, ballot: Ballot) -> None:
+        super().__init__(message, peer_id=peer_id)
+        self.ballot = ballot
+
+
+class StageFailedError(EngineError):
+    """An engine failed while its stage was being loaded; the peer counts that, and refuses when it was too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What placement asks of this machine: bytes that a stage could get now, and the engines that run a model, best
+    first."""
+
+    usable_bytes: Callable[[], int]
+    engines_for: Callable[[ModelCard], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A plan that every member has reserved memory for, and where the collectives of each rank would listen. avoided:
+    why peers were left out, where their runners had crashed or got stuck. note: why it is not as somebody might
+    expect."""
+
+    plan: Plan
+    collectives: Mapping[Seat, str]
+    avoided: Sequence[str]
+    note: str = ""
+
+
+class Placer:
+    """Makes plans of this node's own and brings them up. Knows nothing of which instances there are."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        members: Members,
+        surveys: Surveys,
+        mixing: Mixing,
+        metrics: Metrics,
+        here: Here,
+        runner_limits: Limits,
+        groups: GroupKnowledge,
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._members = members
+        self._surveys = surveys
+        self._mixing = mixing
+        self._metrics = metrics
+        self._here = here
+        self._runner_limits = runner_limits
+        self._groups = groups
+
+    async def propose(
+        self,
+        card: ModelCard,
+        spec: InstanceSpec,
+        instance_id: str = "preview",
+        ballot: Ballot | None = None,
+        caps: Mapping[str, int] | None = None,
+    ) -> Plan:
+        """The plan that this node would propose now. Raises PlacementError with the arithmetic.
+
+        What engines say of the model, and whether they agree on it, is asked only of those that a plan would use.
+        """
+        ballot = ballot or NO_BALLOT.next_for(self._membership.own.id)
+        candidates = with_caps(self.candidates(card, spec), caps or {})
+        around = Surroundings(hop_s=self._hops())
+        facts = await self._groups.facts(card, spec, num_candidates=len(candidates))
+        while True:
+            plan = await asyncio.to_thread(self._solve, card, spec, candidates, instance_id, ballot, around, facts)
+            unseen = [engine for engine in plan.engines if engine not in around.cards]
+            if unseen:
+                around, candidates = await self._look(card, candidates, unseen, around)
+                continue
+            if len(plan.engines) == 1:
+                return plan
+            outcome = await self._mixing.of(card, ring_of(plan, candidates))
+            if not outcome.unmixable:
+                return replace(plan, activation_dtype=outcome.activation_dtype)
+            around = replace(around, unmixable={**around.unmixable, **outcome.unmixable})
+
+    async def held(self, card: ModelCard, engine: str) -> ModelCard:
+        """The model as an engine holds it, which is not always as the files do. Raises ModelError if it cannot."""
+        return as_held(card, await self._surveys.of(card, engine))
+
+    async def _look(
+        self, card: ModelCard, candidates: list[Candidate], engines: Sequence[str], around: Surroundings
+    ) -> tuple[Surroundings, list[Candidate]]:
+        """What is known once these engines have been asked. One that cannot run the model counts no more.
+
+        Raises ModelError if that leaves nobody.
+        """
+        cards = dict(around.cards)
+        for engine in engines:
+            try:
+                cards[engine] = await self.held(card, engine)
+            except ModelError as exc:
+                _log.info("%s cannot run %s: %s", engine, card.name, exc)
+                candidates = [able for one in candidates if (able := without(one, engine)) is not None]
+                if not candidates:
+                    raise ModelError(f"no peer can run {card.name} ({card.architecture}): {engine}: {exc}") from exc
+        return replace(around, cards=cards), candidates
+
+    def note_of(self, plan: Plan) -> str:
+        """What is known of its tensor groups, or why it has none where one might be expected; "" if nothing."""
+        return self._groups.note_of(plan)
+
+    def context_for(self, spec: InstanceSpec) -> int:
+        """Tokens of context that a placement for this wish needs at least."""
+        return spec.context_limit or self._settings.context_limit or POOL_TOKENS
+
+    def _solve(
+        self,
+        card: ModelCard,
+        spec: InstanceSpec,
+        candidates: Sequence[Candidate],
+        instance_id: str,
+        ballot: Ballot,
+        around: Surroundings,
+        facts: GroupFacts,
+    ) -> Plan:
+        policy = spec.policy or self._settings.placement
+        min_peers = spec.min_peers or self._settings.min_peers
+        if (spec.context_limit or 0) > card.context_length:
+            raise InputError(
+                f"context_limit is {spec.context_limit}, but {card.name} has {card.context_length} positions",
+                param="context_limit",
+            )
+        shared: dict[str, Any] = {
+            "instance_id": instance_id,
+            "ballot": ballot,
+            "around": around,
+            "mixing": spec.mixed_rings or self._settings.mixed_rings,
+        }
+        context_limit = spec.context_limit or self._settings.context_limit
+        if spec.pins:
+            return _pinned(card, candidates, spec, facts, context_limit, shared)
+
+        def attempt(grouped: Sequence[Candidate], min_stages: int) -> Plan:
+            wide: dict[str, Any] = {**shared, "policy": policy, "min_peers": min_stages}
+            if context_limit is None:
+                return solve_with_most_context(card, grouped, **wide)
+            return solve(card, grouped, context_limit=min(context_limit, card.context_length), **wide)
+
+        return place_grouped(candidates, self._groups.wish(spec, candidates), facts, min_peers, attempt)
+
+    async def place(
+        self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot, on_progress: OnProgress
+    ) -> tuple[RingKeeper, InstanceInfo]:
+        """A ready ring of a ballot above `above`, and what to tell the mesh of it.
+
+        A tensor group that does not come to be is tried once more, with other ports and new processes; then its members
+        are pipeline stages. Raises PlacementError, BallotBeatenError, CrashLoopError, QuarantinedError, or the failure
+        of a stage; then nothing is left of the plan.
+        """
+        failures = 0
+        while True:
+            reserved = await self._reserve(card, spec, instance_id, above)
+            plan = reserved.plan
+            keeper = RingKeeper(
+                plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
+            )
+            try:
+                instance = await self._bring_up(keeper)
+            except MeshError as exc:
+                if not self._groups.note_failure(plan, keeper.lost_seat, exc):
+                    self._give_up_if_hopeless(reserved, exc)
+                    if isinstance(exc, EngineError):
+                        raise StageFailedError(str(exc)) from exc
+                    raise
+                _log.warning("%s: a tensor group of ballot %s did not come to be: %s", instance_id, plan.ballot, exc)
+                above, failures = plan.ballot, failures + 1
+                if failures == MAX_GROUP_FAILURES:
+                    spec = self._groups.as_pipeline(spec, plan)
+                continue
+            times = times_of(card, plan, keeper.figures, self._hop_of(plan), CHUNK_TOKENS)
+            if not self._groups.note_success(card, spec, plan, times):
+                await keeper.release()
+                self._membership.put_instance(instance_id, None)
+                above = plan.ballot
+                continue
+            self._metrics.placements.labels("ready").inc()
+            return keeper, replace(instance, reason=reserved.note)
+
+    async def _bring_up(self, keeper: RingKeeper) -> InstanceInfo:
+        """Tell the mesh that the ring is being loaded until it is. Raises the failure of a stage; nothing is left."""
+        instance_id = keeper.plan.instance_id
+        self._membership.put_instance(instance_id, InstanceInfo(keeper.plan, InstanceState.LOADING))
+        try:
+            return await keeper.bring_up()
+        except BaseException as exc:
+            outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
+            self._metrics.placements.labels(outcome).inc()
+            try:
+                await keeper.release()  # which may be cancelled in its turn: two peers may delete at once
+            finally:
+                self._membership.put_instance(instance_id, None)
+            raise
+
+    def _give_up_if_hopeless(self, reserved: Reserved, error: MeshError) -> None:
+        """A model that crashed on one peer until that refused it, and then on others, will not do better on the next
+        ones. Raises CrashLoopError; not if peers are gone, for then that is why."""
+        crashed = isinstance(error, StageLostError | EngineError | DeadlineError)
+        if crashed and reserved.avoided and all(map(self._membership.is_alive, reserved.plan.member_ids)):
+            raise CrashLoopError(f"{error}; before that, " + "; ".join(reserved.avoided)) from error
+
+    async def _reserve(self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot) -> Reserved:
+        caps: dict[str, int] = {}
+        unable: dict[str, ReservationError] = {}
+        own_id = self._membership.own.id
+        refusals: list[str] = []
+        for _ in range(MAX_SOLVES):
+            able = replace(spec, exclude_peers=(*spec.exclude_peers, *unable))
+            try:
+                plan = await self.propose(card, able, instance_id, above.next_for(own_id), caps)
+                if self._groups.is_unfit(plan):  # though somebody insists
+                    spec = self._groups.as_pipeline(able, plan)
+                    plan = await self.propose(card, spec, instance_id, above.next_for(own_id), caps)
+            except PlacementError as exc:
+                self._metrics.placements.labels(exc.code).inc()
+                if unable and not self.candidates(card, able):
+                    raise _nobody_left(unable.values())(
+                        f"no peer can run {card.name} ({card.architecture}): " + "; ".join(refusals)
+                    ) from exc
+                raise PlacementError(
+                    "; ".join([str(exc), *refusals]),
+                    reason=exc.reason,
+                    need_bytes=exc.need_bytes,
+                    have=exc.have,
+                    remedy=exc.remedy,
+                ) from exc
+            asked = await asyncio.gather(*(self._ask(plan, seat) for seat in plan.seats))
+            answers = dict(zip(plan.seats, asked, strict=True))
+            granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, Answer) and a.granted}
+            if len(granted) == len(answers):
+                avoided = [text for peer_id, exc in unable.items() if exc.why and (text := f"{peer_id[:8]}: {exc}")]
+                return Reserved(plan, granted, avoided, self._groups.demotion_of(plan))
+            await release_all(plan, self._members)
+            for seat, answer in answers.items():
+                if isinstance(answer, ReservationError):
+                    unable[seat.peer_id], reason = answer, str(answer)
+                elif answer.beaten_by is not None:
+                    self._metrics.placements.labels("ballot_beaten").inc()
+                    raise BallotBeatenError(answer.reason, peer_id=seat.peer_id, ballot=answer.beaten_by)
+                elif answer.granted:
+                    continue
+                else:
+                    caps[seat.peer_id], reason = answer.usable_bytes, answer.reason
+                refusals.append(f"{seat.peer_id[:8]} refused: {reason}")
+                _log.info("%s: peer %s refused: %s", instance_id, seat.peer_id[:8], reason)
+        raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; " + "; ".join(refusals[-3:]))
+
+    async def _ask(self, plan: Plan, seat: Seat) -> Answer | ReservationError:
+        """One member's answer, or why it can never run its stage; one that cannot be asked now has nothing to give."""
+        try:
+            return await self._members.member(seat.peer_id).reserve(plan, seat.stage)
+        except (TransportError, DeadlineError) as exc:
+            return Answer(False, 0, str(exc))
+        except ReservationError as exc:
+            return exc
+
+    def candidates(self, card: ModelCard, spec: InstanceSpec) -> list[Candidate]:
+        """The live peers that could take part now, and with which engines."""
+        membership = self._membership
+        readings = membership.telemetry
+        found = []
+        for info in (membership.own, *(peer.info for peer in membership.peers)):
+            if info.id in spec.exclude_peers or not self._has_model(info, card.name):
+                continue
+            engines = self._engines_of(info, card, spec)
+            if info.id == membership.own.id:
+                usable = self._here.usable_bytes()
+            else:
+                usable = readings[info.id].usable_bytes if info.id in readings else 0
+            if engines:
+                speed = readings[info.id].s_per_gb.get(engines[0]) if info.id in readings else None
+                details = (info.engine_info(engine) for engine in engines)
+                builds = tuple((detail.name, detail.build) for detail in details if detail is not None)
+                found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds))
+        return found
+
+    def _engines_of(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec) -> tuple[str, ...]:
+        """Engines with which a peer could run the model, as the wish would have it, the first choice first."""
+        if spec.engine:
+            return (spec.engine,) if spec.engine in info.engines else ()
+        own = info.id == self._membership.own.id
+        engines = (self._here.engines_for(card) if own else ()) or info.engines_for(card.name)
+        pinned = [pin.engine for pin in spec.pins if pin.peer_id == info.id and pin.engine in info.engines]
+        tags = {engine: {engine, *_tags(info, engine)} for engine in engines}
+        preferred = [e for wanted in spec.engine_preference for e in engines if wanted in tags[e]]
+        return tuple(dict.fromkeys([*(engine for engine in pinned if engine), *preferred, *engines]))
+
+    def _hops(self) -> dict[tuple[str, str], float]:
+        """Half of each round trip measured here; between two others, that of the one further away."""
+        own_id = self._membership.own.id
+        halves = {peer.id: peer.rtt_ms / 2000 for peer in self._membership.peers if peer.rtt_ms is not None}
+        between = {(a, b): max(halves[a], halves[b]) for a, b in combinations(sorted(halves), 2)}
+        return {**between, **{(own_id, peer_id): half for peer_id, half in halves.items()}}
+
+    def _hop_of(self, plan: Plan) -> float:
+        """Seconds one way between two of its peers, the longest that is known."""
+        hops = self._hops()
+        known = [hops[pair] for pair in combinations(plan.member_ids, 2) if pair in hops]
+        known += [hops[b, a] for a, b in combinations(plan.member_ids, 2) if (b, a) in hops]
+        return max(known, default=DEFAULT_HOP_S)
+
+    def _has_model(self, info: PeerInfo, model: str) -> bool:
+        # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet
+        return model in info.models or (info.id == self._membership.own.id and not self._held_elsewhere(model))
+
+    def _held_elsewhere(self, model: str) -> bool:
+        return any(model in peer.info.models for peer in self._membership.peers)
+
+
+def _nobody_left(refusals: Iterable[ReservationError]) -> type[MeshError]:
+    """What it is called when every peer that could have run the model has refused."""
+    by_code = {error.code: error for error in (CrashLoopError, QuarantinedError)}
+    return next((by_code[refusal.why] for refusal in refusals if refusal.why in by_code), ModelError)
+
+
+def _pinned(
+    card: ModelCard,
+    candidates: Sequence[Candidate],
+    spec: InstanceSpec,
+    facts: GroupFacts,
+    context_limit: int | None,
+    shared: Mapping[str, Any],
+) -> Plan:
+    """The plan that somebody has dealt out. Raises InputError or PlacementError, see solve_pinned."""
+    grouped, pins = pinned_groups(candidates, spec.pins, facts)
+
+    def pinned(context: int) -> Plan:
+        return solve_pinned(card, grouped, pins, context_limit=context, **shared)
+
+    return most_context(card, pinned) if context_limit is None else pinned(min(context_limit, card.context_length))
+
+
+def ring_of(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The peers of a plan with the engines that it has for them."""
+    by_id = {candidate.peer_id: candidate for candidate in candidates}
+    return [by_id[stage.peer_id].running(stage.engine) for stage in plan.stages]
+
+
+def _tags(info: PeerInfo, engine: str) -> tuple[str, ...]:
+    detail = info.engine_info(engine)
+    return () if detail is None else (detail.tag,)

@@ -1,0 +1,154 @@
+"""Every sensible way to place a model now, with the arithmetic: what `POST /instance` would do, before it is done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.footprint import footprint
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
+from exo_mesh.domain.plan import NO_BALLOT, Plan
+from exo_mesh.domain.sharding import sharded
+from exo_mesh.errors import InputError, PlacementError
+from exo_mesh.instances.placer import Placer
+from exo_mesh.instances.spec import InstanceSpec
+
+MAX_WIDTH = 16
+"""Wider rings than this are not previewed: every further hop makes each token slower."""
+
+_PEER_ID = re.compile(r"[0-9a-f]{16,64}")
+
+
+def with_peer_ids(spec: InstanceSpec, peers: Sequence[PeerInfo]) -> InstanceSpec:
+    """The wish with ids where it has names. Raises InputError for a name that no peer has, or several."""
+    return replace(
+        spec,
+        exclude_peers=tuple(_peer_id(name, peers, "exclude_peers") for name in spec.exclude_peers),
+        pins=tuple(
+            replace(
+                pin,
+                peer_id=_peer_id(pin.peer_id, peers, "pins"),
+                group=tuple(_peer_id(name, peers, "pins") for name in pin.group),
+            )
+            for pin in spec.pins
+        ),
+        groups=tuple(tuple(_peer_id(name, peers, "groups") for name in group) for group in spec.groups),
+    )
+
+
+def _peer_id(name: str, peers: Sequence[PeerInfo], param: str) -> str:
+    if any(peer.id == name for peer in peers):
+        return name
+    found = [peer.id for peer in peers if peer.name == name]
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        raise InputError(f"{len(found)} peers are called {name!r}: use an id ({', '.join(found)})", param=param)
+    if _PEER_ID.fullmatch(name):
+        return name  # of a peer that is not here now
+    known = ", ".join(sorted(peer.name for peer in peers))
+    raise InputError(f"no peer is called {name[:80]!r}; there are {known}", param=param)
+
+
+async def previews(
+    placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]
+) -> list[dict[str, Any]]:
+    """For each width and policy: a plan, or why there is none. Plans that several policies share come once.
+
+    Raises PlacementError if no peer at all can take part.
+    """
+    candidates = placer.candidates(card, spec)
+    refuse_too_few(card, candidates, 1)
+    names = {peer.id: peer.name for peer in peers}
+    usable = {candidate.peer_id: candidate.usable_bytes for candidate in candidates}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    refused: list[dict[str, Any]] = []
+    for width in range(1, min(len(candidates), card.num_layers, MAX_WIDTH) + 1):
+        refusal: PlacementError | None = None
+        for policy in POLICIES:
+            try:
+                plan = await placer.propose(card, replace(spec, policy=policy, min_peers=width))
+            except PlacementError as exc:
+                refusal = exc
+                continue
+            key = (plan.context_limit, *((s.peers, s.engine, s.shard.start, s.shard.stop) for s in plan.stages))
+            held = {engine: await placer.held(card, engine) for engine in plan.engines}
+            entry = found.setdefault(key, _describe(held, plan, names, usable, spec, placer.note_of(plan)))
+            if policy not in entry["policies"]:
+                entry["policies"].append(policy)
+        if all(entry["width"] != width for entry in found.values()):
+            refused.append(_why_not(placer, card, spec, width, refusal))
+    for entry in found.values():
+        entry["policies"].sort(key=POLICIES.index)
+    return sorted([*found.values(), *refused], key=lambda entry: int(entry["width"]))
+
+
+def _describe(
+    held: Mapping[str, ModelCard],
+    plan: Plan,
+    names: dict[str, str],
+    usable: dict[str, int],
+    spec: InstanceSpec,
+    note: str,
+) -> dict[str, Any]:
+    """held: the model as each engine holds it: of a mixed ring, each stage has the arithmetic of its own. Of a tensor
+    group it is that of each rank."""
+    stages = []
+    for stage in plan.stages:
+        as_held = sharded(held[stage.engine], len(stage.peers))
+        parts = footprint(as_held, stage.shard.start, stage.shard.stop, plan.kv_tokens, plan.pool_sequences)
+        room = min(usable[peer_id] for peer_id in stage.peers)
+        stages.append(
+            {
+                "peer": stage.peer_id,
+                "name": names.get(stage.peer_id, ""),
+                "engine": stage.engine,
+                "layers": [stage.shard.start, stage.shard.stop],
+                "weights_bytes": parts.weights_bytes,
+                "kv_bytes": parts.kv_bytes,
+                "overhead_bytes": parts.overhead_bytes,
+                "reserve_bytes": stage.reserve_bytes,
+                "usable_bytes": room,
+                "headroom_bytes": room - stage.reserve_bytes,
+                **({} if stage.group is None else {"group": stage.group.describe()}),
+            }
+        )
+    return {
+        "width": len(plan.member_ids),
+        "note": note,
+        "policies": [],
+        "context_limit": plan.context_limit,
+        "kv_pool_tokens": plan.kv_tokens,
+        "engines": list(plan.engines),
+        "activation_dtype": plan.activation_dtype,
+        "stages": stages,
+        "request": {"model": spec.model, "context_limit": plan.context_limit, "stages": stages},
+    }
+
+
+def _why_not(
+    placer: Placer, card: ModelCard, spec: InstanceSpec, width: int, refusal: PlacementError | None
+) -> dict[str, Any]:
+    """What the largest `width` peers lack; or that their engines must not be mixed, if that is what is in the way."""
+    if refusal is not None and refusal.reason in ("mixing", "tensor_group"):
+        return {"width": width, "policies": list(POLICIES), "refused": {"message": str(refusal), **refusal.details}}
+    largest = sorted(placer.candidates(card, spec), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
+    try:
+        solve(
+            card,
+            largest,
+            policy="memory",
+            min_peers=width,
+            context_limit=min(placer.context_for(spec), card.context_length),
+            instance_id="preview",
+            ballot=NO_BALLOT,
+        )
+    except PlacementError as exc:
+        refusal = exc
+    message = str(refusal) if refusal is not None else f"{card.name}: other rings of {width} peers are no better"
+    details = refusal.details if refusal is not None else {}
+    return {"width": width, "policies": list(POLICIES), "refused": {"message": message, **details}}

@@ -1,0 +1,277 @@
+"""A ring that has lost stages goes on with those that are left: who holds what, which plan, reserve, commit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.placement import Candidate, Surroundings, with_caps
+from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.recovery import Recovery, recover
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, StageLostError, TransportError
+from exo_mesh.hosting.reservations import Answer
+from exo_mesh.hosting.stage_state import Standing
+from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.instances.members import Members
+from exo_mesh.instances.placer import BallotBeatenError, Placer, ring_of
+from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.mixing import Mixing
+from exo_mesh.telemetry.metrics import Metrics
+
+MAX_PLANS = 4
+"""Plans tried one after the other, each with what the last one's failure has taught: a peer that gives less than it
+said, one that died meanwhile, one whose process ends whenever it loads. More than this is no recovery any more."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One recovery under way. above: the highest ballot used or met. known: a living peer with a higher one is at it,
+    or has done it. caps: what peers said that they can give. unable: peers with whom it did not work. touched: peers
+    that may hold something of the ring. is_told: the mesh knows."""
+
+    old: Plan
+    above: Ballot
+    known: Ballot
+    unable: set[str]
+    touched: set[str]
+    only_what_is_left: bool
+    caps: dict[str, int] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+    is_told: bool = False
+
+
+class Recoverer:
+    """Makes the plan of least loading and brings it up, in which what survives keeps its process, weights and KV."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        members: Members,
+        catalogue: Catalogue,
+        placer: Placer,
+        mixing: Mixing,
+        metrics: Metrics,
+        runner_limits: Limits,
+    ) -> None:
+        self._membership = membership
+        self._members = members
+        self._catalogue = catalogue
+        self._placer = placer
+        self._mixing = mixing
+        self._metrics = metrics
+        self._runner_limits = runner_limits
+
+    async def recover(
+        self,
+        old: Plan,
+        above: Ballot,
+        on_progress: OnProgress,
+        *,
+        trouble_s: float = 0.0,
+        owned: Ballot | None = None,
+        suspects: Collection[str] = (),
+        only_what_is_left: bool = False,
+    ) -> tuple[RingKeeper, InstanceInfo]:
+        """A ready ring that goes on with what is left of `old`, by a ballot above `above`. One with tensor groups is
+        formed anew instead, for which this raises StageLostError.
+
+        trouble_s: how long it took to know of the loss. owned: by which ballot this node has, or inherits, the ring:
+        who has taken it by a higher one is right. suspects: peers that are not to take part. only_what_is_left: give up
+        if nothing is. Raises PlacementError if those left cannot hold the model, BallotBeatenError if somebody
+        else is at it, or what went wrong last; then nothing is left of the ring.
+        """
+        began = time.monotonic()
+        above = max(above, old.ballot)
+        attempt = _Attempt(old, above, owned or above, set(suspects), set(old.member_ids), only_what_is_left)
+        try:
+            keeper, instance, found = await self._try_plans(attempt, on_progress)
+        except BaseException as exc:
+            self._metrics.recoveries.labels(exc.code if isinstance(exc, MeshError) else "cancelled").inc()
+            if attempt.is_told:
+                self._membership.put_instance(old.instance_id, None)
+            # whoever is at it now may want what the ring still has
+            beaten = isinstance(exc, BallotBeatenError)
+            await self._let_go(attempt, attempt.touched - set(old.peer_ids) if beaten else attempt.touched)
+            raise
+        took_s = time.monotonic() - began
+        self._metrics.recovered(trouble_s, took_s, found.total_load_bytes)
+        _tell(keeper, found, trouble_s, took_s)
+        await self._let_go(attempt, attempt.touched - set(found.plan.peer_ids))
+        return keeper, instance
+
+    async def _try_plans(self, attempt: _Attempt, on_progress: OnProgress) -> tuple[RingKeeper, InstanceInfo, Recovery]:
+        instance_id = attempt.old.instance_id
+        failure: MeshError = StageLostError(f"{instance_id} could not be recovered")
+        if any(stage.group is not None for stage in attempt.old.stages):
+            raise StageLostError(f"{instance_id} has a tensor group, and is formed anew")
+        last = attempt.old
+        for _ in range(MAX_PLANS):
+            found, keep_kv_from = await self._reserve(attempt, last)
+            last = found.plan
+            self._membership.put_instance(instance_id, InstanceInfo(last, InstanceState.LOADING))
+            attempt.is_told = True
+            keeper = RingKeeper(last, self._members, on_progress, self._runner_limits, keep_kv_from=keep_kv_from)
+            try:
+                return keeper, await keeper.bring_up(), found
+            except MeshError as exc:
+                failure = exc
+                _log.warning("%s by ballot %s: %s", instance_id, last.ballot, exc)
+                loser = keeper.lost_seat.peer_id if keeper.lost_seat is not None else ""
+                if loser and found.load_bytes[loser]:  # it was to load, and failed: another one may not
+                    attempt.unable.add(loser)
+                await keeper.close()
+            except BaseException:
+                await keeper.close()
+                raise
+        raise failure
+
+    async def _reserve(self, attempt: _Attempt, last: Plan) -> tuple[Recovery, int | None]:
+        """A plan that all its members have granted, and from which stage on KV is kept (None: nowhere)."""
+        card = await self._catalogue.card(last.model)
+        if card.digest != last.model_digest:
+            raise PlacementError(f"the files of {last.model} have changed since {last.instance_id} was placed")
+        cards = {engine: await self._placer.held(card, engine) for engine in last.engines}
+        for _ in range(MAX_PLANS):
+            standings = await self._standings(last, attempt.unable)
+            self._refuse_beaten(attempt, standings)
+            if attempt.only_what_is_left and not any(standing.held for standing in standings.values()):
+                raise StageLostError(f"nothing is left of {last.instance_id}")
+            found = await self._solve(card, last, attempt, standings, Surroundings(cards=cards))
+            plan = found.plan
+            attempt.above = plan.ballot
+            attempt.touched |= set(plan.peer_ids)
+            answers = await asyncio.gather(*(self._ask(plan, index) for index in range(len(plan.stages))))
+            if all(isinstance(answer, Answer) and answer.granted for answer in answers):
+                return found, _kept_from(found, standings)
+            for peer_id, answer in zip(plan.peer_ids, answers, strict=True):
+                _learn(attempt, plan, peer_id, answer)
+        raise PlacementError(f"{last.instance_id}: no plan held; " + "; ".join(attempt.refusals[-3:]))
+
+    def _refuse_beaten(self, attempt: _Attempt, standings: Mapping[str, Standing]) -> None:
+        """Raises BallotBeatenError if a member has promised itself to another living peer by a ballot that was not
+        known here: that one is at it, or has done it, and its word is on its way."""
+        for peer_id, standing in standings.items():
+            proposer = standing.promised.proposer
+            if standing.promised > attempt.known and proposer != self._membership.own.id:
+                attempt.above = max(attempt.above, standing.promised)
+                if self._members.is_alive(proposer):
+                    message = f"{peer_id[:8]} has promised itself to ballot {standing.promised}"
+                    raise BallotBeatenError(message, peer_id=peer_id, ballot=standing.promised)
+
+    async def _solve(
+        self, card: ModelCard, last: Plan, attempt: _Attempt, standings: Mapping[str, Standing], around: Surroundings
+    ) -> Recovery:
+        candidates = with_caps(self._placer.candidates(card, InstanceSpec(last.model)), attempt.caps)
+        usable = {
+            peer_id: min(standing.usable_bytes, attempt.caps.get(peer_id, standing.usable_bytes))
+            for peer_id, standing in standings.items()
+        }
+        found = await asyncio.to_thread(
+            recover,
+            card,
+            last,
+            holding={peer_id: standing.held for peer_id, standing in standings.items() if standing.held is not None},
+            usable_bytes=usable,
+            spares=_spares(candidates, last, attempt),
+            ballot=attempt.above.next_for(self._membership.own.id),
+            around=around,
+        )
+        if len(found.plan.engines) > 1 and not set(found.plan.peer_ids) <= set(last.peer_ids):
+            outcome = await self._mixing.of(card, ring_of(found.plan, candidates))
+            if outcome.unmixable:
+                raise PlacementError(f"{last.instance_id}: " + "; ".join(outcome.unmixable.values()), reason="mixing")
+        return found
+
+    async def _standings(self, plan: Plan, unable: Collection[str]) -> dict[str, Standing]:
+        """What the peers of a ring have of it; of those that answer."""
+        asked = [peer_id for peer_id in plan.peer_ids if peer_id not in unable]
+        answers = await asyncio.gather(*(self._standing(plan.instance_id, peer_id) for peer_id in asked))
+        return {peer_id: answer for peer_id, answer in zip(asked, answers, strict=True) if answer is not None}
+
+    async def _standing(self, instance_id: str, peer_id: str) -> Standing | None:
+        try:
+            return await self._members.member(peer_id).standing(instance_id)
+        except MeshError as exc:
+            _log.info("%s: peer %s cannot be asked: %s", instance_id, peer_id[:8], exc)
+            return None
+
+    async def _ask(self, plan: Plan, index: int) -> Answer | MeshError:
+        try:
+            return await self._members.member(plan.stages[index].peer_id).reserve(plan, index)
+        except (TransportError, DeadlineError, ReservationError) as exc:
+            return exc
+
+    async def _let_go(self, attempt: _Attempt, peer_ids: Iterable[str]) -> None:
+        """End what these peers hold of the ring; those that cannot be reached end it when nobody follows it."""
+
+        async def release(peer_id: str) -> None:
+            try:
+                await self._members.member(peer_id).release(attempt.old.instance_id, attempt.above)
+            except MeshError as exc:
+                _log.info("no release of %s at %s: %s", attempt.old.instance_id, peer_id[:8], exc)
+
+        await asyncio.gather(*(release(peer_id) for peer_id in peer_ids))
+
+
+def _spares(candidates: Iterable[Candidate], last: Plan, attempt: _Attempt) -> list[Candidate]:
+    """Peers outside the ring that could take part, with an engine of the ring."""
+    spares = []
+    for one in candidates:
+        engine = next((name for name in (one.engine, *one.others) if name in last.engines), None)
+        if engine is not None and one.peer_id not in attempt.unable and one.peer_id not in last.peer_ids:
+            spares.append(replace(one.running(engine), usable_bytes=one.usable_bytes))
+    return spares
+
+
+def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: Answer | MeshError) -> None:
+    """From one member's refusal. Raises BallotBeatenError if it has promised itself to somebody else."""
+    if isinstance(answer, MeshError):
+        attempt.unable.add(peer_id)
+        reason = str(answer)
+    elif answer.granted:
+        return
+    elif answer.beaten_by is not None:
+        if answer.beaten_by.proposer != plan.ballot.proposer:
+            raise BallotBeatenError(answer.reason, peer_id=peer_id, ballot=answer.beaten_by)
+        attempt.above, reason = max(attempt.above, answer.beaten_by), answer.reason  # of this node's last start
+    else:
+        attempt.caps[peer_id], reason = answer.usable_bytes, answer.reason
+    attempt.refusals.append(f"{peer_id[:8]} refused: {reason}")
+    _log.info("%s: peer %s refused: %s", plan.instance_id, peer_id[:8], reason)
+
+
+def _kept_from(found: Recovery, standings: Mapping[str, Standing]) -> int | None:
+    """The stage from which on all keep the KV that they have: those after the last one that has to load, if all of them
+    can cut it back to what came round."""
+    peer_ids = found.plan.peer_ids
+    fresh = [
+        index
+        for index, peer_id in enumerate(peer_ids)
+        if found.load_bytes[peer_id] or peer_id not in standings or not standings[peer_id].rolls_back
+    ]
+    kept_from = max(fresh, default=-1) + 1
+    return kept_from if kept_from < len(peer_ids) else None
+
+
+def _tell(keeper: RingKeeper, found: Recovery, trouble_s: float, took_s: float) -> None:
+    loads = [f"{gigabytes(size)} at {peer_id[:8]}" for peer_id, size in found.load_bytes.items() if size]
+    _log.warning(
+        "%s goes on by ballot %s: detected after %.2f s, recovered after %.2f s, loaded %s, %d requests go on in it",
+        found.plan.instance_id,
+        found.plan.ballot,
+        trouble_s,
+        took_s,
+        " and ".join(loads) or "nothing",
+        keeper.resumed,
+    )

@@ -1,0 +1,307 @@
+"""One plan brought up and watched by its owner: commit at all members, link the ring, wait until all are ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
+from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.instances.boundaries import refuse_mismatch
+from exo_mesh.instances.liveness import is_refused, lives
+from exo_mesh.instances.members import Members
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto.runner_pb2 import GroupFigures
+from exo_mesh.tasks import TaskOwner
+
+MARGIN_S = 30.0
+"""On top of a stage's own load deadline, which its peer keeps: the owner steps in only if that peer does not."""
+
+REATTACH_S = 3.0
+"""A broken report stream alone is no lost stage: the owner asks again for this long, then looks at the data plane."""
+
+REATTACH_PAUSE_S = 0.2
+
+LOOK_AGAIN_S = 1.0
+"""A stage whose node is silent, and which works, is looked at again after this."""
+
+TAKE_BACK_TRIES = 4
+"""Ballots tried one after the other: the first may be below what a stage has promised, which it then says."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]
+"""(bytes or layers done, total) over all stages."""
+
+
+class RingKeeper:
+    """Owns the report streams of all stages of one plan, of a tensor group those of all ranks. `lost` completes with
+    the first failure of any of them, `lost_seat` is then whose it was. figures: what the tensor groups measured of
+    themselves, by stage, once the ring is up.
+
+    adopted: the ballot by which this node took the plan over, if it is not its own. It rises when the ring has to be
+    taken back from an adopter that did not get all of it; `on_taken_back` is called then. endpoints: of the stages, if
+    they run already. keep_kv_from: see ChangePlan. wirings: of the ranks of tensor groups, if this node brings the plan
+    up.
+
+    What a loss was like: `trouble_s` from its first sign to the verdict, `hop_lost` the stage that cannot reach the
+    next one. `resumed`: requests that went on in the driver.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        members: Members,
+        on_progress: OnProgress,
+        runner_limits: Limits,
+        adopted: Ballot = NO_BALLOT,
+        *,
+        endpoints: Sequence[str] = (),
+        keep_kv_from: int | None = None,
+        wirings: Mapping[Seat, RankWiring] | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.plan = plan
+        self.adopted = adopted
+        self.ballot = max(plan.ballot, adopted)
+        self.lost: asyncio.Future[MeshError] = loop.create_future()
+        self.lost_seat: Seat | None = None
+        self.figures: dict[int, GroupFigures] = {}
+        self.on_taken_back: Callable[[], None] = lambda: None
+        self.trouble_s = 0.0
+        self.hop_lost: int | None = None
+        self.resumed = 0
+        leaders = [seat for seat in plan.seats if not seat.rank]
+        self._endpoints: dict[Seat, str] = dict(zip(leaders, endpoints, strict=False))
+        self._doors: dict[Seat, list[str]] = {}
+        self._keep_kv_from = keep_kv_from
+        self._wirings = wirings or {}
+        self._taking_back = asyncio.Lock()
+        self._members = members
+        self._on_progress = on_progress
+        self._runner_limits = runner_limits
+        self._listening: dict[Seat, asyncio.Future[pb.StageListening]] = {s: loop.create_future() for s in plan.seats}
+        self._ready: dict[Seat, asyncio.Future[pb.StageReady]] = {seat: loop.create_future() for seat in plan.seats}
+        self._loading: dict[Seat, tuple[int, int]] = {}
+        self._tasks = TaskOwner()
+
+    async def bring_up(self) -> InstanceInfo:
+        """Commit, link, wait. Raises the MeshError of the first stage that fails, or DeadlineError."""
+        self.watch()
+        largest = max(stage.reserve_bytes for stage in self.plan.stages)
+        patience_s = self._runner_limits.load_s(largest) + MARGIN_S
+        # a runner listens once it has loaded
+        heard = await self._or_lost(asyncio.gather(*self._listening.values()), patience_s, "every runner listens")
+        listening = dict(zip(self._listening, heard, strict=True))
+        leaders = [seat for seat in self.plan.seats if not seat.rank]
+        endpoints = [listening[seat].endpoint for seat in leaders]
+        ranks = {seat: status.endpoint for seat, status in listening.items() if seat.rank}
+        linked = asyncio.gather(*(self._link(index, endpoints, ranks) for index in range(len(endpoints))))
+        await self._or_lost(linked, patience_s, "every stage is linked")
+        ready = await self._or_lost(asyncio.gather(*self._ready.values()), patience_s, "every stage is loaded")
+        loaded = dict(zip(self._ready, ready, strict=True))
+        refuse_mismatch(self.plan, [loaded[seat] for seat in leaders])
+        self.figures = {seat.stage: loaded[seat].group for seat in leaders if loaded[seat].HasField("group")}
+        self.resumed = sum(status.resumed for status in ready)
+        self._endpoints = {seat: status.endpoint for seat, status in listening.items()}
+        pids = tuple(listening[seat].pid for seat in leaders)
+        return InstanceInfo(self.plan, InstanceState.READY, tuple(endpoints), pids)
+
+    def watch(self) -> None:
+        """Commit at all members and follow their reports; for a running ring, this takes it over."""
+        for seat in self.plan.seats:
+            self._tasks.start(self._follow(seat), f"{seat} of {self.plan.instance_id}")
+
+    async def close(self) -> None:
+        """Stop watching; the stages go on."""
+        await self._tasks.close()
+        waits: list[asyncio.Future[Any]] = [*self._listening.values(), *self._ready.values(), self.lost]
+        for future in waits:
+            future.cancel()
+
+    async def release(self, *, for_good: bool = False) -> None:
+        """Stop watching, and end all stages. Members that cannot be reached end theirs when they see us gone.
+
+        for_good: also those that have promised themselves to somebody else who did not get all of them.
+        """
+        await self.close()
+        if for_good:
+            highest = max(await asyncio.gather(*map(self._promised, self.plan.seats)))
+            if highest > self.ballot:
+                self.ballot = highest.next_for(self._members.own_id)
+        await release_all(self.plan, self._members, self.ballot)
+
+    async def _promised(self, seat: Seat) -> Ballot:
+        """By which ballot this seat of the plan runs; ours if it is none that is higher, or if that cannot be told. To
+        ask by our own ballot changes nothing."""
+        try:
+            answer = await self._members.member(seat.peer_id).adopt(self.plan, seat.stage, self.ballot)
+        except MeshError:
+            return self.ballot
+        return max(self.ballot, answer.beaten_by or NO_BALLOT)
+
+    def _doors_of(self, seat: Seat) -> list[str]:
+        """Where the runner of a seat may be reached; as far as it was known while its peer was."""
+        if seat in self._endpoints and (self._members.is_alive(seat.peer_id) or seat not in self._doors):
+            self._doors[seat] = self._members.doors(self._endpoints[seat], seat.peer_id)
+        return self._doors.get(seat, [])
+
+    async def _follow(self, seat: Seat) -> None:
+        loop = asyncio.get_running_loop()
+        broke_at = look_at = 0.0
+
+        def heard() -> None:
+            nonlocal broke_at
+            broke_at = 0.0
+
+        while True:
+            try:
+                await self._reports(seat, heard)
+            except (TransportError, DeadlineError) as exc:
+                if self.lost.done():
+                    return
+                if not broke_at:
+                    broke_at, look_at = loop.time(), loop.time() + REATTACH_S
+                if await self._is_lost(seat, loop.time() > look_at):
+                    self.trouble_s = loop.time() - broke_at
+                    self._lose(StageLostError(f"{seat} is out of reach: {exc}"), seat)
+                    return
+                look_at = max(look_at, loop.time() + LOOK_AGAIN_S) if loop.time() > look_at else look_at
+            except MeshError as exc:
+                self._lose(exc, seat)
+                return
+            await asyncio.sleep(REATTACH_PAUSE_S)
+
+    async def _is_lost(self, seat: Seat, for_long: bool) -> bool:
+        """Of a seat whose node cannot be asked now: a node that stands still ends no ring whose runners go on."""
+        doors = self._doors_of(seat)
+        return await is_refused(doors, self._members) or (
+            for_long and not await lives(self.plan, seat, doors, self._members)
+        )
+
+    async def _reports(self, seat: Seat, heard: Callable[[], None]) -> None:
+        """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""
+        ballot, wiring = self.ballot, self._wirings.get(seat)
+        member = self._members.member(seat.peer_id)
+        try:
+            async for status in member.commit(self.plan.instance_id, ballot, self._keep_kv_from, wiring):
+                heard()
+                self._take(seat, status)
+        except StageLostError as exc:
+            await self._take_back(ballot, exc)
+            return
+        raise TransportError(f"the reports of {seat} ended")
+
+    async def _take_back(self, refused: Ballot, refusal: StageLostError) -> None:
+        """A stage does not know our ballot. Its node may have promised itself to an adopter who got some stages and not
+        all: then take all of them by a higher ballot. Raises `refusal` if the stage is gone, and TransportError if that
+        cannot be found out now, or the ring has another owner, to whom it is then left (see Custody)."""
+        async with self._taking_back:
+            if self.ballot > refused:
+                return  # after the refusal of another stage
+            members = [(seat.stage, self._members.member(seat.peer_id)) for seat in self.plan.seats]
+            looks = (member.look(self.plan.instance_id, self.plan.ballot) for _, member in members)
+            if any(await asyncio.gather(*looks)):
+                raise refusal  # before anything is promised to us at the other stages
+            await self._give_way(refused)
+            ballot = refused
+            for _ in range(TAKE_BACK_TRIES):
+                if self._members.has_other_owner(self.plan, ballot):
+                    raise TransportError(f"{self.plan.instance_id} has been adopted")
+                ballot = ballot.next_for(self._members.own_id)
+                adoptions = (member.adopt(self.plan, index, ballot) for index, member in members)
+                answers = await asyncio.gather(*adoptions)
+                if all(answer.granted for answer in answers):
+                    _log.warning("%s was adopted in part; taken back by ballot %s", self.plan.instance_id, ballot)
+                    self.adopted = self.ballot = ballot
+                    self.on_taken_back()
+                    return
+                if any(not answer.granted and (answer.beaten_by or NO_BALLOT) < ballot for answer in answers):
+                    raise refusal
+                ballot = max(answer.beaten_by or ballot for answer in answers)
+            raise TransportError(f"others adopt {self.plan.instance_id} just now")
+
+    async def _give_way(self, refused: Ballot) -> None:
+        """Raises TransportError if all stages have promised themselves to one living peer: it has adopted the ring, and
+        its record is on its way here. To ask by the old ballot changes nothing at a stage."""
+        seats = self.plan.seats
+        asked = (self._members.member(seat.peer_id).adopt(self.plan, seat.stage, refused) for seat in seats)
+        answers = await asyncio.gather(*asked)
+        adopters = {answer.beaten_by.proposer if answer.beaten_by else "" for answer in answers}
+        if len(adopters) == 1 and "" not in adopters and self._members.own_id not in adopters:
+            (adopter,) = adopters
+            if self._members.is_alive(adopter):
+                raise TransportError(f"{self.plan.instance_id} has been adopted by peer {adopter[:8]}")
+
+    def give_up(self, stage: int, reason: str) -> None:
+        """A stage cannot go on, as its owner has found out: the ring is lost."""
+        seat = next(seat for seat in self.plan.seats if seat.stage == stage)
+        self._lose(StageLostError(f"{seat}: {reason}"), seat)
+
+    def _take(self, seat: Seat, status: pb.StageStatus) -> None:
+        match status.WhichOneof("status"):
+            case "listening":
+                _resolve(self._listening[seat], status.listening)
+            case "loading":
+                self._loading[seat] = (status.loading.done, status.loading.total)
+                parts = self._loading.values()
+                self._on_progress(sum(done for done, _ in parts), sum(total for _, total in parts))
+            case "ready":
+                _resolve(self._ready[seat], status.ready)
+            case "failed":
+                self._lose(error_from_code(status.failed.code, f"{seat}: {status.failed.message}"), seat)
+            case "hop_lost":
+                self.hop_lost = seat.stage
+                self._lose(StageLostError(f"{seat} has lost the next one: {status.hop_lost.message}"))
+
+    def _lose(self, error: MeshError, seat: Seat | None = None) -> None:
+        """The first failure is the verdict. seat: whose it was, if that is known."""
+        if not self.lost.done():
+            self.lost_seat = seat
+            _log.warning("instance %s (ballot %s): %s", self.plan.instance_id, self.ballot, error)
+            self.lost.set_result(error)
+
+    async def _link(self, index: int, endpoints: Sequence[str], ranks: Mapping[Seat, str]) -> None:
+        """ranks: where those listen that lead no stage, by rank."""
+        following = (index + 1) % len(endpoints)
+        member = self._members.member(self.plan.stages[index].peer_id)
+        next_peer = self.plan.stages[following].peer_id
+        others = [(endpoint, seat.peer_id) for seat, endpoint in ranks.items() if seat.stage == index]
+        extra = (others,) if others else ()
+        await member.link(self.plan.instance_id, self.ballot, endpoints[following], next_peer, *extra)
+
+    async def _or_lost(self, work: Awaitable[_T], patience_s: float, what: str) -> _T:
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.lost), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            if self.lost.done():
+                raise self.lost.result()
+            if not task.done():
+                raise DeadlineError(f"{self.plan.instance_id}: not so after {patience_s:.0f} s: {what}")
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def release_all(plan: Plan, members: Members, ballot: Ballot | None = None) -> None:
+    """Release a plan, or whatever of its instance has at most `ballot`, at every member that can be reached."""
+
+    async def release(peer_id: str) -> None:
+        try:
+            await members.member(peer_id).release(plan.instance_id, ballot or plan.ballot)
+        except MeshError as exc:
+            _log.info("no release of %s at %s: %s", plan.instance_id, peer_id[:8], exc)
+
+    await asyncio.gather(*(release(peer_id) for peer_id in plan.member_ids))
+
+
+def _resolve(future: asyncio.Future[Any], value: Any) -> None:
+    if not future.done():
+        future.set_result(value)

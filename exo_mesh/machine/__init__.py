@@ -1,0 +1,1 @@
+"""This computer, without a mesh: memory, accelerators, disk, cables."""

@@ -1,0 +1,70 @@
+"""Readings of a machine with another memory than this one has: to see what a mesh does on small or busy machines."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import psutil
+
+from exo_mesh.errors import InputError
+from exo_mesh.machine.memory import MemoryReader, MemoryReading, read_memory
+from exo_mesh.settings.values import size
+
+MAX_FILE_BYTES = 256
+
+
+def reader_for(override_bytes: int | None, file: Path | None) -> MemoryReader:
+    """What reads the memory that settings ask for: that of the machine, unless one of these is set.
+
+    Raises InputError if both are, or if the file cannot be used.
+    """
+    if override_bytes is not None and file is not None:
+        raise InputError("--override-memory and --fake-mem-file contradict each other: give one of them")
+    if override_bytes is not None:
+        return lambda: overridden(override_bytes)
+    return read_memory if file is None else FakeMemoryFile(file)
+
+
+def overridden(total_bytes: int) -> MemoryReading:
+    """A machine with so much memory on which nothing runs but this node and its runners.
+
+    What they take counts as taken, else two plans would get the same bytes. A process that is about to end may be
+    counted or not.
+    """
+    node = psutil.Process()
+    taken = 0
+    for process in (node, *node.children(recursive=True)):
+        try:
+            taken += process.memory_info().rss
+        except psutil.Error:  # it has ended meanwhile
+            continue
+    return MemoryReading(total_bytes, max(0, total_bytes - taken), why="--override-memory")
+
+
+class FakeMemoryFile:
+    """A MemoryReader of a file with two sizes, `TOTAL AVAILABLE` such as `16GiB 12GiB`, read anew each time.
+
+    Whoever changes the file may be halfway through: what cannot be read leaves the last reading in force.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._last = self._read()
+
+    def __call__(self) -> MemoryReading:
+        with contextlib.suppress(InputError):
+            self._last = self._read()
+        return self._last
+
+    def _read(self) -> MemoryReading:
+        try:
+            with self._file.open() as opened:
+                words = opened.read(MAX_FILE_BYTES).split()
+            total, available = (0 if word == "0" else size(word) for word in words)
+        except (OSError, UnicodeDecodeError, ValueError) as exc:
+            why = exc.strerror if isinstance(exc, OSError) else "two sizes are needed, TOTAL AVAILABLE"
+            raise InputError(f"--fake-mem-file {self._file}: {why}") from exc
+        if not 0 <= available <= total or not total:
+            raise InputError(f"--fake-mem-file {self._file}: {available} of {total} bytes cannot be available")
+        return MemoryReading(total, available, why="--fake-mem-file")

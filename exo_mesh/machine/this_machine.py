@@ -1,0 +1,85 @@
+"""What this machine is: its addresses, its device, and which engines can run here."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+
+from exo_mesh.discovery.interfaces import read_interfaces
+from exo_mesh.domain.addresses import advertised
+from exo_mesh.domain.device import Device, EngineInfo
+from exo_mesh.engine.contract import Availability, Compute
+from exo_mesh.engine.registry import Registry
+from exo_mesh.errors import MeshError
+from exo_mesh.machine.accelerators import Accelerator
+
+_DEVICE_NODES = {
+    "cuda": ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvmap", "/dev/dxg"),
+    "rocm": ("/dev/kfd", "/dev/dxg"),
+    "xpu": ("/dev/dri",),
+}
+"""Files of which one is there if the system has such a GPU: of its driver, of a Jetson's, of WSL's."""
+
+
+def addresses(host: str, port: int) -> tuple[str, ...]:
+    """ "host:port" at which peers may reach a server bound to `host`, best first."""
+    return advertised(host, port, read_interfaces())
+
+
+def device(registry: Registry, preference: str, find: Callable[[Compute], Accelerator]) -> Device:
+    """Blocking. This machine with every engine that can run on it; `engine` is "" if none can be chosen.
+
+    find: the accelerator behind what the chosen engine computes on.
+    """
+    able = sorted(name for name, provider in registry.providers.items() if provider.availability().available)
+    try:
+        chosen = registry.choose(preference).name
+    except MeshError:
+        chosen = ""
+    found = find(shown_compute(registry.providers[chosen].availability()) if chosen else "cpu")
+    details = tuple(engine_info(registry, engine) for engine in able)
+    cores, memory = os.cpu_count() or 0, found.memory
+    return Device(found.kind, found.name, tuple(able), chosen, cores, details, memory.total_bytes, memory.why)
+
+
+def engine_info(registry: Registry, engine: str) -> EngineInfo:
+    """What this machine tells of an engine that can run on it."""
+    provider = registry.providers[engine]
+    availability = provider.availability()
+    return EngineInfo(engine, shown_compute(availability), provider.version(), availability.dtypes)
+
+
+def shown_compute(availability: Availability, exists: Callable[[str], bool] = os.path.exists) -> Compute:
+    """What an engine computes on: a GPU only if the engine says so and the system shows one."""
+    nodes = _DEVICE_NODES.get(availability.compute)
+    if availability.compute == "metal":
+        return "metal" if platform.system() == "Darwin" else "cpu"
+    return availability.compute if nodes is None or any(map(exists, nodes)) else "cpu"
+
+
+def engines_for(registry: Registry, preference: str, wanted: str | None, architecture: str) -> tuple[str, ...]:
+    """Engines that run an architecture here, the first choice first; empty if none does.
+
+    An engine that was named (`preference`, and `wanted` for this one model) is used wherever it can; others only for
+    what it cannot run. With "auto", all that may be chosen automatically, the best first.
+    """
+    looks = {name: provider.availability() for name, provider in registry.providers.items()}
+    able = [name for name, look in looks.items() if look.available and registry.providers[name].supports(architecture)]
+    named = [name for name in dict.fromkeys((wanted, preference)) if name in able]
+    if preference in able:
+        return tuple(name for name in named if name is not None)
+    ranked = sorted((n for n in able if looks[n].preference >= 0), key=lambda n: (-looks[n].preference, n))
+    return tuple(dict.fromkeys([*(name for name in named if name is not None), *ranked]))
+
+
+def why_not(registry: Registry, engine: str, architecture: str) -> str:
+    """Why an engine cannot run an architecture here; "" if it can."""
+    try:
+        provider = registry.provider(engine)
+    except MeshError as exc:
+        return str(exc)
+    availability = provider.availability()
+    if not availability.available:
+        return f"engine {engine} cannot run here: {availability.reason}"
+    return "" if provider.supports(architecture) else f"engine {engine} does not run {architecture} models"

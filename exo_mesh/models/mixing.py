@@ -1,0 +1,210 @@
+"""Whether engines may share a ring of a model: the engines themselves are tried, once per model and pair of builds."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from exo_mesh.domain.agreement import (
+    RangeReport,
+    Report,
+    TensorShape,
+    Verdict,
+    common_dtype,
+    compare,
+    ranges_to_test,
+)
+from exo_mesh.domain.device import DTYPE_TAGS
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.rings import Candidate
+from exo_mesh.engine.contract import ModelSurvey
+from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.selftests import MAX_RANGES, SelfTests
+from exo_mesh.models.surveys import Surveys, write_kept
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import plan_pb2
+
+MAX_KEPT = 512
+"""Verdicts on disk and in memory; the oldest go first."""
+
+FAILURE_S = 60.0
+"""How long a self-test that could not be done stands in the way of mixing: its peer may have been busy."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A verdict on two builds, and the dtype of the activations that each hands on in a ring of its own."""
+
+    verdict: Verdict
+    native: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """unmixable: why pairs of builds must not share a ring; empty if all may, who then hand on activation_dtype."""
+
+    unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
+    activation_dtype: str = ""
+
+
+class Mixing:
+    """Asks one peer of each build to compute the same few layers, and compares."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        surveys: Surveys,
+        here: SelfTests,
+        cache_dir: Path,
+        disk: Disk | None = None,
+    ) -> None:
+        self._disk = disk or Disk(cache_dir)
+        self._membership = membership
+        self._surveys = surveys
+        self._here = here
+        self._cache_dir = cache_dir
+        self._known: dict[str, Tried] = {}
+        self._failed: dict[str, tuple[str, float]] = {}
+        self._turn = asyncio.Lock()
+
+    async def of(self, card: ModelCard, ring: Sequence[Candidate]) -> Outcome:
+        """May these peers share a ring with these engines, and what do they hand on? Never raises a MeshError."""
+        by_build = {candidate.build: candidate for candidate in reversed(ring)}
+        refused: dict[frozenset[str], str] = {}
+        native: dict[str, str] = {}
+        for one, other in combinations(sorted(by_build), 2):
+            if by_build[one].engine == by_build[other].engine:
+                continue
+            tried = await self._tried(card, by_build[one], by_build[other])
+            if isinstance(tried, str) or tried.verdict.reason:
+                refused[frozenset((one, other))] = tried if isinstance(tried, str) else tried.verdict.reason
+            else:
+                native |= tried.native
+        if refused:
+            return Outcome(refused)
+        dtype = common_dtype(native.values(), [self._accepted(candidate) for candidate in ring])
+        if not dtype:
+            pair = frozenset(list(by_build)[:2])
+            return Outcome({pair: f"{' and '.join(sorted(by_build))} have no dtype of activations in common"})
+        return Outcome({}, dtype)
+
+    def _accepted(self, candidate: Candidate) -> tuple[str, ...]:
+        own = self._membership.own
+        peer = self._membership.peer(candidate.peer_id)
+        info = own if candidate.peer_id == own.id else peer.info if peer is not None else None
+        found = info.engine_info(candidate.engine) if info is not None else None
+        return found.dtypes if found is not None else tuple(DTYPE_TAGS)
+
+    async def _tried(self, card: ModelCard, one: Candidate, other: Candidate) -> Tried | str:
+        """What is known of two builds or is found out now; or why it cannot be."""
+        for candidate in (one, other):
+            if not self._accepted(candidate):
+                return f"{candidate.build} takes no activations of another engine"
+        key = _key(card, one.build, other.build)
+        if key in self._known:
+            return self._known[key]
+        async with self._turn:
+            if key in self._known:  # the second to ask finds the first one's answer
+                return self._known[key]
+            kept = self._cache_dir / f"{key}.json"
+            tried = await asyncio.to_thread(_read, kept)
+            now = asyncio.get_running_loop().time()
+            if tried is None:
+                failure, until = self._failed.get(key, ("", 0.0))
+                if now < until:
+                    return failure
+                try:
+                    tried = await self._try(card, one, other)
+                except MeshError as exc:
+                    failure = f"whether {one.build} and {other.build} agree on it is not known: {exc}"
+                    self._failed[key] = (failure, now + FAILURE_S)
+                    _trim(self._failed)
+                    _log.warning("%s: %s", card.name, failure)
+                    return failure
+                text = json.dumps(asdict(tried))
+                await asyncio.to_thread(write_kept, self._disk, kept, text, "verdicts on engines", MAX_KEPT)
+            self._known[key] = tried
+            _trim(self._known)
+            return tried
+
+    async def _try(self, card: ModelCard, one: Candidate, other: Candidate) -> Tried:
+        surveys = [await self._surveys.of(card, candidate.engine) for candidate in (one, other)]
+        cuts = set(surveys[0].legal_cuts) & set(surveys[1].legal_cuts)
+        ranges = ranges_to_test(card.num_layers, cuts, [survey.layer_kinds for survey in surveys], MAX_RANGES)
+        asked = (self._report(card, one, ranges), self._report(card, other, ranges))
+        answers = await asyncio.gather(*asked, return_exceptions=True)  # both have ended when this goes on
+        reports = []
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+            reports.append(answer)
+        verdict = compare(reports[0], reports[1], _kinds(surveys, ranges))
+        _log.info("%s: %s and %s differ by %.1e", card.name, one.build, other.build, verdict.difference)
+        return Tried(verdict, {one.build: reports[0].native_dtype, other.build: reports[1].native_dtype})
+
+    async def _report(self, card: ModelCard, candidate: Candidate, ranges: Sequence[tuple[int, int]]) -> Report:
+        request = pb.SelfTestRequest(
+            model=card.name,
+            model_digest=card.digest,
+            engine=candidate.engine,
+            ranges=[pb.LayerRange(start=start, stop=stop) for start, stop in ranges],
+        )
+        if candidate.peer_id == self._membership.own.id:
+            reply = await self._here.run(request)
+        else:
+            peer = self._membership.peer(candidate.peer_id)
+            if peer is None:
+                raise TransportError(f"peer {candidate.peer_id[:8]} is gone")
+            reply = await peer.client.self_test(request)
+        return _report(candidate.build, reply)
+
+
+def _report(build: str, reply: pb.SelfTestReply) -> Report:
+    """Raises TransportError if the values of a reply are no float32."""
+    ranges = []
+    for result in reply.results:
+        if any(len(values.values) % 4 for values in result.outputs):
+            raise TransportError(f"a self-test of {build} has values that are no float32")
+        outputs = {values.name: np.frombuffer(values.values, "<f4") for values in result.outputs}
+        inputs, given = (tuple(_shape(spec) for spec in specs) for specs in (result.inputs, result.given))
+        ranges.append(RangeReport(result.range.start, result.range.stop, outputs, inputs, given))
+    return Report(build, reply.native_dtype, tuple(ranges))
+
+
+def _shape(spec: plan_pb2.TensorSpec) -> TensorShape:
+    return spec.name, tuple(spec.item_shape)
+
+
+def _kinds(surveys: Sequence[ModelSurvey], ranges: Sequence[tuple[int, int]]) -> dict[int, str]:
+    kinds = next((survey.layer_kinds for survey in surveys if survey.layer_kinds), ())
+    return {start: "+".join(dict.fromkeys(kinds[start:stop])) for start, stop in ranges} if kinds else {}
+
+
+def _key(card: ModelCard, one: str, other: str) -> str:
+    builds = hashlib.sha256(json.dumps(sorted((one, other))).encode()).hexdigest()
+    return f"{card.digest[:32]}-{builds[:32]}"
+
+
+def _trim(entries: dict[str, Tried] | dict[str, tuple[str, float]]) -> None:
+    while len(entries) > MAX_KEPT:
+        del entries[next(iter(entries))]
+
+
+def _read(file: Path) -> Tried | None:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Tried)
+    except (OSError, msgspec.DecodeError):
+        return None

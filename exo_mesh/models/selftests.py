@@ -1,0 +1,130 @@
+"""What an engine of this machine makes of a few layers: run in a child process, for this node or a peer that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from exo_mesh.engine.registry import Registry
+from exo_mesh.errors import EngineError, InputError, ModelError, error_from_code
+from exo_mesh.machine.disk import Disk
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.engine_child import ask_child
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import plan_pb2
+from exo_mesh.transport.control_client import SELF_TEST_S
+
+SELF_TEST_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.selftest", "--tied")
+
+MAX_RANGES = 8
+"""First, last, and one of each further kind of layer: no architecture that we know has more than five kinds."""
+
+MAX_WAITING = 4
+"""Peers that may wait here for a self-test; more are refused."""
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """One range as the child process prints it; values are float32 in base64."""
+
+    range: tuple[int, int]
+    outputs: dict[str, str]
+    inputs: list[tuple[str, str, tuple[int, ...]]]
+    given: list[tuple[str, str, tuple[int, ...]]]
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    version: str
+    native_dtype: str
+    results: list[_Result]
+
+
+class SelfTests:
+    """Runs one at a time: a self-test loads layers, and nobody has reserved memory for them."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        catalogue: Catalogue,
+        options: Mapping[str, str],
+        scratch: Path,
+        command: Sequence[str] = SELF_TEST_COMMAND,
+        disk: Disk | None = None,
+    ) -> None:
+        self._disk = disk or Disk(scratch)
+        self._registry = registry
+        self._catalogue = catalogue
+        self._options = options
+        self._scratch = scratch
+        self._command = command
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    async def run(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
+        """Raises InputError for a request out of bounds, UnknownModelError or ModelError for a model that is not here
+        or is another one, EngineError if the engine cannot run here or fails."""
+        card = await asyncio.to_thread(self._catalogue.local_card, request.model)
+        if card.digest != request.model_digest:
+            raise ModelError(f"the files of {request.model} here have digest {card.digest[:12]}, not the one asked for")
+        ranges = [(item.start, item.stop) for item in request.ranges]
+        if not 0 < len(ranges) <= MAX_RANGES or any(not 0 <= a < b <= card.num_layers for a, b in ranges):
+            raise InputError(f"a self-test is of 1 to {MAX_RANGES} layer ranges of {card.name}, not {ranges[:9]}")
+        provider = self._registry.providers.get(request.engine)
+        if provider is None or not provider.availability().available:
+            raise EngineError(f"engine {request.engine} cannot run here")
+        if self._waiting >= MAX_WAITING:
+            raise EngineError("too many self-tests wait here already")
+        # what the child writes: these layers in float32, which are half as large on disk as a rule
+        need = 2 * sum(card.shard_bytes(start, stop) for start, stop in ranges)
+        if not await asyncio.to_thread(self._disk.has_room, need):
+            raise EngineError(f"a self-test of {card.name} writes up to {need / 1e9:.1f} GB, and the disk has no room")
+        model_dir = await asyncio.to_thread(self._catalogue.local_dir, request.model)
+        self._waiting += 1
+        try:
+            async with self._turn:
+                return await self._ask_child(request.engine, model_dir, ranges)
+        finally:
+            self._waiting -= 1
+
+    async def _ask_child(self, engine: str, model_dir: Path, ranges: Sequence[tuple[int, int]]) -> pb.SelfTestReply:
+        try:
+            await asyncio.to_thread(self._scratch.mkdir, parents=True, exist_ok=True)
+        except OSError as exc:
+            self._disk.failed(exc, "a self-test")
+            raise EngineError(f"a self-test cannot write below {self._scratch}: {exc.strerror or exc}") from exc
+        wanted = ",".join(f"{start}:{stop}" for start, stop in ranges)
+        command = [*self._command, engine, str(model_dir), str(self._scratch), wanted, json.dumps(dict(self._options))]
+        what = f"the self-test of {engine} with {model_dir.name} failed"
+        answer = await ask_child(command, SELF_TEST_S, what)
+        if "error" in answer:
+            raise error_from_code(str(answer.get("code")), f"{what}: {answer['error']}")
+        return _reply(answer, what)
+
+
+def _reply(answer: Mapping[str, Any], what: str) -> pb.SelfTestReply:
+    try:
+        found = msgspec.convert(answer, _Answer)
+        results = [
+            pb.RangeResult(
+                range=pb.LayerRange(start=result.range[0], stop=result.range[1]),
+                outputs=[
+                    pb.NamedValues(name=name, values=base64.b64decode(text)) for name, text in result.outputs.items()
+                ],
+                inputs=[_spec(*spec) for spec in result.inputs],
+                given=[_spec(*spec) for spec in result.given],
+            )
+            for result in found.results
+        ]
+    except (msgspec.ValidationError, ValueError) as exc:
+        raise EngineError(f"{what}: its answer cannot be read: {exc}") from exc
+    return pb.SelfTestReply(version=found.version, native_dtype=found.native_dtype, results=results)
+
+
+def _spec(name: str, dtype: str, item_shape: Sequence[int]) -> plan_pb2.TensorSpec:
+    return plan_pb2.TensorSpec(name=name, dtype=dtype, item_shape=item_shape)

@@ -1,0 +1,201 @@
+"""What engines know of a model before they load it: asked in a short-lived child process, and kept on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.engine.contract import ModelSurvey, Surveyor
+from exo_mesh.engine.registry import Registry
+from exo_mesh.errors import EngineError, MeshError, ModelError, UnknownModelError
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.catalogue import Catalogue, card_from_json
+from exo_mesh.models.engine_child import ask_child
+from exo_mesh.transport.control_client import SURVEY_S
+from exo_mesh.weights.store import SHIPPED
+
+SURVEY_COMMAND: tuple[str, ...] = (sys.executable, "-m", "exo_mesh.runner.survey", "--tied")
+
+MAX_KEPT = 512
+"""Answers on disk, and in memory: one per model, engine, version and options; the oldest go first."""
+
+UNABLE_S = 60.0
+"""How long "cannot run it" is believed: the files may just not have been complete."""
+
+MAX_BYTES = 2**50
+"""More than this no layer has."""
+
+_log = logging.getLogger(__name__)
+
+
+def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
+    """The model as an engine holds it; what the survey leaves open is as the files have it."""
+    held = replace(
+        card,
+        legal_cuts=survey.legal_cuts,
+        kv_layer_bytes=survey.kv_bytes_per_token,
+        kv_fixed_bytes=survey.kv_fixed_bytes,
+    )
+    if not survey.layer_bytes:
+        return held
+    return replace(held, layer_bytes=survey.layer_bytes, embed_bytes=survey.embed_bytes, head_bytes=survey.head_bytes)
+
+
+def survey_from_json(text: bytes, num_layers: int) -> ModelSurvey:
+    """Raises ModelError if it is no survey of such a model: all is checked, because placement computes with it."""
+    try:
+        survey = msgspec.json.decode(text, type=ModelSurvey)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ModelError(f"an engine described a model in a way this version cannot read: {exc}") from exc
+    per_layer = (survey.layer_bytes, survey.kv_bytes_per_token, survey.kv_fixed_bytes)
+    sizes = [survey.embed_bytes, survey.head_bytes, *(size for sizes in per_layer for size in sizes)]
+    if any(len(values) not in (0, num_layers) for values in (*per_layer, survey.layer_kinds)):
+        raise ModelError(f"an engine described a model of {num_layers} layers with another number of them")
+    if not 0 <= min(sizes) <= max(sizes) < MAX_BYTES or (survey.layer_bytes and min(survey.layer_bytes) < 1):
+        raise ModelError("an engine described a model with sizes that no model has")
+    if not set(survey.legal_cuts) <= set(range(num_layers)):
+        raise ModelError(f"an engine would cut a model of {num_layers} layers at {survey.legal_cuts[:8]}")
+    return survey
+
+
+def survey_to_json(survey: ModelSurvey) -> bytes:
+    return msgspec.json.encode(survey)
+
+
+class Surveys:
+    """Answers for this machine and, by asking a peer, for models and engines that only others have."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        catalogue: Catalogue,
+        membership: Membership,
+        cache_dir: Path,
+        command: Sequence[str] = SURVEY_COMMAND,
+        disk: Disk | None = None,
+        options: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """options: the engine settings that stages of this node are loaded with."""
+        self._disk = disk or Disk(cache_dir)
+        self._registry = registry
+        self._catalogue = catalogue
+        self._membership = membership
+        self._cache_dir = cache_dir
+        self._command = command
+        self._options = json.dumps(dict(sorted(options.items())))
+        self._known: dict[tuple[str, str], ModelSurvey] = {}
+        self._unable: dict[tuple[str, str], tuple[ModelError, float]] = {}
+        self._turn = asyncio.Lock()
+
+    async def of(self, card: ModelCard, engine: str) -> ModelSurvey:
+        """What an engine says of a model. What cannot be found out is as the files have it: loading checks it again.
+
+        Raises ModelError if the engine says that it cannot run the model.
+        """
+        key = (card.digest, engine)
+        now = asyncio.get_running_loop().time()
+        failure, until = self._unable.get(key, (None, 0.0))
+        if failure is not None and now < until:
+            raise failure
+        if key not in self._known:
+            try:
+                self._known[key] = await self._find(card, engine)
+            except ModelError as exc:
+                self._unable[key] = (exc, now + UNABLE_S)
+                _forget_oldest(self._unable)
+                raise
+            except MeshError as exc:
+                _log.warning("what %s makes of %s is unknown: %s", engine, card.name, exc)
+                return ModelSurvey(card.legal_cuts)
+            _forget_oldest(self._known)
+        return self._known[key]
+
+    async def here(self, card: ModelCard, engine: str) -> ModelSurvey:
+        """As this machine's engine says.
+
+        Raises UnknownModelError without its files, EngineError without an answer, ModelError if it cannot run it.
+        """
+        provider = self._registry.providers.get(engine)
+        if provider is None or not provider.availability().available:
+            raise EngineError(f"engine {engine} cannot run here")
+        if not isinstance(provider, Surveyor) or card.name == SHIPPED:
+            return ModelSurvey(card.legal_cuts)  # a test asks each engine about the shipped model
+        model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
+        version = re.sub(r"[^A-Za-z0-9.]+", "-", f"{engine}-{provider.version()}")[:64]
+        settings = hashlib.sha256(self._options.encode()).hexdigest()[:8]
+        kept = self._cache_dir / f"{card.digest[:32]}-{version}-{settings}.json"
+        async with self._turn:  # one child at a time, and the second to ask finds the first one's answer
+            survey = await asyncio.to_thread(_read, kept, card.num_layers)
+            if survey is None:
+                survey = await self._ask_child(card, engine, model_dir)
+                if survey.legal_cuts:  # "in one piece only" may also be a file that is not complete yet
+                    text = json.dumps(asdict(survey))
+                    await asyncio.to_thread(write_kept, self._disk, kept, text, "what engines say of models", MAX_KEPT)
+        return survey
+
+    async def _find(self, card: ModelCard, engine: str) -> ModelSurvey:
+        try:
+            return await self.here(card, engine)
+        except (UnknownModelError, EngineError) as exc:
+            failure: MeshError = exc
+        for peer in self._membership.peers:
+            if card.name in peer.info.models and engine in peer.info.engines:
+                try:
+                    reply = await peer.client.describe_model(card.name, engine)
+                    theirs = card_from_json(reply.card_json)
+                    if theirs.digest != card.digest:
+                        continue
+                    if not reply.survey_json:  # a peer of an older version knows cuts only
+                        return ModelSurvey(theirs.legal_cuts)
+                    return survey_from_json(reply.survey_json, card.num_layers)
+                except MeshError as exc:
+                    failure = exc
+        raise failure
+
+    async def _ask_child(self, card: ModelCard, engine: str, model_dir: Path) -> ModelSurvey:
+        what = f"engine {engine} cannot say what {model_dir} takes"
+        answer = await ask_child([*self._command, engine, str(model_dir), self._options], SURVEY_S, what)
+        if "unable" in answer:
+            raise ModelError(str(answer["unable"]))
+        if not isinstance(answer.get("survey"), dict):
+            raise EngineError(f"{what}: {answer.get('error')}")
+        survey = survey_from_json(json.dumps(answer["survey"]).encode(), card.num_layers)
+        if not survey.legal_cuts:
+            _log.info("%s runs in one piece only: %s", model_dir, survey.reason)
+        return survey
+
+
+def _forget_oldest(entries: dict[tuple[str, str], Any]) -> None:
+    while len(entries) > MAX_KEPT:
+        del entries[next(iter(entries))]
+
+
+def _read(file: Path, num_layers: int) -> ModelSurvey | None:
+    try:
+        return survey_from_json(file.read_bytes(), num_layers)
+    except (OSError, ModelError):
+        return None
+
+
+def write_kept(disk: Disk, file: Path, text: str, what: str, max_files: int) -> None:
+    """Keep a file if there is room for it, and delete the oldest ones beside it beyond so many."""
+    if not disk.write(file, text, what):
+        return
+    with contextlib.suppress(OSError):
+        ages = {path: path.stat().st_mtime_ns for path in file.parent.glob("*.json")}
+        for path in sorted(ages, key=ages.__getitem__)[: max(0, len(ages) - max_files)]:
+            path.unlink(missing_ok=True)

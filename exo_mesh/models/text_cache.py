@@ -1,0 +1,123 @@
+"""The small text files of models that only other peers have, kept under the home directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelError
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.weights.card import TEXT_FILES
+
+CHUNK_BYTES = 1024 * 1024
+ROOM_BYTES = 48 * 1024 * 1024
+"""What must be free to try at all; most tokenizers have less than 20 MB."""
+MAX_BYTES = 256 * 1024 * 1024
+"""Of all text files of one model together; the largest tokenizers have about 40 MB."""
+
+
+class TextCache:
+    """One directory per digest of text files: models of equal weights may differ in their chat template."""
+
+    def __init__(
+        self,
+        root: Path,
+        catalogue: Catalogue,
+        membership: Membership,
+        disk: Disk | None = None,
+        spare_root: Path | None = None,
+    ) -> None:
+        """spare_root: where files go while the disk of `root` is full; by default a directory for temporary files."""
+        self._root = root
+        self._disk = disk or Disk(root)
+        self._spare_root = spare_root
+        self._spared: dict[str, Path] = {}
+        self._catalogue = catalogue
+        self._membership = membership
+        self._turn = asyncio.Lock()
+
+    async def directory(self, name: str) -> Path:
+        """Where the text files of a model are; fetched from a peer if they are not here. Raises MeshErrors."""
+        card = await self._catalogue.card(name)
+        try:
+            return await asyncio.to_thread(self._catalogue.local_dir, name)
+        except UnknownModelError:
+            pass
+        # hashed once more, because a peer's word must not become a path
+        digest = hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
+        async with self._turn:
+            for known in (self._root / digest, self._spared.get(digest)):
+                if known is not None and known.is_dir():
+                    return known
+            try:
+                if not await asyncio.to_thread(self._disk.has_room, ROOM_BYTES):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return await self._fetch(name, self._root / digest)
+            except OSError as exc:
+                self._disk.failed(exc, "the tokenizer of a peer's model")
+            try:
+                spare = self._spare_root or Path(tempfile.mkdtemp(prefix="exo-mesh-"))
+                self._spare_root = spare
+                self._spared[digest] = await self._fetch(name, spare / digest)
+            except OSError as exc:
+                raise ModelError(f"there is no room for the tokenizer of {name}: {exc.strerror or exc}") from exc
+            return self._spared[digest]
+
+    def close(self) -> None:
+        """Leave nothing in the spare place."""
+        for directory in self._spared.values():
+            shutil.rmtree(directory, ignore_errors=True)
+        if self._spare_root is not None:
+            with contextlib.suppress(OSError):
+                self._spare_root.rmdir()
+
+    async def _fetch(self, name: str, target: Path) -> Path:
+        """Raises OSError if it cannot be written, and MeshErrors."""
+        failure: MeshError = TransportError(f"no live peer has the text files of {name}")
+        for peer_id in self._catalogue.holders(name):
+            peer = self._membership.peer(peer_id)
+            if peer is None:
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            scratch = Path(tempfile.mkdtemp(prefix="fetch-", dir=target.parent))
+            try:
+                await _receive(peer.client, name, scratch)
+                await asyncio.to_thread(scratch.rename, target)
+                return target
+            except MeshError as exc:
+                failure = exc
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        raise failure
+
+
+async def send(files: Iterable[Path]) -> AsyncIterator[pb.TextFile]:
+    """The files as messages, each in chunks; an empty one as one empty chunk."""
+    for path in files:
+        data = await asyncio.to_thread(path.read_bytes)
+        for start in range(0, max(1, len(data)), CHUNK_BYTES):
+            yield pb.TextFile(name=path.name, chunk=data[start : start + CHUNK_BYTES])
+
+
+async def _receive(client: ControlClient, name: str, directory: Path) -> None:
+    """Raises TransportError if the peer sends anything but the files it may."""
+    num_bytes = 0
+    async for item in client.read_text_files(name):
+        num_bytes += len(item.chunk)
+        if item.name not in TEXT_FILES or num_bytes > MAX_BYTES:
+            raise TransportError(f"a peer sent {item.name[:80]!r} ({num_bytes} bytes in all) as a text file of {name}")
+        with (directory / item.name).open("ab") as file:
+            file.write(item.chunk)
+    if not (directory / "tokenizer.json").is_file():
+        raise ModelError(f"the peer has no tokenizer.json of {name}")

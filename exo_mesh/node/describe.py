@@ -1,0 +1,198 @@
+"""What a node shows of itself and the mesh, as plain JSON values. Numbers and names only: no prompt, no token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.rdma_links import cables
+from exo_mesh.domain.view import InstanceInfo, View
+from exo_mesh.instances.instances import Instances
+from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.service import Membership
+from exo_mesh.proto.runner_pb2 import Heartbeat
+
+
+def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
+    """An instance as in `state()["view"]["instances"]`."""
+    plan = instance.plan
+    stages = plan.describe()
+    for index, stage in enumerate(stages):
+        stage["endpoint"] = instance.endpoints[index] if instance.endpoints else None
+        stage["pid"] = instance.pids[index] if instance.pids else None
+    return {
+        "id": plan.instance_id,
+        "model": plan.model,
+        "model_digest": plan.model_digest,
+        "state": str(instance.state),
+        "reason": instance.reason,
+        "owner": owner,
+        "ballot": [instance.ballot.counter, instance.ballot.proposer],
+        "digest": plan.digest,
+        "context_limit": plan.context_limit,
+        "kv_pool_tokens": plan.kv_tokens,
+        "policy": plan.inputs.policy,
+        "activation_dtype": plan.activation_dtype,
+        "stages": stages,
+    }
+
+
+def peers_of(stage: Mapping[str, Any]) -> list[str]:
+    """Everybody who is a stage of `describe_instance`."""
+    peers: list[str] = stage["group"]["peers"] if "group" in stage else [stage["peer"]]
+    return peers
+
+
+def describe_device(device: Device) -> dict[str, Any]:
+    return {
+        "kind": device.kind,
+        "name": device.name,
+        "engines": list(device.engines),
+        "engine": device.engine,
+        "cores": device.cores,
+        "memory_bytes": device.memory_bytes,
+        "why": device.why,
+    }
+
+
+def describe_peer(peer: PeerInfo) -> dict[str, Any]:
+    return {
+        "id": peer.id,
+        "name": peer.name,
+        "alive": True,
+        "incarnation": peer.incarnation,
+        "version": peer.version,
+        "addresses": list(peer.addresses),
+        "api_url": peer.api_url,
+        "devices": [describe_device(device) for device in peer.devices],
+        "tags": list(peer.tags),
+        "engine_versions": {info.name: info.version for device in peer.devices for info in device.details},
+        "models": list(peer.models),
+        "model_engines": {model: list(engines) for model, engines in peer.model_engines},
+        "rdma_ports": [asdict(port) for port in peer.rdma_ports],
+        "static_rank": None if peer.static_rank is None else asdict(peer.static_rank),
+    }
+
+
+def describe_view(view: View) -> dict[str, Any]:
+    """What is agreed: equal on all live peers, and so is its digest."""
+    return {
+        "peers": [describe_peer(peer) for peer in view.peers()],
+        "instances": [describe_instance(instance, owner) for owner, instance in view.instances()],
+        "view_digest": view.digest(),
+    }
+
+
+def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
+    return {
+        "usable_bytes": reading.usable_bytes,
+        "total_bytes": reading.total_bytes,
+        "reserved_bytes": reading.reserved_bytes,
+        "load": round(reading.load, 2),
+        "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
+        "tokens": dict(sorted(reading.tokens.items())),
+    }
+
+
+def describe_beat(beat: Heartbeat) -> dict[str, Any]:
+    """The counters of a stage that runs here."""
+    return {
+        "frames_in": beat.frames_in,
+        "frames_out": beat.frames_out,
+        "bytes_out": beat.bytes_out,
+        "sequences": beat.sequences,
+        "memory_bytes": beat.memory_bytes,
+        "queued": beat.queued,
+        "running": beat.running,
+        "tokens": beat.tokens,
+        "linked": beat.linked,
+        "busy_s": beat.busy_s,
+        "laps": beat.laps,
+        "lap_p50_s": beat.lap_p50_s,
+        "lap_p99_s": beat.lap_p99_s,
+    }
+
+
+def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
+    """The way by which this node reaches a peer, and what was measured of each way that it knows.
+
+    rtt_ms: of the address in use, as measured, or that of the last exchanges until it is. mb_per_s: 10^6 bytes.
+    """
+    used = peer.paths.get(peer.client.address)
+    return {
+        "from": own_id,
+        "to": peer.id,
+        "address": peer.client.address,
+        "rtt_ms": _rounded(used.rtt_ms if used is not None and used.works else peer.rtt_ms),
+        "mb_per_s": _rounded(used.mb_per_s) if used is not None else None,
+        "paths": [
+            {
+                "address": path.address,
+                "kind": path.kind.name.lower(),
+                "rtt_ms": _rounded(path.rtt_ms),
+                "mb_per_s": _rounded(path.mb_per_s),
+                "works": path.works,
+            }
+            for path in peer.paths.values()
+        ],
+    }
+
+
+def describe_cables(view: View) -> list[dict[str, Any]]:
+    """Each Thunderbolt cable between two peers once; up: both ends have an active RDMA port."""
+    return [
+        {
+            "ends": [
+                {"peer": peer_id, "device": port.device, "active": port.active}
+                for peer_id, port in ((link.peer_id, link.port), (link.other_id, link.other_port))
+            ],
+            "up": link.is_up,
+            "speed": link.port.speed,
+            "transport": "rdma" if link.is_up else "thunderbolt",
+        }
+        for link in cables(view.peers())
+        if (link.peer_id, link.port.uuid) < (link.other_id, link.other_port.uuid)
+    ]
+
+
+def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
+    """Peers, this node's links, who was refused and why, and the ring of each instance."""
+    own_id = membership.own.id
+    return {
+        "node_id": own_id,
+        "peers": [
+            {
+                "id": peer.id,
+                "name": peer.name,
+                "tags": list(peer.tags),
+                "devices": [describe_device(device) for device in peer.devices],
+            }
+            for peer in membership.view.peers()
+        ],
+        "links": [describe_link(own_id, peer) for peer in membership.peers],
+        "cables": describe_cables(membership.view),
+        "refused": list(membership.refusals),
+        "rings": [
+            {
+                "instance": instance.plan.instance_id,
+                "model": instance.plan.model,
+                "state": str(instance.state),
+                "hops": [
+                    {
+                        "peer": stage.peer_id,
+                        "peers": list(stage.peers),
+                        "layers": [stage.shard.start, stage.shard.stop],
+                        "engine": stage.engine,
+                    }
+                    for stage in instance.plan.stages
+                ],
+            }
+            for _, instance in instances.all()
+        ],
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

@@ -1,0 +1,1 @@
+"""One request: find its ring, follow it to its end, keep what is needed to continue."""

@@ -1,0 +1,199 @@
+"""What the entry peer must keep of each live request to go on with it elsewhere. Kept in memory only, never logged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.replay import Kept, ReplayStore
+from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.errors import (
+    CancelledRequestError,
+    InputError,
+    MeshError,
+    OverloadError,
+    SupersededError,
+    TransportError,
+)
+from exo_mesh.serving.history import History, Outcome
+from exo_mesh.serving.traces import Trace
+
+MAX_LIVE = 1024
+"""Requests that one entry peer holds; its own memory bounds this, not the rings."""
+
+
+MAX_SHOWN = 128
+
+
+@dataclass(slots=True)
+class Entry:
+    """One live request: what was asked, what came out. `cancel` is set while somebody can be told to stop."""
+
+    request: GenerateRequest
+    model: str
+    entered_at: float
+    emitted: list[int] = field(default_factory=list)
+    cancelled: bool = False
+    on_cancel: Callable[[], object] | None = None
+    last_token_at: float | None = None
+    trace: Trace | None = None
+    timed_out: bool = False
+    memory_before_bytes: int = 0
+    instance_id: str = ""
+    """Where it runs now."""
+    kept: Kept | None = None
+    """Where its events are kept, if the client gave an idempotency key."""
+    superseded: bool = False
+
+    @property
+    def state(self) -> str:
+        """placing: it waits for a ring. waiting: for its turn there, or its prompt is being computed. generating."""
+        if not self.instance_id:
+            return "placing"
+        return "generating" if self.last_token_at is not None else "waiting"
+
+    @property
+    def resumption(self) -> GenerateRequest:
+        """The request that continues after what was emitted; the seed is the same, so sampling goes on as it would."""
+        return replace(self.request, resume_ids=(*self.request.resume_ids, *self.emitted))
+
+    @property
+    def next_index(self) -> int:
+        return len(self.request.resume_ids) + len(self.emitted)
+
+    def accept(self, event: TokenEvent) -> bool:
+        """Note an event; False for a repeat, which is to be dropped. Raises TransportError if one is missing."""
+        if event.index < self.next_index:
+            return False
+        if event.index > self.next_index:
+            raise TransportError(f"the driver skipped from token {self.next_index} to token {event.index}")
+        if event.token_id is not None:
+            self.emitted.append(event.token_id)
+        if self.kept is not None and not self.superseded:
+            self.kept.add(event)
+        return True
+
+    def replay(self) -> list[TokenEvent]:
+        """What came out under the same key before; it counts as emitted from now on."""
+        if self.kept is None:
+            return []
+        self.kept.meet(())
+        events = self.kept.events(0)
+        self.emitted.extend(event.token_id for event in events if event.token_id is not None)
+        return events
+
+    @property
+    def end_error(self) -> MeshError:
+        """What it ends with once it is cancelled."""
+        if self.superseded:
+            return SupersededError("the same request was asked for again, and goes on there")
+        return CancelledRequestError(f"request {self.request.request_id} was cancelled")
+
+
+class Journal:
+    """The live requests of this entry peer, by id, and how others ended. used_bytes: memory in use here."""
+
+    def __init__(
+        self,
+        max_live: int = MAX_LIVE,
+        history: History | None = None,
+        used_bytes: Callable[[], int] = lambda: 0,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._clock = clock
+        self._live: dict[str, Entry] = {}
+        self._by_key: dict[bytes, Entry] = {}
+        self._replays = ReplayStore()
+        self._max_live = max_live
+        self._used_bytes = used_bytes
+        self.history = History() if history is None else history
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def open(self, request: GenerateRequest, model: str, now: float) -> Entry:
+        """Begin; who works on the same idempotency key ends. Raises InputError if the id is in use, KeyReusedError if
+        the key is, OverloadError if there is no room."""
+        before = self._by_key.get(request.key_hash)
+        running = self._live.get(request.request_id)
+        if running is not None and running is not before:
+            raise InputError(f"a request {request.request_id} is running already", param="request_id")
+        if len(self._live) >= self._max_live:
+            raise OverloadError(f"{len(self._live)} requests are live on this peer already")
+        kept = self._replays.open(request, now) if request.key_hash else None
+        if before is not None:
+            self._supersede(before)
+        entry = self._live[request.request_id] = Entry(
+            request, model, now, memory_before_bytes=self._used_bytes(), kept=kept
+        )
+        if kept is not None:
+            self._by_key[request.key_hash] = entry
+        return entry
+
+    def _supersede(self, entry: Entry) -> None:
+        entry.superseded = True
+        if self._live.get(entry.request.request_id) is entry:
+            del self._live[entry.request.request_id]
+        self._cancel(entry)
+
+    def close(self, entry: Entry, outcome: str, ttft_s: float | None, now: float) -> None:
+        """End, however it ended."""
+        if self._live.get(entry.request.request_id) is entry:
+            del self._live[entry.request.request_id]
+        if entry.kept is not None and self._by_key.get(entry.request.key_hash) is entry:
+            del self._by_key[entry.request.key_hash]
+            self._replays.close(entry.kept, now)
+        ended = Outcome(
+            entry.request.request_id,
+            entry.model,
+            outcome,
+            prompt_tokens=len(entry.request.prompt_ids),
+            output_tokens=len(entry.emitted),
+            ttft_s=ttft_s,
+            duration_s=now - entry.entered_at,
+            max_tokens=entry.request.max_tokens,
+            timed_out=entry.timed_out,
+            memory_before_bytes=entry.memory_before_bytes,
+            memory_after_bytes=self._used_bytes(),
+        )
+        self.history.add(ended)
+
+    def describe_live(self) -> list[dict[str, Any]]:
+        """What runs, for people who look for what hangs: the oldest first."""
+        now = self._clock()
+        shown = []
+        for entry in list(self._live.values())[:MAX_SHOWN]:
+            last = entry.last_token_at
+            shown.append(
+                {
+                    "request_id": entry.request.request_id,
+                    "model": entry.model,
+                    "state": entry.state,
+                    "instance": entry.instance_id,
+                    "prompt_tokens": len(entry.request.prompt_ids),
+                    "output_tokens": entry.next_index,
+                    "age_s": round(now - entry.entered_at, 3),
+                    "since_last_token_s": None if last is None else round(now - last, 3),
+                }
+            )
+        return shown
+
+    def outstanding(self) -> Counter[str]:
+        """Live requests by instance."""
+        return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)
+
+    def cancel(self, request_id: str) -> bool:
+        """Ask a live request to end; False if there is none of this id."""
+        entry = self._live.get(request_id)
+        if entry is None:
+            return False
+        self._cancel(entry)
+        return True
+
+    def _cancel(self, entry: Entry) -> None:
+        entry.cancelled = True
+        if entry.on_cancel is not None:
+            entry.on_cancel()

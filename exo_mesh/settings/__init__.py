@@ -1,0 +1,1 @@
+"""Configuration: settings from flags, environment, file and defaults."""

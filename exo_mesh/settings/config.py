@@ -1,0 +1,378 @@
+"""The settings of a node, and where each value came from.
+
+Flags > EXO_MESH_* environment > aliases of older programs > config.toml > defaults.
+A setting has one name in three spellings: flag `--api-port`, variable `EXO_MESH_API_PORT`, key `api_port`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import platform
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.domain.grouping import WishedBackend
+from exo_mesh.errors import InputError
+from exo_mesh.security.secret import parse_secret, read_secret_file
+from exo_mesh.settings import values as values
+from exo_mesh.settings.aliases import alias_texts
+
+PREFIX = "EXO_MESH_"
+SECRET_VARIABLE = "EXO_MESH_SECRET"
+"""The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
+CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY"})
+"""Variables that the reading verbs of the command line know and a node does not care about."""
+_OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
+
+
+class ConfigError(InputError):
+    """A setting cannot be used. The message begins with its source: the flag, the variable or the file and key."""
+
+    code = "bad_setting"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything a node can be told. Port 0 means any free port; None means "work it out".
+
+    secret: what secret_file or EXO_MESH_SECRET has; "" means an open mesh.
+    """
+
+    home: Path
+    name: str
+    host: str = "0.0.0.0"
+    api_port: int = 52415
+    api: bool = True
+    grpc_port: int = 5000
+    data_ports: tuple[int, int] | None = None
+    discovery: tuple[str, ...] = ("udp", "mdns")
+    listen_port: int = 5678
+    broadcast_port: int = 5678
+    bootstrap_peers: tuple[str, ...] = ()
+    peers_file: Path | None = None
+    tailscale_api_key_file: Path | None = None
+    tailnet: str = "-"
+    tailscale_api_url: str = "https://api.tailscale.com"
+    namespace: str = "default"
+    secret_file: Path | None = None
+    secret: str = field(default="", repr=False)
+    loopback_exemption: bool = True
+    cors_origins: tuple[str, ...] = ()
+    engine: str = "auto"
+    engine_options: dict[str, str] = field(default_factory=dict)
+    model_engines: dict[str, str] = field(default_factory=dict)
+    mixed_rings: str = "auto"
+    tensor_group: int = 0
+    group_backend: WishedBackend = "auto"
+    hostfile: Path | None = None
+    fast_synch: str = "auto"
+    max_memory_bytes: int | None = None
+    override_memory_bytes: int | None = None
+    fake_mem_file: Path | None = None
+    memory_threshold: float | None = None
+    memory_poll_interval: float = 1.5
+    spare_runners: int = 0
+    models_dirs: tuple[Path, ...] = ()
+    min_peers: int = 1
+    placement: str = "memory"
+    context_limit: int | None = None
+    max_queued: int = 32
+    queue_timeout: int = 120
+    prefill_timeout: int = 120
+    token_timeout: int = 30
+    response_timeout: int = 300
+    trace_sample: float = 0.01
+    request_log: str = "logs/requests.jsonl"
+    request_log_max: int = 10_000
+    wait_for_peers: int = 0
+    offline: bool = False
+    log_format: str = "console"
+    log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings, and for the name of each setting (key of SETTINGS) where its value came from."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+    config_file: Path
+
+    def was_set(self, name: str) -> bool:
+        """Did somebody ask for this value, or is it the default?"""
+        return self.origins[name] != "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one setting is written.
+
+    parse turns the text of one item into its value; its ValueError says what is wrong. field: name in Settings, where
+    it differs. toml: types that config.toml may use for an item. separator: set if there may be several items; it
+    parts them in a variable, and the flag may be repeated. show: the text of a value. alias: a second flag, without the
+    row of its own that a setting has.
+    """
+
+    name: str
+    metavar: str
+    help: str
+    parse: Callable[[str], Any]
+    field: str = ""
+    toml: tuple[type, ...] = (str,)
+    separator: str = ""
+    show: Callable[[Any], str] = str
+    alias: str = ""
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that may be given, where there is only a choice of words."""
+        return self.parse.choices if isinstance(self.parse, values.OneOf | values.SomeOf) else ()
+
+    @property
+    def is_switch(self) -> bool:
+        return self.toml == (bool,)
+
+    @property
+    def is_mapping(self) -> bool:
+        return self.parse is values.option
+
+    def value(self, settings: Settings) -> Any:
+        """The value in force."""
+        return getattr(settings, self.field or self.name)
+
+    def text(self, settings: Settings) -> str:
+        """The value in force, as it would be written in a variable; empty if there is none."""
+        value = self.value(settings)
+        if isinstance(value, dict):
+            value = [f"{key}={item}" for key, item in value.items()]
+        if self.separator:
+            return self.separator.join(map(str, value))
+        return "" if value is None else self.show(value)
+
+    def from_texts(self, texts: Iterable[str]) -> Any:
+        """The value that flags or a variable give. Raises ValueError."""
+        if not self.separator:
+            return self.parse(list(texts)[-1])
+        return self._several(item.strip() for text in texts for item in text.split(self.separator))
+
+    def from_toml(self, raw: Any) -> Any:
+        """The value that config.toml gives. Raises ValueError."""
+        if self.is_mapping and isinstance(raw, dict):
+            return self._several(f"{key}={item}" for key, item in raw.items())
+        if self.separator and isinstance(raw, list):
+            return self._several(self._scalar(item) for item in raw)
+        return self.from_texts([self._scalar(raw)])
+
+    def _scalar(self, raw: Any) -> str:
+        if type(raw) not in self.toml:
+            raise ValueError(f"a value like {self.metavar or 'true'} is needed, not a TOML {type(raw).__name__}")
+        return str(raw).lower() if isinstance(raw, bool) else str(raw)
+
+    def _several(self, items: Iterable[str]) -> Any:
+        parsed = [self.parse(item) for item in items if item]
+        return dict(parsed) if self.is_mapping else tuple(value for value in parsed if value is not None)
+
+
+_PORT = values.whole(0, 65535)
+_NAME = values.matching(r"[^\s\x00-\x1f](?:[^\x00-\x1f]{0,62}[^\s\x00-\x1f])?", "1-64 characters")
+_WORD = values.matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "a word of letters, digits, ., _ and -")
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting("home", "DIR", "node id, models and caches; with this flag config.toml is in it too", values.path),
+        Setting("name", "NAME", "what other people see; the host name by default", _NAME),
+        Setting("host", "ADDRESS", "address to listen on", values.matching(r"\S+", "an address or host name")),
+        Setting("api_port", "PORT", "port of the HTTP API; 0 = any free one", _PORT, toml=(int,)),
+        Setting("no_api", "", "do not serve the HTTP API", values.switched_off, "api", (bool,),
+                show=lambda on: str(not on).lower()),
+        Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,)),
+        Setting("data_ports", "A-B", "ports for the runners' data streams; any free ones by default",
+                values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
+        Setting("discovery", "WAY", "how peers are found: udp, mdns, manual, tailscale, none",
+                values.some_of("udp", "mdns", "manual", "tailscale", "none"), separator=","),
+        Setting("listen_port", "PORT", "UDP port on which announcements are heard", _PORT, toml=(int,)),
+        Setting("broadcast_port", "PORT", "UDP port to which announcements are sent", _PORT, toml=(int,)),
+        Setting("bootstrap_peers", "HOST:PORT", "peers to dial, besides those discovered",
+                values.endpoint, separator=","),
+        Setting("peers_file", "FILE", "JSON, hostfile or lines of host:port with peers to dial; re-read on change",
+                values.path, alias="--discovery-config-path"),
+        Setting("tailscale_api_key_file", "FILE", "file with a Tailscale API key, for --discovery tailscale",
+                values.path),
+        Setting("tailnet", "NAME", "the tailnet whose devices are asked for; - = that of the key",
+                values.matching(r"[A-Za-z0-9@._-]{1,253}", "the name of a tailnet")),
+        Setting("tailscale_api_url", "URL", "where the Tailscale API is",
+                values.matching(r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com")),
+        Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
+        Setting("secret_file", "FILE", "closes the mesh: only peers with this secret can join", values.path),
+        Setting("no_loopback_exemption", "", "the HTTP API asks callers on this machine for a key too",
+                values.switched_off, "loopback_exemption", (bool,), show=lambda on: str(not on).lower()),
+        Setting("cors_origin", "ORIGIN", "web pages of this origin may call the HTTP API; none by default",
+                values.origin, "cors_origins", separator=","),
+        Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
+        Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
+        Setting("model_engine", "MODEL=ENGINE", "the engine that this machine uses for one model",
+                values.option, "model_engines", separator=","),
+        Setting("mixed_rings", "WHEN", "rings of several engines: auto = where one engine does not do, or never",
+                values.one_of("auto", "never")),
+        Setting("tensor_group", "N", "peers that are one stage together: auto, never, or N of them",
+                values.group_size, toml=(str, int), show=values.group_size_text),
+        Setting("group_backend", "NAME", "how those peers meet: auto = RDMA where there is any; ring = TCP",
+                values.one_of("auto", "ring", "jaccl", "jaccl-ring")),
+        Setting("hostfile", "FILE", "a hostfile of mlx.launch: its hosts are one tensor group, by rank", values.path),
+        Setting("fast_synch", "WHEN", "MLX_METAL_FAST_SYNCH of the engines: auto, on or off",
+                values.one_of("auto", "on", "off")),
+        Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
+                values.size, "max_memory_bytes", (str, int)),
+        Setting("override_memory", "SIZE", "for tests: act as if this machine had so much memory",
+                values.size, "override_memory_bytes", (str, int)),
+        Setting("fake_mem_file", "FILE", "for tests: read TOTAL AVAILABLE memory from this file, each time anew",
+                values.path),
+        Setting("memory_threshold", "SHARE", "share of the memory in use that is critical; by default by its size",
+                values.share, toml=(int, float)),
+        Setting("memory_poll_interval", "SECONDS", "how often memory is read", values.seconds(0.1, 60.0),
+                toml=(int, float)),
+        Setting("spare_runners", "N", "idle runners with the engine imported, so that a recovery need not wait for it",
+                values.whole(0, 8), toml=(int,)),
+        Setting("models_dir", "DIR", "a directory with model directories in it",
+                values.path, "models_dirs", separator=os.pathsep),
+        Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
+        Setting("placement", "POLICY", "how many peers a model gets: memory, latency or throughput",
+                values.one_of("memory", "latency", "throughput")),
+        Setting("context_limit", "N", "most tokens of prompt + output; the model's own limit by default",
+                values.whole(1, 10**9), toml=(int,)),
+        Setting("max_queued", "N", "requests that may wait per model; more get a 429",
+                values.whole(1, 100_000), toml=(int,)),
+        Setting("queue_timeout", "SECONDS", "longest that a request may wait for its turn; then it gets a 429",
+                values.whole(1, 10**6), toml=(int,)),
+        Setting("prefill_timeout", "SECONDS", "longest silence of a ring before the first token",
+                values.whole(1, 10**6), toml=(int,)),
+        Setting("token_timeout", "SECONDS", "longest silence of a ring between two tokens",
+                values.whole(1, 10**6), toml=(int,)),
+        Setting("response_timeout", "SECONDS", "longest that a request may take; then it ends with what it has",
+                values.whole(1, 10**6), toml=(int,)),
+        Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
+                values.share, toml=(int, float)),
+        Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",
+                values.matching(r"\S.*", "a file, or none")),
+        Setting("request_log_max", "N", "how many of the last requests are kept in memory, for /requests/recent",
+                values.whole(1, 1_000_000), toml=(int,)),
+        Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
+                values.whole(0, 1024), toml=(int,)),
+        Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,
+                toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("log_format", "FORMAT", "console or json", values.one_of("console", "json")),
+        Setting("log_level", "LEVEL", "debug, info, warning or error",
+                values.one_of("debug", "info", "warning", "error")),
+    )
+}  # fmt: skip
+"""Every setting, in the order in which they are shown."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the nearest known word, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def default_settings() -> Settings:
+    """What a node does when it is told nothing."""
+    import platformdirs
+
+    name = re.sub(r"\s+", "-", platform.node().split(".")[0].strip())[:64]
+    return Settings(home=platformdirs.user_data_path("exo-mesh", appauthor=False), name=name or "exo-mesh")
+
+
+def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> LoadedSettings:
+    """Join the layers. `flags`: for the name of each setting given on the command line, its texts in order.
+
+    An empty variable counts as unset. Raises ConfigError naming the source of the first value that cannot be used.
+    """
+    import platformdirs
+
+    given: dict[str, tuple[Any, str]] = {}
+    texts, aliases = _environment(environ), alias_texts(environ)
+    for name, setting in SETTINGS.items():
+        if name in flags:
+            source = setting.flag
+            given[name] = _read(f"{source} {flags[name][-1]}", setting.from_texts, flags[name]), f"flag {source}"
+        elif name in texts:
+            source = setting.variable
+            given[name] = _read(f"{source}={texts[name]}", setting.from_texts, [texts[name]]), f"environment {source}"
+        elif name in aliases:
+            source, text = aliases[name]
+            given[name] = _read(f"{source}={environ[source]}", setting.from_texts, [text]), f"environment {source}"
+    config_dir = given["home"][0] if "home" in given else platformdirs.user_config_path("exo-mesh", appauthor=False)
+    config_file = config_dir / "config.toml"
+    for name, raw in _file(config_file).items():
+        if name not in given:
+            value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
+            given[name] = value, f"{config_file}:{name}"
+    return _join(given, _secret(given, environ), config_file)
+
+
+def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str]) -> str:
+    """The secret that is in force: --secret-file, then EXO_MESH_SECRET or EXO_MESH_SECRET_FILE, then config.toml."""
+    path, origin = given.get("secret_file", (None, ""))
+    text = environ.get(SECRET_VARIABLE)
+    if text and origin.startswith("environment"):
+        raise ConfigError(f"{SECRET_VARIABLE} and {SETTINGS['secret_file'].variable} are both set: unset one")
+    if text and not origin.startswith("flag"):
+        return str(_read(SECRET_VARIABLE, parse_secret, text))
+    return "" if path is None else str(_read(f"{origin.split()[-1]} {path}", read_secret_file, path))
+
+
+def _join(given: Mapping[str, tuple[Any, str]], secret: str, config_file: Path) -> LoadedSettings:
+    fields = {SETTINGS[name].field or name: value for name, (value, _) in given.items()}
+    settings = replace(default_settings(), secret=secret, **fields)
+    if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
+        raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
+    origins = {name: given[name][1] if name in given else "default" for name in SETTINGS}
+    return LoadedSettings(settings, origins, config_file)
+
+
+def _read(source: str, parse: Callable[[Any], Any], raw: Any) -> Any:
+    try:
+        return parse(raw)
+    except ValueError as exc:
+        raise ConfigError(f"{source}: {exc}") from exc
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Texts of the EXO_MESH_* variables by setting."""
+    known = {setting.variable: name for name, setting in SETTINGS.items()}
+    for variable in environ:
+        if variable.startswith(PREFIX) and variable not in known and variable not in _OTHER_VARIABLES:
+            raise ConfigError(f"{variable}: no such setting{did_you_mean(variable, known)}")
+    return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
+
+
+def _file(path: Path) -> dict[str, Any]:
+    """The keys of config.toml; empty if there is none."""
+    try:
+        keys = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: not valid TOML: {exc}") from exc
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    for key in keys:
+        if key == "home":
+            raise ConfigError(f"{path}: home cannot be set in here; use --home or {PREFIX}HOME")
+        if key not in SETTINGS:
+            raise ConfigError(f"{path}: no setting {key!r}{did_you_mean(key, SETTINGS)}")
+    return keys

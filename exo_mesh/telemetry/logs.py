@@ -1,0 +1,137 @@
+"""The one place where logging is set up. Log records never carry prompt or output, as text or as token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import logging
+import os
+import sys
+import traceback
+from contextvars import ContextVar
+from typing import Any, TextIO
+
+from exo_mesh.telemetry.log_folding import Folder
+
+current_request: ContextVar[str] = ContextVar("current_request", default="")
+"""The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+_EXPECTED = ("DecodeError", "ExecuteBatchError")
+"""Names, because their classes are private to gRPC or in a library that need not be imported here."""
+
+_CHATTY = ("asyncio", "aiohttp.access", "grpc", "zeroconf")
+
+
+def extra_fields(record: logging.LogRecord) -> dict[str, object]:
+    """What the caller added with `extra=`, such as request_id."""
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: time, level, logger, message, the extra fields, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, object] = {
+            "time": when.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **extra_fields(record),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """`12:00:01 message key=value` for people; the level if it is not info, the logger if it is debug."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        source = f" {record.name.removeprefix('exo_mesh.')}" if record.levelno <= logging.DEBUG else ""
+        level = "" if record.levelno == logging.INFO else f" {record.levelname.lower()}{source}:"
+        fields = "".join(f" {key}={value}" for key, value in extra_fields(record).items())
+        line = f"{when}{level} {record.getMessage()}{fields}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def add_request_id(record: logging.LogRecord) -> bool:
+    """A filter: gives a record the id of the request in which it was made, unless its caller named another one."""
+    if (request_id := current_request.get()) and not hasattr(record, "request_id"):
+        record.request_id = request_id
+    return True
+
+
+class FoldingHandler(logging.StreamHandler[TextIO]):
+    """Writes lines; of warnings and errors that say the same again, one a minute, and then how many there were.
+
+    A count is written with the next line that comes, whatever that says, and at the end.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._folder = Folder()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._tell_folded(record.created)
+        source = f"{record.name}:{record.msg}"
+        if record.levelno < logging.WARNING or self._folder.shows(source, record.getMessage(), record.created):
+            super().emit(record)
+
+    def close(self) -> None:
+        self._tell_folded(float("inf"))
+        super().close()
+
+    def _tell_folded(self, now: float) -> None:
+        for folded in self._folder.finished(now):
+            note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "%s", (folded,), None)
+            super().emit(note)
+
+
+def quiet_libraries() -> None:
+    """Stop gRPC from writing to the screen, or into the log what any stranger sends. Call before grpc is imported."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still tells of a taken port, which we replace
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
+    traceback.print_exc = _print_exc  # gRPC prints some of them besides
+    os.environ.setdefault("GLOG_minloglevel", "2")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
+_really_print_exc = traceback.print_exc
+
+
+def _print_exc(*args: Any, **kwargs: Any) -> None:
+    """traceback.print_exc, but for what `_worth_telling` leaves out."""
+    if not _is_expected(sys.exception()):
+        _really_print_exc(*args, **kwargs)
+
+
+def _is_expected(error: BaseException | None) -> bool:
+    return isinstance(error, asyncio.CancelledError) or type(error).__name__ in _EXPECTED
+
+
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """Not what gRPC logs with a traceback though nothing is wrong.
+
+    A message that is no protobuf: who sent it has had an error in answer. A stream that is cancelled before its handler
+    has begun, as when a server stops just then: whoever opened it sees the end of the stream. A message that could not
+    be sent any more, as its reader has gone.
+    """
+    return not (record.exc_info and _is_expected(record.exc_info[1]))
+
+
+def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:
+    """Send all records of `level` and up to `stream` (standard error), as "console" or "json" lines. Repeatable."""
+    quiet_libraries()
+    handler = FoldingHandler(stream or sys.stderr)
+    handler.addFilter(add_request_id)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else ConsoleFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
+    logging.captureWarnings(True)

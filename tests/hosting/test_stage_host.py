@@ -1,0 +1,115 @@
+"""What a member does with its stages when their owner is gone, and a node with its rings when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
+from exo_mesh.errors import InputError, PlacementError, StageLostError
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.node.node import Node
+from tests.support.nodes import MODEL, a_request, instances, mesh, runners, tokens, until
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+async def a_plan(node: Node, instance_id: str) -> Plan:
+    """A plan for this node alone, of an owner whom nobody knows."""
+    card = await node._catalogue.card(MODEL)
+    return await node._placer.propose(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"))
+
+
+async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its owner died before the mesh heard of the instance, or its release got lost on the way."""
+    monkeypatch.setattr("exo_mesh.hosting.reservations.LEASE_S", 2.5)
+    async with mesh(tmp_path, 1) as (node,):
+        plan = await a_plan(node, "unheard-of-1")
+        assert (await node._host.reserve(plan, 0)).granted
+        async with aclosing(node._host.commit(plan.instance_id, plan.ballot)) as reports:
+            async for report in reports:
+                if report.HasField("ready"):
+                    break
+            await asyncio.sleep(5)
+            assert runners() and node._host.reserved_bytes > 0, "as long as it is watched it stays"
+        await until(lambda: not runners())
+        assert node._host.reserved_bytes == 0
+
+
+async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        plan = await a_plan(node, "late-1")
+        assert (await node._host.reserve(plan, 0)).granted
+        await node._host.stop()
+        with pytest.raises(StageLostError, match="stopping"):
+            await anext(node._host.commit(plan.instance_id, plan.ballot))
+        assert not (await node._host.reserve(await a_plan(node, "later-1"), 0)).granted
+
+
+async def test_a_node_stops_in_time_when_a_member_of_its_ring_does_not_answer(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+
+        async def silent(instance_id: str, ballot: Ballot) -> None:
+            await asyncio.sleep(60)
+
+        nodes[1]._host.release = silent  # type: ignore[method-assign]
+        begin = time.monotonic()
+        await nodes[0].stop()
+        assert time.monotonic() - begin < 4
+
+
+async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path: Path) -> None:
+    """The members of the lost ring may take long to release it, and meanwhile the model is being placed again."""
+    async with mesh(tmp_path, 1) as (node,):
+        await node.create_instance(InstanceSpec(MODEL))
+        key = RecordKey("instance", f"{MODEL}-1", node.node_id)
+        release = node._host.release
+
+        async def slow(instance_id: str, ballot: Ballot) -> None:
+            await asyncio.sleep(1)
+            await release(instance_id, ballot)
+
+        node._host.release = slow  # type: ignore[method-assign]
+
+        async def hopeless(*arguments: object, **options: object) -> None:
+            raise PlacementError("as the test wants")
+
+        recover, node._custody._recoverer.recover = node._custody._recoverer.recover, hopeless  # type: ignore
+        keeper = node._custody.keepers[key.id]
+        keeper._lose(StageLostError("as the test wants"))
+        await until(lambda: state_of(node, key) is InstanceState.FAILED)
+        node._custody._recoverer.recover = recover  # type: ignore[method-assign]
+        assert (await node.create_instance(InstanceSpec(MODEL)))["ballot"][0] == 2
+        await until(lambda: not any(task.get_name().startswith("end ") for task in asyncio.all_tasks()))
+        assert state_of(node, key) is InstanceState.READY and len(runners()) == 1
+
+
+def state_of(node: Node, key: RecordKey) -> InstanceState | None:
+    record = node.membership.view.get(key)
+    return record.value.state if record and isinstance(record.value, InstanceInfo) else None
+
+
+async def test_more_context_than_the_model_has_is_refused(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        with pytest.raises(InputError, match="context_limit"):
+            await node.create_instance(InstanceSpec(MODEL, context_limit=10**9))
+        assert not instances(node)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+async def test_a_ring_works_on_ipv6(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1, host="::1") as (node,):
+        assert len(await tokens(node, a_request())) == 12

@@ -1,0 +1,86 @@
+"""Several instances of one model: who gets a request, and where it goes when its instance is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.errors import PlacementError
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.node.node import Node
+from tests.support.nodes import MODEL, a_request, collect, instances, mesh, tokens, until
+
+SLOW = {"cost_ms": "10"}
+
+
+def live(node: Node) -> Counter[str]:
+    return node.journal.outstanding()
+
+
+def outstanding(node: Node) -> Counter[str]:
+    """As this node has been told."""
+    said: Counter[str] = Counter()
+    for reading in node.membership.telemetry.values():
+        said.update(reading.outstanding)
+    return said
+
+
+async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
+        made = await nodes[0].create_replicas(InstanceSpec(MODEL), 3)
+        assert [one["id"] for one in made] == [f"{MODEL}-{number}" for number in (1, 2, 3)]
+        assert {stage["peer"] for one in made for stage in one["stages"]} == {node.node_id for node in nodes}
+        again = await nodes[0].create_replicas(InstanceSpec(MODEL), 3)
+        assert {one["id"] for one in again} == {one["id"] for one in made}, "those there are count"
+        try:
+            await nodes[0].create_replicas(InstanceSpec(MODEL), 4)
+        except PlacementError as exc:
+            assert exc.reason == "no_candidates"
+        else:
+            raise AssertionError("there is no fourth peer")
+        expected = await tokens(nodes[0], a_request("undisturbed", 100))
+        got: list[list[int]] = [[] for _ in range(9)]
+        running = []
+        for number in range(9):
+            running.append(asyncio.create_task(collect(nodes[0], f"r{number}", 100, got[number])))
+            await until(lambda number=number: sum(live(nodes[0]).values()) == number + 1)  # type: ignore[misc]
+        assert sorted(live(nodes[0]).values()) == [3, 3, 3]
+        await asyncio.gather(*running)
+        assert all(one == expected for one in got)
+
+
+@pytest.mark.slow
+async def test_what_other_entry_peers_send_counts_too(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
+        await nodes[0].create_replicas(InstanceSpec(MODEL), 2)
+        await until(lambda: len(instances(nodes[1])) == 2)
+        got: list[list[int]] = [[] for _ in range(4)]
+        first = [asyncio.create_task(collect(nodes[0], f"a{n}", 1000, got[n])) for n in range(2)]
+        await until(lambda: all(got[:2]))
+        await until(lambda: outstanding(nodes[1]) == live(nodes[0]))
+        second = [asyncio.create_task(collect(nodes[1], f"b{n}", 1000, got[2 + n])) for n in range(2)]
+        await until(lambda: all(got))
+        assert live(nodes[0]) + live(nodes[1]) == Counter({f"{MODEL}-1": 2, f"{MODEL}-2": 2})
+        for task in (*first, *second):
+            task.cancel()
+        await asyncio.gather(*first, *second, return_exceptions=True)
+
+
+async def test_requests_of_a_lost_replica_go_on_at_another_with_the_same_text(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
+        made = await nodes[0].create_replicas(InstanceSpec(MODEL), 2)
+        expected = await tokens(nodes[0], a_request("undisturbed", 80))
+        got: list[list[int]] = [[] for _ in range(6)]
+        running = [asyncio.create_task(collect(nodes[0], f"r{n}", 80, got[n])) for n in range(6)]
+        await until(lambda: all(len(one) > 5 for one in got))
+        assert set(live(nodes[0])) == {one["id"] for one in made}
+        os.kill(made[1]["stages"][0]["pid"], signal.SIGKILL)
+        await asyncio.gather(*running)
+        assert all(one == expected for one in got)
+        spawned = [len(node._keeping.flights.logs) for node in nodes]
+        assert sum(spawned) <= 3, "the lost stage is started again in its place, and nothing else is placed"

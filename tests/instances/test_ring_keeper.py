@@ -1,0 +1,162 @@
+"""What an owner does when a stage does not know its ballot any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.errors import StageLostError
+from exo_mesh.hosting.reservations import Answer, Reservations
+from exo_mesh.hosting.stage_state import Standing
+from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.instances import ring_keeper
+from exo_mesh.instances.ring_keeper import RingKeeper
+from exo_mesh.proto import control_pb2 as pb
+from tests.instances.test_ownership import an_instance
+from tests.support.nodes import until
+
+PLAN = an_instance(1, "x", "a", "b").plan
+
+
+class Stage:
+    """A member with real reservations and no process. Its streams can be broken."""
+
+    def __init__(self, index: int) -> None:
+        self.held = Reservations()
+        self.held.reserve(PLAN, index, 10**9, 0.0)
+        self.held.renew(PLAN.instance_id, PLAN.ballot, 0.0)
+        self.runs = True
+        self.broken = asyncio.Event()
+        self.streams = 0
+
+    async def look(self, instance_id: str, ballot: Ballot) -> str:
+        return "" if self.runs and (instance_id, ballot) == (PLAN.instance_id, PLAN.ballot) else "it does not run"
+
+    async def release(self, instance_id: str, ballot: Ballot) -> None:
+        self.held.release(instance_id, ballot)
+
+    async def standing(self, instance_id: str) -> Standing:
+        return Standing(range(1), 0, linked=False)
+
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+        return self.held.adopt(plan.instance_id, plan.ballot, adopted)
+
+    async def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
+        if self.held.renew(instance_id, ballot, 0.0) is None:
+            raise StageLostError(f"ballot {ballot} is not in force here")
+        self.streams += 1
+        yield pb.StageStatus(ready=pb.StageReady())
+        await self.broken.wait()
+        self.broken.clear()
+
+
+class Ring:
+    """Finds the stages, as Members does."""
+
+    own_id = "x"
+
+    def __init__(self) -> None:
+        self.stages = {"a": Stage(0), "b": Stage(1)}
+        self.other_owner = False
+        self.alive = {"a", "b"}
+
+    def member(self, peer_id: str) -> Any:
+        return self.stages[peer_id]
+
+    def is_alive(self, peer_id: str) -> bool:
+        return peer_id in self.alive
+
+    def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
+        return self.other_owner
+
+    def break_stream(self, peer_id: str) -> None:
+        self.stages[peer_id].broken.set()
+
+    def ballots(self) -> list[Ballot]:
+        return [stage.held.leases[0].ballot for stage in self.stages.values()]
+
+
+@pytest.fixture
+async def ring() -> Ring:
+    return Ring()
+
+
+@pytest.fixture
+async def keeper(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RingKeeper]:
+    monkeypatch.setattr(ring_keeper, "REATTACH_S", 0.5)
+    monkeypatch.setattr(ring_keeper, "REATTACH_PAUSE_S", 0.01)
+    members: Any = ring
+    keeper = RingKeeper(PLAN, members, lambda done, total: None, Limits())
+    keeper.watch()
+    await until(lambda: all(stage.streams == 1 for stage in ring.stages.values()))
+    yield keeper
+    await keeper.close()
+
+
+async def test_a_ring_adopted_in_part_is_taken_back_whole(ring: Ring, keeper: RingKeeper) -> None:
+    told: list[Ballot] = []
+    keeper.on_taken_back = lambda: told.append(keeper.ballot)
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("a")
+    await until(lambda: ring.stages["a"].streams == 2)
+    assert told == [keeper.ballot] and keeper.ballot.proposer == "x" and keeper.ballot > Ballot(7, "a")
+    assert ring.ballots() == [keeper.ballot] * 2, "both stages are fenced against the adopter"
+    assert ring.stages["b"].streams == 1 and not keeper.lost.done(), "a stream that is well is left alone"
+
+
+async def test_nothing_is_promised_for_a_ring_of_which_a_stage_is_gone(ring: Ring, keeper: RingKeeper) -> None:
+    ring.stages["b"].runs = False
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("a")
+    assert "not in force" in str(await keeper.lost)
+    assert ring.ballots() == [Ballot(7, "a"), PLAN.ballot]
+
+
+async def test_a_ring_that_has_another_owner_is_left_to_that_one(ring: Ring, keeper: RingKeeper) -> None:
+    ring.other_owner = True
+    for stage in ring.stages.values():
+        stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("a")
+    assert "has been adopted" in str(await keeper.lost), "unless the custody hands over before"
+    assert ring.ballots() == [Ballot(7, "a")] * 2
+
+
+async def test_a_ring_that_was_adopted_whole_is_not_taken_back_before_its_record_is_here(
+    ring: Ring, keeper: RingKeeper
+) -> None:
+    """The cut between the two has healed, and news travels more slowly than a question."""
+    for stage in ring.stages.values():
+        stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("b")
+    assert "has been adopted by peer a" in str(await keeper.lost)
+    assert ring.ballots() == [Ballot(7, "a")] * 2
+
+
+async def test_a_ring_whose_adopter_has_died_is_taken_back(ring: Ring, keeper: RingKeeper) -> None:
+    ring.alive.remove("a")
+    for stage in ring.stages.values():
+        stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    ring.break_stream("b")
+    await until(lambda: ring.stages["b"].streams == 2)
+    assert ring.ballots() == [keeper.ballot] * 2 and keeper.ballot > Ballot(7, "a")
+
+
+async def test_a_ring_that_ends_for_good_ends_at_a_stage_that_is_promised_to_a_failed_adopter(
+    ring: Ring, keeper: RingKeeper
+) -> None:
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    await keeper.release(for_good=True)
+    assert not any(stage.held.leases for stage in ring.stages.values())
+
+
+async def test_a_ring_that_gives_way_leaves_what_an_adopter_has(ring: Ring, keeper: RingKeeper) -> None:
+    ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
+    await keeper.release()
+    assert ring.stages["a"].held.leases and not ring.stages["b"].held.leases

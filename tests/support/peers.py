@@ -1,0 +1,153 @@
+"""Meshes of real `exo-mesh serve` processes on the loopback, each with a home and ports of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.client import ApiClient
+from tests.support.processes import clean_environ, eventually, gone
+
+MODEL = "exo-mesh-demo"
+START_S = 60.0
+PLACE_S = 90.0
+ANSWER_S = 60.0
+TRACES = ("Traceback (most recent call last)", "Fatal Python error", "Segmentation fault")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One node: its process, and how to call it."""
+
+    child: ChildNode
+    ready: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.ready["node_id"])
+
+    @property
+    def url(self) -> str:
+        return str(self.ready["api_url"])
+
+    @property
+    def grpc_address(self) -> str:
+        return str(self.ready["grpc_address"])
+
+    @property
+    def api(self) -> ApiClient:
+        return ApiClient(self.url)
+
+    @property
+    def log(self) -> str:
+        return self.child.log_path.read_text(errors="replace")
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.api.get("/state")
+        return state
+
+    def instances(self) -> list[dict[str, Any]]:
+        return list(self.state()["view"]["instances"])
+
+    def runners(self) -> list[psutil.Process]:
+        """Runner processes of this node."""
+        return psutil.Process(self.child.pid).children(recursive=True)
+
+    def place(self, **wish: Any) -> dict[str, Any]:
+        """POST /instance and wait until it is ready."""
+        instance: dict[str, Any] = self.api.post("/instance", {"model": MODEL, **wish}, PLACE_S)
+        return instance
+
+    def chat(self, question: str | list[dict[str, str]], **fields: Any) -> dict[str, Any]:
+        """The whole reply to a question, greedy unless the fields say otherwise."""
+        reply: dict[str, Any] = self.api.post("/v1/chat/completions", chat_body(question, **fields), ANSWER_S)
+        return reply
+
+    def idle(self) -> bool:
+        """Do its stages hold no sequence, as their last heartbeats say?"""
+        beats = self.state()["stages_here"].values()
+        return all(beat["sequences"] == beat["running"] == beat["queued"] == 0 for beat in beats)
+
+    def busy(self) -> bool:
+        """Does each stage here hold a sequence?"""
+        beats = self.state()["stages_here"].values()
+        return bool(beats) and all(beat["sequences"] > 0 for beat in beats)
+
+
+def chat_body(question: str | list[dict[str, str]], **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": question}] if isinstance(question, str) else question
+    return {"model": MODEL, "messages": messages, "temperature": 0, **fields}
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    return str(reply["choices"][0]["message"]["content"])
+
+
+@contextmanager
+def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> Iterator[list[Peer]]:
+    """One node per item of `flags`, all of which know each other. Afterwards no process of theirs is left, and none
+    of them has written a traceback."""
+    children: list[ChildNode] = []
+    family: list[psutil.Process] = []
+    unharmed: list[ChildNode] = []
+    try:
+        peers: list[Peer] = []
+        for index, own in enumerate(flags):
+            children.append(start_node(root / f"peer-{index}", [*own, *bootstrap(peers)], engine=engine))
+            if index == 0:  # the others dial it
+                peers.append(Peer(children[0], children[0].wait_ready(START_S)))
+        peers += [Peer(child, child.wait_ready(START_S)) for child in children[1:]]
+        for peer in peers:
+            assert eventually(lambda peer=peer: knows(peer, len(peers)), 30), peer.child.log_tail(30)  # type: ignore[misc]
+        yield peers
+        family = [process for peer in peers if peer.child.alive for process in peer.runners()]
+        unharmed = [child for child in children if child.alive]
+    finally:
+        for child in children:
+            child.ask_to_stop()
+        for child in children:
+            child.stop()
+    assert eventually(lambda: gone(family), 3), "a runner outlived its node"
+    unclean = [
+        f"exit code {child._process.returncode}; {child.log_tail(30)}"
+        for child in unharmed
+        if child._process.returncode != exit_codes.OK
+    ]
+    assert not unclean, "not a clean stop:\n" + "\n".join(unclean)
+    for peer in peers:
+        assert not [word for word in TRACES if word in peer.log], peer.log[-4000:]
+
+
+def bootstrap(peers: Sequence[Peer]) -> list[str]:
+    return ["--bootstrap-peers", peers[0].grpc_address] if peers else []
+
+
+def start_node(home: Path, flags: Sequence[str], *, engine: str = "mlx") -> ChildNode:
+    """A node that hears only what its flags say. It ends when this process does."""
+    home.mkdir(parents=True)
+    always = ["--name", home.name, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", engine]
+    environ = {**clean_environ(home), "HF_HUB_CACHE": str(home / "hub")}
+    discovery = [] if "--discovery" in flags else ["--discovery", "none"]
+    return ChildNode([*always, *discovery, *flags], home / "node.log", environ)
+
+
+def knows(peer: Peer, count: int) -> bool:
+    """Does it know that many peers, with their models and their memory?"""
+    state = peer.state()
+    return len(state["view"]["peers"]) == len(state["telemetry"]) == count and all(
+        MODEL in one["models"] for one in state["view"]["peers"]
+    )
+
+
+def await_all(peers: Sequence[Peer], condition: Callable[[Peer], bool], deadline_s: float = 15.0) -> None:
+    """The test fails with the state of the first peer for which it does not become true in time."""
+    for peer in peers:
+        assert eventually(lambda peer=peer: condition(peer), deadline_s), json.dumps(peer.state())  # type: ignore[misc]

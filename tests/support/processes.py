@@ -1,0 +1,79 @@
+"""Real `exo-mesh` processes for tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from exo_mesh.settings.aliases import ALIASES
+
+COMMAND = [sys.executable, "-m", "exo_mesh.cli.main"]
+QUIET_FLAGS = ["--host", "127.0.0.1", "--grpc-port", "0", "--discovery", "none", "--engine", "dummy"]
+"""A node that is alone, talks to this machine only, and loads nothing heavy."""
+
+
+def clean_environ(home: Path) -> dict[str, str]:
+    """The environment without settings of exo-mesh, and with a home of its own."""
+    others = {alias.variable for alias in ALIASES}
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_") and key not in others}
+    return {**environ, "EXO_MESH_HOME": str(home), "COLUMNS": "100"}
+
+
+def start(argv: list[str], home: Path) -> subprocess.Popen[str]:
+    """Start `exo-mesh argv` with its output in pipes."""
+    return subprocess.Popen(
+        [*COMMAND, *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environ(home),
+        start_new_session=True,
+    )
+
+
+def run(
+    argv: list[str], home: Path, *, stdin: str | None = None, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run `exo-mesh argv` to its end."""
+    return subprocess.run(
+        [*COMMAND, *argv],
+        check=False,
+        input=stdin or "",
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=clean_environ(home),
+    )
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> str:
+    """Standard output up to and including the line with `word`; all of it if it never comes."""
+    assert process.stdout is not None
+    shown = ""
+    for line in process.stdout:
+        shown += line
+        if word in line:
+            break
+    return shown
+
+
+def eventually(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
+    """Does it become true in time?"""
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Have all of them ended? A process that only waits to be reaped has."""
+    return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
