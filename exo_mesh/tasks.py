@@ -1,15 +1,20 @@
-"""An owner for background tasks: keeps them, logs what they die of, and ends them all."""
+"""Background work: an owner for tasks, a wake-up call for waiters, and one timer that watches over many waits."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import logging
-from collections.abc import Coroutine
+import math
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from exo_mesh.clock import Clock, monotonic
 from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import current_request
+
+LEAST_PAUSE_S = 0.05
+"""Between two rounds of a watchdog."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,3 +92,40 @@ class Pulse:
         finally:
             self._waiters.pop(waiter, None)
             waiter.cancel()
+
+
+Check = Callable[[float], float]
+"""Called with the time now, on the watchdog's clock; returns when it next has something to do, math.inf if never."""
+
+
+class Watchdog:
+    """Watches over many waits with one timer, for a timer for each would cost more than the wait where tokens stream.
+
+    It calls each check once a period, or sooner if one asks for that; there is no timer while nothing is watched.
+    A check is short, does not block and does not raise; it may forget itself and others.
+    """
+
+    def __init__(self, period_s: float = 1.0, clock: Clock = monotonic) -> None:
+        self._period_s = period_s
+        self._clock = clock
+        self._checks: set[Check] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, check: Check) -> None:
+        """Call it within a period, and from then on until `forget`. Only in a running event loop."""
+        self._checks.add(check)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._period_s, self._round)
+
+    def forget(self, check: Check) -> None:
+        """Call it no more; nothing happens if it is not watched."""
+        self._checks.discard(check)
+        if not self._checks and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _round(self) -> None:
+        now = self._clock()
+        next_at = min([check(now) for check in list(self._checks)], default=math.inf)
+        pause_s = min(self._period_s, max(next_at - now, LEAST_PAUSE_S))
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._round) if self._checks else None

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.texts import TextModels
 from exo_mesh.node.service import MeshService
+from exo_mesh.tasks import Watchdog
 from exo_mesh.text.template import RENDER_LIMIT_S
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -36,10 +37,11 @@ class ApiOptions:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """now: Unix time, for what OpenAI calls `created`."""
+    """now: Unix time, for what OpenAI calls `created`. watchdog: ends waits that have become too long."""
 
     service: MeshService
     texts: TextModels
     options: ApiOptions
     now: Callable[[], float] = time.time
     started_at: int = 0
+    watchdog: Watchdog = field(default_factory=Watchdog)

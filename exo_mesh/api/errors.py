@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from exo_mesh.api.sse import STREAM
+from exo_mesh.api.sse import STREAM, data_frame
 from exo_mesh.errors import MeshError, OverloadError, PlacementError
 
 log = logging.getLogger(__name__)
@@ -114,6 +114,9 @@ async def errors_to_replies(request: web.Request, handler: Handler) -> web.Strea
         log.error("%s %s failed with %s at\n%s", request.method, request.path, type(error).__name__, places)
         message = f"exo-mesh made a mistake ({type(error).__name__}); its log says where"
         return await _answer(request, plain_error("internal_error", message))
+    finally:
+        if STREAM in request:
+            request[STREAM].close()
 
 
 async def _answer(request: web.Request, reply: web.Response) -> web.StreamResponse:
@@ -122,7 +125,7 @@ async def _answer(request: web.Request, reply: web.Response) -> web.StreamRespon
         return reply
     stream = request[STREAM]
     assert isinstance(reply.body, bytes)
-    await stream.data(msgspec.Raw(reply.body))
+    await stream.send(data_frame(msgspec.Raw(reply.body)))
     return stream.response
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,9 @@ from exo_mesh.api.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
-from exo_mesh.api.sse import EventStream
+from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
+from exo_mesh.clock import monotonic
 from exo_mesh.domain.request import Progress
 from exo_mesh.errors import InputError
 from exo_mesh.node.service import ModelEntry
@@ -115,41 +115,38 @@ class OpenAIRoutes:
         *,
         stream: bool,
     ) -> web.StreamResponse:
-        async with Run(self._service, prepared) as run:
+        async with Run(self._service, prepared, self._context.watchdog) as run:
             reply = kind(run, int(self._context.now()))
             if stream:
                 return await self._stream(request, run, reply, key)
             pieces: list[Piece] = []
-            while not pieces or not pieces[-1].finish:
-                if (piece := await run.next()) is not None:
-                    pieces.append(piece)
+            while not run.finished:
+                await run.wait()
+                pieces += run.pieces()
             return json_response(reply.whole(pieces))
 
     async def _stream(
         self, request: web.Request, run: Run, reply: Reply, key: Idempotency | None
     ) -> web.StreamResponse:
-        """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status. With a
-        key, each piece has an id, and pieces that the client has had already are left out."""
-        clock = asyncio.get_running_loop().time
+        """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status."""
         keep_alive_s = self._context.options.keep_alive_s
-        told = key.told if key is not None else 0
-        piece = await run.next(clock() + keep_alive_s)
-        stream = EventStream(request, self._context.options.stall_limit_s)
+        has_come = await run.wait(monotonic() + keep_alive_s)
+        stream = EventStream(request, self._context.options.stall_limit_s, self._context.watchdog)
         await stream.start()
+        quiet_until = monotonic() + keep_alive_s
         first = True
         while True:
-            if piece is None:
-                await stream.comment(waiting_for(run.progress))
-            else:
-                if run.position > told:
-                    event_id = None if key is None else run.position
-                    await stream.data(*reply.chunks(piece, first=first), event_id=event_id)
+            if not has_come:
+                await stream.send(comment_frame(waiting_for(run.progress)))
+                quiet_until = monotonic() + keep_alive_s
+            elif frames := _frames(run, reply, key, first=first):
                 first = False
-                if piece.finish:
-                    break
-            piece = await run.next(clock() + keep_alive_s)
-        await stream.done()
-        return stream.response
+                await stream.send(*frames)
+                quiet_until = monotonic() + keep_alive_s
+            if run.finished:
+                await stream.send(DONE)
+                return stream.response
+            has_come = await run.wait(quiet_until)
 
     def _asker(self, request: web.Request, request_id: str, body: GenerationBody, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.
@@ -175,6 +172,20 @@ class OpenAIRoutes:
             "peers": list(entry.peers),
             "instance_ids": list(entry.instance_ids),
         }
+
+
+def _frames(run: Run, reply: Reply, key: Idempotency | None, *, first: bool) -> list[bytes]:
+    """The events for all that has come. With a key, each piece has an id, and pieces that the client has had already
+    are left out."""
+    frames: list[bytes] = []
+    for piece in run.pieces():
+        chunks = reply.chunks(piece, first=first)
+        first = False
+        if key is not None and run.position <= key.told:
+            continue
+        frames += map(data_frame, chunks[:-1])
+        frames += [data_frame(chunk, None if key is None else run.position) for chunk in chunks[-1:]]
+    return frames
 
 
 def waiting_for(progress: Progress | None) -> str:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
+from exo_mesh.clock import monotonic
+from exo_mesh.tasks import Watchdog
+
 HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 
 
-def data_frame(payload: Any) -> bytes:
-    """One event. JSON has no raw newline, so it is one line."""
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+def data_frame(payload: Any, event_id: int | None = None) -> bytes:
+    """One event. JSON has no raw newline, so it is one line. event_id: a client that has it has had all before, too."""
+    head = b"" if event_id is None else b"id: %d\n" % event_id
+    return head + b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def comment_frame(text: str) -> bytes:
@@ -25,41 +29,46 @@ def comment_frame(text: str) -> bytes:
 class EventStream:
     """A response of events. Each write waits until the socket has room, so a slow reader slows its own producer.
 
-    One that takes nothing for stall_limit_s is cut off: what it asked for holds memory on every stage.
+    One that takes nothing for stall_limit_s is cut off by the watchdog: what it asked for holds memory on every stage.
     """
 
-    def __init__(self, request: web.Request, stall_limit_s: float) -> None:
+    def __init__(self, request: web.Request, stall_limit_s: float, watchdog: Watchdog) -> None:
         self._request = request
         self._stall_limit_s = stall_limit_s
+        self._watchdog = watchdog
+        self._writing_since: float | None = None
+        self._is_stalled = False
         self.response = web.StreamResponse(headers=HEADERS)
 
     async def start(self) -> None:
-        """Send status and headers; from now on errors can only be events, and the middleware finds us here."""
+        """Send status and headers; from now on errors can only be events. The middleware finds the stream in
+        the request, and closes it."""
         self._request[STREAM] = self
+        self._watchdog.watch(self._check)
         await self.response.prepare(self._request)
 
-    async def data(self, *payloads: Any, event_id: int | None = None) -> None:
-        """Send events in one write. event_id: of the last of them; a client that has it has had all before, too.
-        Raises ConnectionError if the client has gone."""
-        frames = [data_frame(payload) for payload in payloads]
-        if event_id is not None and frames:
-            frames[-1] = b"id: %d\n%s" % (event_id, frames[-1])
-        await self._write(b"".join(frames))
+    def close(self) -> None:
+        """Nothing is written after this."""
+        self._watchdog.forget(self._check)
 
-    async def comment(self, text: str) -> None:
-        await self._write(comment_frame(text))
-
-    async def done(self) -> None:
-        await self._write(DONE)
-
-    async def _write(self, frames: bytes) -> None:
+    async def send(self, *frames: bytes) -> None:
+        """Send frames in one write. Raises ConnectionError if the client has gone, or reads nothing any more."""
+        self._writing_since = monotonic()
         try:
-            async with asyncio.timeout(self._stall_limit_s):
-                await self.response.write(frames)
-        except TimeoutError:
+            await self.response.write(b"".join(frames))
+        finally:
+            self._writing_since = None
+        if self._is_stalled:
+            raise ConnectionResetError("the client stopped reading")
+
+    def _check(self, now: float) -> float:
+        if self._writing_since is None:
+            return math.inf
+        if now >= self._writing_since + self._stall_limit_s:
+            self._is_stalled = True
             if self._request.transport is not None:
                 self._request.transport.abort()
-            raise ConnectionResetError("the client stopped reading") from None
+        return self._writing_since + self._stall_limit_s
 
 
 STREAM = web.RequestKey("stream", EventStream)

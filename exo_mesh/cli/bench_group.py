@@ -21,12 +21,12 @@ from exo_mesh.cli.local_ring import LocalRunner, local_ring
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.group_worth import GroupTimes, group_verdict
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh.proto.runner_pb2 import GroupFigures
-from exo_mesh.transport.control_driver import DriverChannels
+from exo_mesh.transport.control_driver import DriverChannels, Silences, complete
 from exo_mesh.weights.card import read_card, read_json
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import ModelStore
@@ -130,11 +130,10 @@ async def _answers(
         request = GenerateRequest(f"bench{number}", tuple(prompt), tokens, greedy, ignore_eos=True)
         endpoint = f"127.0.0.1:{runner.port}"
         async with places:
-            stream = channels.generate(endpoint, plan, request, first_s=SILENCE_S, next_s=SILENCE_S, queue_s=SILENCE_S)
+            call = channels.open(endpoint, plan, request, Silences(SILENCE_S, SILENCE_S, SILENCE_S))
             try:
-                events = [event async for event in stream if isinstance(event, TokenEvent)]
-                return [event.token_id for event in events if event.token_id is not None]
-            except MeshError:
+                return await complete(call, SILENCE_S)
+            except (MeshError, TimeoutError):
                 return []
 
     try:

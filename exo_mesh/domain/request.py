@@ -93,13 +93,6 @@ class FrameTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request stands among those that wait for their turn on a ring: 1 is next; 0: it has its turn."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """Natural-log probability of a token under the model's distribution before temperature and truncation."""
 
@@ -119,6 +112,30 @@ class TokenEvent:
     logprob: float | None = None
     top: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """From a driver: the request waits for its turn. place: 1 is next; 0: it has its turn."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """From a driver, before the first token: how many prompt tokens have been computed."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """From a driver: the token events that came in one message, in order."""
+
+    events: tuple[TokenEvent, ...]
+
+
+DriverEvent = Queued | Prefilled | Tokens
 
 
 @dataclass(frozen=True, slots=True)

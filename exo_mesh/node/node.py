@@ -60,7 +60,8 @@ from exo_mesh.node.service import ModelEntry
 from exo_mesh.serving.history import History
 from exo_mesh.serving.journal import Journal
 from exo_mesh.serving.request_file import request_file
-from exo_mesh.serving.router import Patience, Router
+from exo_mesh.serving.request_run import Patience
+from exo_mesh.serving.router import Router
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics

@@ -30,7 +30,7 @@ MAX_SHOWN = 128
 
 @dataclass(slots=True)
 class Entry:
-    """One live request: what was asked, what came out. `cancel` is set while somebody can be told to stop."""
+    """One live request: what was asked, what came out. on_cancel is set while somebody works for it."""
 
     request: GenerateRequest
     model: str
@@ -39,6 +39,8 @@ class Entry:
     cancelled: bool = False
     on_cancel: Callable[[], object] | None = None
     last_token_at: float | None = None
+    ttft_s: float | None = None
+    """From its entry to its first token."""
     trace: Trace | None = None
     timed_out: bool = False
     memory_before_bytes: int = 0
@@ -139,7 +141,7 @@ class Journal:
             del self._live[entry.request.request_id]
         self._cancel(entry)
 
-    def close(self, entry: Entry, outcome: str, ttft_s: float | None, now: float) -> None:
+    def close(self, entry: Entry, outcome: str, now: float) -> None:
         """End, however it ended."""
         if self._live.get(entry.request.request_id) is entry:
             del self._live[entry.request.request_id]
@@ -152,7 +154,7 @@ class Journal:
             outcome,
             prompt_tokens=len(entry.request.prompt_ids),
             output_tokens=len(entry.emitted),
-            ttft_s=ttft_s,
+            ttft_s=entry.ttft_s,
             duration_s=now - entry.entered_at,
             max_tokens=entry.request.max_tokens,
             timed_out=entry.timed_out,

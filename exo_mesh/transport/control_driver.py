@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from exo_mesh.clock import monotonic
+from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.request import FrameTrace, GenerateRequest, Place, TokenEvent
-from exo_mesh.errors import DeadlineError, OverloadError, StageLostError, error_from_code
+from exo_mesh.domain.request import DriverEvent, FrameTrace, GenerateRequest, Prefilled, Queued, Tokens
+from exo_mesh.errors import (
+    CancelledRequestError,
+    DeadlineError,
+    MeshError,
+    OverloadError,
+    StageLostError,
+    error_from_code,
+)
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
 from exo_mesh.security.credentials import Credentials, CredentialSource
+from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto, trace_from_proto
@@ -42,29 +53,133 @@ class DriverStreamError(StageLostError):
     """The stream from the driver broke, or could not be opened. The ring itself may be well."""
 
 
-class _Turn:
-    """How long a request may still wait for its turn: without limit before it is told to wait, and once it has had it.
-    Whoever is interrupted after that was accepted, and is not refused any more."""
+@dataclass(frozen=True, slots=True)
+class Silences:
+    """The longest silences of a driver, in seconds. first_s: before the first token event (places in the queue and
+    prefill progress break it). next_s: after it. queue_s: how long the request may wait for its turn in the queue."""
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._deadline = math.inf
+    first_s: float
+    next_s: float
+    queue_s: float
+
+
+class DriverCall:
+    """One request on the stream from a driver: `read` until an event has `finish`, then `aclose`.
+
+    It has no timers: whoever owns the call asks `overdue` from time to time, and ends a silent call by `interrupt`.
+    """
+
+    def __init__(
+        self,
+        call: Any,
+        plan: Plan,
+        silences: Silences,
+        give_back: Callable[[], Awaitable[None]],
+        *,
+        on_trace: Callable[[list[FrameTrace]], None],
+        on_ballot: Callable[[Ballot], None],
+        clock: Clock,
+    ) -> None:
+        self._call = call
+        self._plan = plan
+        self._ballot = plan.ballot
+        self._silences = silences
+        self._give_back = give_back
+        self._on_trace = on_trace
+        self._on_ballot = on_ballot
+        self._clock = clock
+        self._reading_since: float | None = None
+        self._started = False
+        self._turn_by = math.inf
+        self._error: BaseException | None = None
+
+    async def read(self) -> DriverEvent:
+        """The next event. Raises the driver's own error, DriverStreamError if the stream breaks, StageLostError if the
+        driver works under a lower ballot, and what `interrupt` was given."""
+        if self._error is not None:
+            raise self._error
+        message = await self._message()
+        if (message.ballot.counter, message.ballot.proposer) != (self._ballot.counter, self._ballot.proposer):
+            self._take_ballot(ballot_from_proto(message.ballot))
+        self._note_turn(message)
+        if message.trace:
+            self._on_trace([trace_from_proto(frame) for frame in message.trace])
+        if message.error_code:
+            error = error_from_code(message.error_code, message.error_message)
+            if not message.events:
+                raise error
+            self._error = error  # after the tokens that came with it
+        if message.events:
+            self._started = True
+            return Tokens(tuple(event_from_proto(event) for event in message.events))
+        return Queued(message.queued) if message.queued else Prefilled(message.prefilled)
 
     @property
-    def left_s(self) -> float:
-        return max(0.0, self._deadline - monotonic())
+    def deadline(self) -> float:
+        """When the driver's silence becomes an error, on the clock of the call; math.inf while nobody reads."""
+        return math.inf if self._reading_since is None else min(self._turn_by, self._reading_since + self._limit_s)
 
-    def heard(self, message: pb.GenerateEvents) -> None:
+    @property
+    def _limit_s(self) -> float:
+        return self._silences.next_s if self._started else self._silences.first_s
+
+    def overdue(self, now: float) -> MeshError | None:
+        """The error for a deadline that has passed; None if it has not.
+
+        OverloadError if the request's turn did not come, DeadlineError if the first token did not, StageLostError after
+        the first token.
+        """
+        if now < self.deadline:
+            return None
+        if now >= self._turn_by:
+            queue_s = self._silences.queue_s
+            retry_after_s = min(MAX_RETRY_AFTER_S, queue_s)
+            return OverloadError(f"waited {queue_s:g} s for a turn on the ring", retry_after_s=retry_after_s)
+        text = f"the ring has been silent for {self._limit_s:.0f} s"
+        return StageLostError(text) if self._started else DeadlineError(text)
+
+    def interrupt(self, error: BaseException) -> None:
+        """End the call: `read` raises the error, at once if it waits. Only the first error counts."""
+        if self._error is None:
+            self._error = error
+            self._call.cancel()
+
+    async def aclose(self) -> None:
+        """End the call; the driver frees the request within one lap."""
+        self._call.cancel()
+        await self._give_back()
+
+    async def _message(self) -> pb.GenerateEvents:
+        self._reading_since = self._clock()
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise self._error or CancelledRequestError("the call to the driver was closed") from None
+        except grpc.aio.AioRpcError as exc:
+            raise self._error or DriverStreamError(f"the stream from the driver broke: {exc.details()}") from exc
+        finally:
+            self._reading_since = None
+        if not isinstance(message, pb.GenerateEvents):
+            instance_id = self._plan.instance_id
+            raise self._error or DriverStreamError(f"the driver of {instance_id} ended the stream before the request")
+        return message
+
+    def _take_ballot(self, ballot: Ballot) -> None:
+        if ballot < self._ballot:
+            raise StageLostError(f"the driver of {self._plan.instance_id} already works for another plan")
+        self._ballot = ballot
+        self._on_ballot(ballot)
+
+    def _note_turn(self, message: pb.GenerateEvents) -> None:
+        """A request may wait queue_s from the first time that it hears its place; once it has had its turn it was
+        accepted, and is not refused any more."""
         if not message.queued:
-            self._limit_s = self._deadline = math.inf
-        elif self._deadline == math.inf:
-            self._deadline = monotonic() + self._limit_s
-
-    def check(self) -> None:
-        """Raises OverloadError if it is over."""
-        if not self.left_s:
-            retry_after_s = min(MAX_RETRY_AFTER_S, self._limit_s)
-            raise OverloadError(f"waited {self._limit_s:g} s for a turn on the ring", retry_after_s=retry_after_s)
+            self._turn_by = math.inf
+            self._silences = replace(self._silences, queue_s=math.inf)
+        elif self._turn_by == math.inf:
+            self._turn_by = self._clock() + self._silences.queue_s
 
 
 class DriverChannels:
@@ -74,56 +189,29 @@ class DriverChannels:
         self._credentials = credentials
         self._channels: dict[_Key, tuple[grpc.aio.Channel, int]] = {}
 
-    async def generate(
+    def open(
         self,
         endpoint: str,
         plan: Plan,
         request: GenerateRequest,
+        silences: Silences,
         *,
-        first_s: float,
-        next_s: float,
-        queue_s: float,
         on_trace: Callable[[list[FrameTrace]], None] = lambda frames: None,
         on_ballot: Callable[[Ballot], None] = lambda ballot: None,
-    ) -> AsyncGenerator[TokenEvent | Place | int, None]:
-        """Token events; before the first one, places in the queue and counts of prompt tokens computed. Closing it
-        cancels the request.
+        clock: Clock = monotonic,
+    ) -> DriverCall:
+        """Send a request to the driver at `endpoint`, "host:port". The caller closes the call.
 
-        first_s: longest silence before the first token event; next_s: afterwards. queue_s: longest that it may wait for
-        its turn. on_trace: called with the laps of a traced request before its end. on_ballot: called when the ring
-        goes on by a higher ballot, in the same stream. Raises the driver's own error, DriverStreamError if the stream
-        breaks, StageLostError if it is of a lower ballot or falls silent after the first token, OverloadError if its
-        turn does not come, and DeadlineError if the first token does not.
+        on_trace: called with the laps of a traced request before its end. on_ballot: called when the ring continues
+        under a higher ballot, in the same stream; what it raises, `DriverCall.read` raises.
         """
         key = (endpoint, self._credentials.current if self._credentials else None)
         stub = rpc.DriverStub(self._take(key))  # type: ignore[no-untyped-call]
-        call = stub.Generate(request_to_proto(plan, request))
-        started, ballot, turn = False, plan.ballot, _Turn(math.inf if request.resumed else queue_s)
-        try:
-            while True:
-                message = await self._next(call, next_s if started else first_s, started, turn)
-                if message is None:
-                    raise DriverStreamError(f"the driver of {plan.instance_id} ended the stream before the request")
-                if (message.ballot.counter, message.ballot.proposer) != (ballot.counter, ballot.proposer):
-                    before, ballot = ballot, ballot_from_proto(message.ballot)
-                    if ballot < before:
-                        raise StageLostError(f"the driver of {plan.instance_id} works for another plan by now")
-                    on_ballot(ballot)
-                turn.heard(message)
-                if message.trace:
-                    on_trace([trace_from_proto(frame) for frame in message.trace])
-                for event in message.events:
-                    started = True
-                    yield event_from_proto(event)
-                    if event.finish:
-                        return
-                if message.error_code:  # after the tokens that came with it
-                    raise error_from_code(message.error_code, message.error_message)
-                if not message.events:
-                    yield Place(message.queued) if message.queued else message.prefilled
-        finally:
-            call.cancel()
-            await self._give_back(key)
+        if request.resumed:
+            silences = replace(silences, queue_s=math.inf)
+        stream = stub.Generate(request_to_proto(plan, request))
+        give_back = partial(self._give_back, key)
+        return DriverCall(stream, plan, silences, give_back, on_trace=on_trace, on_ballot=on_ballot, clock=clock)
 
     async def recall(self, endpoint: str, key_hash: bytes) -> int | None:
         """How many tokens of an answer the driver there keeps under a key; None if none, or if it does not say."""
@@ -143,18 +231,6 @@ class DriverChannels:
         self._channels.clear()
         await asyncio.gather(*(channel.close() for channel in channels))
 
-    async def _next(self, call: Any, patience_s: float, started: bool, turn: _Turn) -> pb.GenerateEvents | None:
-        try:
-            async with asyncio.timeout(min(patience_s, turn.left_s)):
-                message = await call.read()
-        except TimeoutError as exc:
-            turn.check()
-            text = f"the ring has been silent for {patience_s:.0f} s"
-            raise (StageLostError(text) if started else DeadlineError(text)) from exc
-        except grpc.aio.AioRpcError as exc:
-            raise DriverStreamError(f"the stream from the driver broke: {exc.details()}") from exc
-        return message if isinstance(message, pb.GenerateEvents) else None
-
     def _take(self, key: _Key) -> grpc.aio.Channel:
         channel, users = self._channels.get(key, (None, 0))
         if channel is None:
@@ -171,3 +247,17 @@ class DriverChannels:
         else:
             del self._channels[key]
             await channel.close()
+
+
+async def complete(call: DriverCall, silence_s: float) -> list[int]:
+    """The token ids of a whole answer, for callers that do not stream; closes the call. Raises what `read` raises, and
+    TimeoutError after silence_s without an event."""
+    token_ids: list[int] = []
+    async with aclosing(call):
+        while True:
+            async with asyncio.timeout(silence_s):
+                event = await call.read()
+            if isinstance(event, Tokens):
+                token_ids += [token.token_id for token in event.events if token.token_id is not None]
+                if event.events[-1].finish is not None:
+                    return token_ids

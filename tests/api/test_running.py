@@ -8,7 +8,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from exo_mesh.api.running import MAX_BUFFERED, Feed
+from exo_mesh.clock import monotonic
 from exo_mesh.errors import EngineError
+from exo_mesh.tasks import Watchdog
 
 
 async def turns(count: int = 200) -> None:
@@ -25,14 +27,16 @@ async def test_a_feed_holds_no_more_than_its_bound_and_loses_nothing() -> None:
         for made in range(500):
             yield made
 
-    async with Feed(count()) as feed:
+    async with Feed(count(), Watchdog()) as feed:
         await turns()
-        assert made <= MAX_BUFFERED
-        for expected in range(500):
-            assert await feed.next(None) == expected
-            assert made <= expected + MAX_BUFFERED + 1
+        taken: list[int] = []
+        while len(taken) < 500:
+            assert made <= len(taken) + MAX_BUFFERED
+            taken += await feed.take()
+            await turns()
+        assert taken == list(range(500))
         with pytest.raises(EngineError, match="without saying why"):
-            await feed.next(None)
+            await feed.take()
 
 
 async def test_items_come_before_the_error_that_followed_them() -> None:
@@ -40,11 +44,11 @@ async def test_items_come_before_the_error_that_followed_them() -> None:
         yield 1
         raise EngineError("broken")
 
-    async with Feed(fail()) as feed:
+    async with Feed(fail(), Watchdog()) as feed:
         await turns()
-        assert await feed.next(None) == 1
+        assert await feed.take() == [1]
         with pytest.raises(EngineError, match="broken"):
-            await feed.next(None)
+            await feed.take()
 
 
 async def test_a_deadline_loses_no_item() -> None:
@@ -54,10 +58,10 @@ async def test_a_deadline_loses_no_item() -> None:
         await go_on.wait()
         yield 1
 
-    async with Feed(later()) as feed:
-        assert await feed.next(asyncio.get_running_loop().time()) is None
+    async with Feed(later(), Watchdog(period_s=0.01)) as feed:
+        assert await feed.take(monotonic()) == []
         go_on.set()
-        assert await feed.next(None) == 1
+        assert await feed.take() == [1]
 
 
 @pytest.mark.parametrize("num_read", [0, 1, 100])
@@ -76,9 +80,9 @@ async def test_leaving_closes_the_generator_in_its_own_task(num_read: int) -> No
             tasks.add(asyncio.current_task())
             closed = True
 
-    async with Feed(endless()) as feed:
+    async with Feed(endless(), Watchdog()) as feed:
         for _ in range(num_read):
-            await feed.next(None)
+            await feed.take()
         await turns(3)
     assert closed
     assert len(tasks) == 1
@@ -94,5 +98,5 @@ async def test_an_error_after_the_reader_has_left_is_swallowed() -> None:
         finally:
             raise EngineError("while closing")
 
-    async with Feed(fail_at_close()) as feed:
-        assert await feed.next(None) == 1
+    async with Feed(fail_at_close(), Watchdog()) as feed:
+        assert await feed.take() == [1]

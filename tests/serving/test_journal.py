@@ -49,7 +49,8 @@ def test_a_closed_request_is_history() -> None:
     journal = Journal()
     entry = journal.open(request("r"), "m", 0.0)
     entry.accept(TokenEvent(0, 7))
-    journal.close(entry, "stop", 0.5, 2.0)
+    entry.ttft_s = 0.5
+    journal.close(entry, "stop", 2.0)
     (outcome,) = journal.history.recent(10)
     assert (len(journal), outcome.request_id, outcome.output_tokens, outcome.duration_s) == (0, "r", 1, 2.0)
 

@@ -12,10 +12,10 @@ from exo_mesh_mlx import provider
 from exo_mesh.cli.local_ring import LocalRunner
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import TensorGroup
-from exo_mesh.transport.control_driver import DriverChannels
+from exo_mesh.transport.control_driver import DriverChannels, Silences, complete
 from tests.support.ring import Ring
 
 CONTEXT = 512
@@ -44,14 +44,8 @@ async def generate(
     request = GenerateRequest(
         f"r{next(_numbers)}", tuple(prompt), max_tokens, SamplingParams(temperature=0.0), ignore_eos=True
     )
-    tokens: list[int] = []
-    stream = channels.generate(
-        f"127.0.0.1:{runners[-1].port}", plan, request, first_s=FIRST_S, next_s=NEXT_S, queue_s=FIRST_S
-    )
-    async for event in stream:
-        if isinstance(event, TokenEvent) and event.token_id is not None:
-            tokens.append(event.token_id)
-    return tokens
+    call = channels.open(f"127.0.0.1:{runners[-1].port}", plan, request, Silences(FIRST_S, NEXT_S, FIRST_S))
+    return await complete(call, FIRST_S)
 
 
 def prompts(number: int, seed: int = 5) -> list[list[int]]:

@@ -1,0 +1,296 @@
+"""One request on its way: over as many rings as it takes, to its one end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.request import FinishReason, FrameTrace, Prefilled, Progress, Queued, TokenEvent
+from exo_mesh.domain.view import InstanceInfo
+from exo_mesh.errors import ContextLengthError, DeadlineError, StageLostError
+from exo_mesh.serving.journal import Entry
+from exo_mesh.serving.redial import Redial
+from exo_mesh.serving.rings import Rings
+from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.transport.control_driver import DriverCall, DriverStreamError, Silences
+
+PROGRESS_EVERY_S = 1.0
+"""While an instance is placed, the client hears this often how far that is."""
+
+RequestEvent = TokenEvent | Progress
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Seconds. queue_s: longest wait for a turn on a ring. first_s: longest silence before the first token (places in
+    the queue and prefill are reported). next_s: between tokens. max_resumes: how often a request may continue after its
+    ring was lost. total_s: of the whole request; an answer that is under way then ends where it is."""
+
+    queue_s: float = 120.0
+    first_s: float = 120.0
+    next_s: float = 30.0
+    max_resumes: int = 3
+    total_s: float = 300.0
+
+
+class State(StrEnum):
+    """Where a request is."""
+
+    REPLAYING = "replaying"
+    """What came out under its idempotency key before is handed out again."""
+    PLACING = "placing"
+    """It waits for an instance."""
+    ON_RING = "on ring"
+    """A driver works for it."""
+    REDIALLING = "redialling"
+    """The stream from the driver broke; the members are asked whether the ring is healthy."""
+    RESUMING = "resuming"
+    """The ring is lost."""
+    ENDED = "ended"
+
+
+NEXT_STATES: dict[State, frozenset[State]] = {
+    State.REPLAYING: frozenset({State.PLACING, State.ENDED}),
+    State.PLACING: frozenset({State.ON_RING, State.ENDED}),
+    State.ON_RING: frozenset({State.REDIALLING, State.RESUMING, State.ENDED}),
+    State.REDIALLING: frozenset({State.ON_RING, State.RESUMING, State.ENDED}),
+    State.RESUMING: frozenset({State.PLACING, State.ENDED}),
+    State.ENDED: frozenset(),
+}
+
+
+class _TimeUpError(Exception):
+    """A request has reached Patience.total_s."""
+
+
+class RequestRun:
+    """Call `step` until the state is ENDED or it raises, then `aclose`. An error ends the request in any state.
+
+    One step does one thing: replay, wait for an instance, read one message of the driver, dial it again, or give up a
+    ring. It has no timers: a watchdog calls `check`.
+    """
+
+    def __init__(self, entry: Entry, rings: Rings, patience: Patience, metrics: Metrics) -> None:
+        self.state = State.REPLAYING
+        self._entry = entry
+        self._rings = rings
+        self._patience = patience
+        self._metrics = metrics
+        self._ends_at = entry.entered_at + patience.total_s
+        self._time_is_up = False
+        self._attempts = 0
+        self._num_calls = 0
+        self._new_ballots = 0
+        self._work: asyncio.Future[Any] | None = None
+        self._call: DriverCall | None = None
+        self._instance: InstanceInfo | None = None
+        self._redial: Redial | None = None
+        self._trouble: StageLostError | None = None
+        self._prefill_total = 0
+        entry.on_cancel = self._interrupt
+
+    async def step(self) -> Sequence[RequestEvent]:
+        """Wait for what comes next; empty if only the state changed. Raises the MeshError that ends the request."""
+        try:
+            self._raise_if_stopped()
+            return await _STEPS[self.state](self)
+        except _TimeUpError:
+            return [self._end_for_time()]
+        except StageLostError as exc:
+            if self.state not in (State.ON_RING, State.REDIALLING):
+                raise
+            await self._leave_ring(State.RESUMING, exc)
+            return []
+
+    def check(self, now: float) -> float:
+        """End what has waited for too long; returns when to check again. For a Watchdog."""
+        if now >= self._ends_at:
+            self._time_is_up = True
+            self._interrupt()
+            return math.inf
+        if self._call is None:
+            return self._ends_at
+        if (error := self._call.overdue(now)) is not None:
+            self._call.interrupt(error)
+        return min(self._ends_at, self._call.deadline)
+
+    async def aclose(self) -> None:
+        """Free what the request holds, wherever it is: its call to a driver, its part in a placement."""
+        self._entry.on_cancel = None
+        await self._let_go()
+
+    # the steps, one for each state
+
+    async def _replay(self) -> Sequence[RequestEvent]:
+        """What came out under the same idempotency key before."""
+        events = self._entry.replay()
+        self._go(State.ENDED if events and events[-1].finish is not None else State.PLACING)
+        return events
+
+    async def _place(self) -> Sequence[RequestEvent]:
+        """Progress while an instance is found or placed; then the driver is called."""
+        if self._work is None:
+            self._entry.instance_id = ""
+            self._work = asyncio.ensure_future(self._rings.find(self._entry))
+        await asyncio.wait((self._work,), timeout=PROGRESS_EVERY_S)
+        self._raise_if_stopped()
+        if not self._work.done():
+            return [Progress("loading", *self._rings.progress(self._entry.model))]
+        work, self._work = self._work, None
+        self._instance = work.result()
+        self._redial = self._rings.redial(self._instance)
+        self._new_ballots = 0
+        self._open_call(self._instance, self._redial)
+        return []
+
+    async def _read(self) -> Sequence[RequestEvent]:
+        """One message of the driver. After a broken stream the same ring is called again as long as it is healthy: what
+        else runs there goes on, and nothing is loaded again."""
+        assert self._call is not None and self._redial is not None
+        try:
+            event = await self._call.read()
+        except DriverStreamError as exc:
+            await self._leave_ring(State.REDIALLING, exc)
+            return [Progress("recovering")]
+        self._redial.heard()
+        if isinstance(event, Queued):
+            return [Progress("queued", event.place)]
+        if isinstance(event, Prefilled):
+            return [Progress("prefill", event.num_tokens, self._prefill_total)]
+        if event.events[-1].finish is not None:
+            self._go(State.ENDED)
+        return [token for token in event.events if self._entry.accept(token)]
+
+    async def _dial_again(self) -> Sequence[RequestEvent]:
+        """Call the same driver once its members say that the ring is healthy. Raises StageLostError if it is lost."""
+        assert self._instance is not None and self._redial is not None
+        self._work = asyncio.ensure_future(self._redial.wait(len(self._entry.emitted)))
+        await asyncio.wait((self._work,))
+        self._raise_if_stopped()
+        work, self._work = self._work, None
+        work.result()
+        self._metrics.redials.inc()
+        _log.info("request %s: %s; calling the same ring again", self._entry.request.request_id, self._trouble)
+        self._open_call(self._instance, self._redial)
+        return []
+
+    async def _resume(self) -> Sequence[RequestEvent]:
+        """Leave a lost ring for another one. Raises what it was lost by after Patience.max_resumes times."""
+        assert self._instance is not None and self._trouble is not None
+        self._rings.avoid(self._instance)
+        if self._attempts == self._patience.max_resumes:
+            raise self._trouble
+        self._attempts += 1
+        self._metrics.resumes.inc()
+        _log.warning(
+            "request %s: %s; resuming after %d tokens",
+            self._entry.request.request_id,
+            self._trouble,
+            len(self._entry.emitted),
+        )
+        self._go(State.PLACING)
+        return [Progress("recovering")]
+
+    # what the steps share
+
+    def _go(self, state: State) -> None:
+        assert state in NEXT_STATES[self.state], f"{self.state} -> {state}"
+        self.state = state
+
+    def _open_call(self, instance: InstanceInfo, redial: Redial) -> None:
+        """Send what is left of the request to the driver. Raises ContextLengthError if the ring has no room for it."""
+        request, plan = self._entry.resumption, instance.plan
+        if self._num_calls:  # a driver may not have noticed yet that an earlier stream broke, and takes no id twice
+            request = replace(request, request_id=f"{request.request_id}~{self._num_calls}", resumed=True)
+        self._num_calls += 1
+        wanted = len(request.prompt_ids) + request.max_tokens
+        if wanted > plan.context_limit:
+            raise ContextLengthError(
+                f"{len(request.prompt_ids)} prompt tokens and up to {request.max_tokens} output tokens make {wanted}; "
+                f"{plan.instance_id} has a context limit of {plan.context_limit} tokens",
+                param="max_tokens",
+            )
+        self._prefill_total = len(request.prompt_ids) + len(request.resume_ids)
+        silences = Silences(self._patience.first_s, self._patience.next_s, self._patience.queue_s)
+        door = redial.door(instance.endpoints[-1])
+        self._call = self._rings.call(door, instance, request, silences, self._begin_leg(instance), self._took_ballot)
+        self._go(State.ON_RING)
+
+    async def _leave_ring(self, state: State, trouble: StageLostError) -> None:
+        self._trouble = trouble
+        await self._let_go()
+        self._go(state)
+
+    async def _let_go(self) -> None:
+        """End what the request waits for or holds."""
+        call, self._call = self._call, None
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        if call is not None:
+            await call.aclose()
+
+    def _begin_leg(self, instance: InstanceInfo) -> Callable[[list[FrameTrace]], None]:
+        """What takes the laps of a traced request on this ring, when they come."""
+        trace, plan = self._entry.trace, instance.plan
+        if trace is None:
+            return lambda frames: None
+        leg = trace.begin_leg(plan.instance_id, [peer_id[:8] for peer_id in plan.peer_ids], self._rings.clock())
+        return partial(setattr, leg, "frames")
+
+    def _took_ballot(self, ballot: Ballot) -> None:
+        """The ring has lost a stage and continues, in the same stream. Raises StageLostError if that happens again and
+        again."""
+        self._metrics.resumes.inc()
+        _log.warning(
+            "request %s continues under ballot %s after %d tokens",
+            self._entry.request.request_id,
+            ballot,
+            len(self._entry.emitted),
+        )
+        self._new_ballots += 1
+        if self._new_ballots > self._patience.max_resumes:
+            raise StageLostError(f"its ring has been lost more than {self._patience.max_resumes} times")
+
+    def _interrupt(self) -> None:
+        """End what the request waits for now: it was cancelled, or its time is up."""
+        if self._work is not None:
+            self._work.cancel()
+        if self._call is not None:
+            self._call.interrupt(self._entry.end_error if self._entry.cancelled else _TimeUpError())
+
+    def _raise_if_stopped(self) -> None:
+        if self._entry.cancelled:
+            raise self._entry.end_error
+        if self._time_is_up:
+            raise _TimeUpError
+
+    def _end_for_time(self) -> TokenEvent:
+        """The end of a request that has reached total_s: what it has is its answer. Raises DeadlineError if that is
+        nothing."""
+        total_s = self._patience.total_s
+        self._entry.timed_out = True
+        if not self._entry.emitted:
+            raise DeadlineError(f"no token came within the {total_s:g} s that a request may take") from None
+        _log.info("request %s ends after %g s, the limit for one request", self._entry.request.request_id, total_s)
+        self._go(State.ENDED)
+        return TokenEvent(self._entry.next_index, None, finish=FinishReason.LENGTH)
+
+
+_STEPS: dict[State, Callable[[RequestRun], Coroutine[Any, Any, Sequence[RequestEvent]]]] = {
+    State.REPLAYING: RequestRun._replay,
+    State.PLACING: RequestRun._place,
+    State.ON_RING: RequestRun._read,
+    State.REDIALLING: RequestRun._dial_again,
+    State.RESUMING: RequestRun._resume,
+}

@@ -1,0 +1,78 @@
+"""Finds the instance of a model that serves a request, and opens the stream from its driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exo_mesh.clock import Clock
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.request import FrameTrace, GenerateRequest
+from exo_mesh.domain.view import InstanceInfo
+from exo_mesh.instances.instances import Instances, Load
+from exo_mesh.instances.members import Members
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.serving.journal import Entry, Journal
+from exo_mesh.serving.redial import Redial
+from exo_mesh.transport.control_driver import DriverCall, DriverChannels, Silences
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    """The rings that requests of this node can use, running or still to be placed."""
+
+    instances: Instances
+    members: Members
+    drivers: DriverChannels
+    journal: Journal
+    clock: Clock
+
+    async def find(self, entry: Entry) -> InstanceInfo:
+        """The instance for a request, placed now if there is none. The request counts there from now on, so that the
+        next one sees it."""
+        chosen = await self._choose(entry)
+        entry.instance_id = chosen.plan.instance_id
+        return chosen
+
+    async def _choose(self, entry: Entry) -> InstanceInfo:
+        """The instance that keeps this very answer, or the least busy one, or one that is placed now."""
+        request = entry.request
+        load = Load(self.journal.outstanding(), len(request.prompt_ids) + request.max_tokens)
+        ready = self.instances.ready_for(entry.model, load.tokens)
+        if request.key_hash and len(ready) > 1:
+            asked = (self.drivers.recall(self._door_of(one), request.key_hash) for one in ready)
+            kept = [-1 if found is None else found for found in await asyncio.gather(*asked)]
+            if max(kept) >= 0:
+                return ready[kept.index(max(kept))]
+        return await self.instances.ensure(InstanceSpec(entry.model), load)
+
+    def _door_of(self, instance: InstanceInfo) -> str:
+        """Where its driver is asked first, "host:port"."""
+        return self.members.doors(instance.endpoints[-1], instance.plan.peer_ids[-1])[0]
+
+    def progress(self, model: str) -> tuple[int, int]:
+        """See Instances.progress."""
+        return self.instances.progress(model)
+
+    def avoid(self, instance: InstanceInfo) -> None:
+        """New requests avoid this instance for a while: it has failed one."""
+        self.instances.distrust(instance)
+
+    def redial(self, instance: InstanceInfo) -> Redial:
+        """Decides when the driver of this instance may be dialled again."""
+        return Redial(instance.plan, self.members, self.clock)
+
+    def call(
+        self,
+        door: str,
+        instance: InstanceInfo,
+        request: GenerateRequest,
+        silences: Silences,
+        on_trace: Callable[[list[FrameTrace]], None],
+        on_ballot: Callable[[Ballot], None],
+    ) -> DriverCall:
+        """See DriverChannels.open. door: "host:port"."""
+        return self.drivers.open(
+            door, instance.plan, request, silences, on_trace=on_trace, on_ballot=on_ballot, clock=self.clock
+        )

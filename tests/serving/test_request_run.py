@@ -1,0 +1,248 @@
+"""The states of a request, told as transcripts: what its rings answer, and what the request makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.request import (
+    DriverEvent,
+    FinishReason,
+    GenerateRequest,
+    Prefilled,
+    Progress,
+    Queued,
+    TokenEvent,
+    Tokens,
+)
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.errors import (
+    CancelledRequestError,
+    ContextLengthError,
+    DeadlineError,
+    EngineError,
+    MeshError,
+    OverloadError,
+    PlacementError,
+    StageLostError,
+)
+from exo_mesh.serving.journal import Entry, Journal
+from exo_mesh.serving.request_run import NEXT_STATES, Patience, RequestEvent, RequestRun, State
+from exo_mesh.serving.rings import Rings
+from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.transport.control_driver import DriverStreamError
+
+STAGE = StagePlan("peer", "dummy", Shard("m", 0, 4, 4), 0)
+INSTANCE = InstanceInfo(
+    Plan("m-1", Ballot(1, "peer"), "m", "digest", (STAGE,), 100, PlanInputs((), "memory", 1), 400),
+    InstanceState.READY,
+    ("127.0.0.1:1",),
+)
+SILENT = "silent"
+"""In a script: the driver says nothing more."""
+
+Script = Sequence[DriverEvent | MeshError | str]
+
+
+def tokens(first: int, count: int = 1, *, end: bool = False) -> Tokens:
+    events = [TokenEvent(index, 100 + index) for index in range(first, first + count)]
+    if end:
+        events[-1] = TokenEvent(events[-1].index, events[-1].token_id, finish=FinishReason.STOP)
+    return Tokens(tuple(events))
+
+
+class ScriptedCall:
+    """A driver that says what a script has."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = list(script)
+        self._error = asyncio.get_running_loop().create_future()
+        self.deadline = math.inf
+        self.closed = False
+
+    async def read(self) -> DriverEvent:
+        if self._error.done() or self._script[0] is SILENT:
+            return cast(DriverEvent, await self._error)
+        item = self._script.pop(0)
+        if isinstance(item, MeshError):
+            raise item
+        return cast(DriverEvent, item)
+
+    def overdue(self, now: float) -> MeshError | None:
+        return None
+
+    def interrupt(self, error: BaseException) -> None:
+        if not self._error.done():
+            self._error.set_exception(error)
+
+    async def aclose(self) -> None:
+        self._error.cancel()
+        self.closed = True
+
+
+class ScriptedRings:
+    """Each call to a driver gets the next script. redials: what waiting for a redial raises, if anything."""
+
+    def __init__(self, scripts: Sequence[Script], redials: Sequence[MeshError | None] = ()) -> None:
+        self._scripts = list(scripts)
+        self._redials = list(redials)
+        self.calls: list[ScriptedCall] = []
+        self.asked: list[GenerateRequest] = []
+        self.avoided = 0
+        self.placing_fails: MeshError | None = None
+
+    def clock(self) -> float:
+        return 0.0
+
+    async def find(self, entry: Entry) -> InstanceInfo:
+        if self.placing_fails is not None:
+            raise self.placing_fails
+        return INSTANCE
+
+    def progress(self, model: str) -> tuple[int, int]:
+        return 0, 0
+
+    def avoid(self, instance: InstanceInfo) -> None:
+        self.avoided += 1
+
+    def redial(self, instance: InstanceInfo) -> Any:
+        return self
+
+    def door(self, endpoint: str) -> str:
+        return endpoint
+
+    def heard(self) -> None:
+        pass
+
+    async def wait(self, num_tokens: int) -> None:
+        if (error := self._redials.pop(0)) is not None:
+            raise error
+
+    def call(self, door: str, instance: InstanceInfo, request: GenerateRequest, *rest: Any) -> ScriptedCall:
+        self.asked.append(request)
+        self.calls.append(ScriptedCall(self._scripts.pop(0)))
+        return self.calls[-1]
+
+
+def begin(rings: ScriptedRings, max_tokens: int = 20) -> tuple[RequestRun, Entry]:
+    entry = Journal().open(GenerateRequest("r", (1, 2, 3), max_tokens), "m", 0.0)
+    return RequestRun(entry, cast(Rings, rings), Patience(max_resumes=2, total_s=60), Metrics()), entry
+
+
+async def follow(run: RequestRun) -> tuple[list[State], list[RequestEvent], MeshError | None]:
+    """(states in order without repeats, events, the error that ended it)."""
+    states, events, error = [run.state], list[RequestEvent](), None
+    try:
+        while run.state is not State.ENDED:
+            events += await run.step()
+            states += [run.state] if run.state is not states[-1] else []
+    except MeshError as exc:
+        error = exc
+    await run.aclose()
+    return states, events, error
+
+
+def ids(events: Sequence[RequestEvent]) -> list[int | None]:
+    return [event.token_id for event in events if isinstance(event, TokenEvent)]
+
+
+async def test_an_answer_without_trouble() -> None:
+    rings = ScriptedRings([[Queued(2), Prefilled(3), tokens(0, 2), tokens(2, end=True)]])
+    states, events, error = await follow(begin(rings)[0])
+    assert (states, error) == ([State.REPLAYING, State.PLACING, State.ON_RING, State.ENDED], None)
+    assert events[:2] == [Progress("queued", 2), Progress("prefill", 3, 3)]
+    assert ids(events) == [100, 101, 102]
+    assert rings.calls[0].closed
+
+
+async def test_a_broken_stream_is_called_again_under_another_id_and_goes_on_after_the_last_token() -> None:
+    rings = ScriptedRings([[tokens(0, 2), DriverStreamError("cut")], [tokens(1, 3, end=True)]], redials=[None])
+    states, events, error = await follow(begin(rings)[0])
+    assert states[2:] == [State.ON_RING, State.REDIALLING, State.ON_RING, State.ENDED] and error is None
+    assert ids(events) == [100, 101, 102, 103], "a repeated token is dropped"
+    assert [one.request_id for one in rings.asked] == ["r", "r~1"]
+    assert rings.asked[1].resume_ids == (100, 101) and rings.asked[1].resumed
+    assert rings.avoided == 0
+
+
+@pytest.mark.parametrize("loss", ["at once", "after a redial"])
+async def test_a_lost_ring_is_avoided_and_another_one_goes_on(loss: str) -> None:
+    lost = StageLostError("gone")
+    first = [tokens(0), lost if loss == "at once" else DriverStreamError("cut")]
+    rings = ScriptedRings([first, [tokens(1, end=True)]], redials=[lost])
+    states, events, error = await follow(begin(rings)[0])
+    assert states[-4:] == [State.RESUMING, State.PLACING, State.ON_RING, State.ENDED] and error is None
+    assert ids(events) == [100, 101]
+    assert rings.avoided == 1 and all(call.closed for call in rings.calls)
+
+
+async def test_a_request_whose_rings_are_lost_again_and_again_ends_with_the_loss() -> None:
+    lost = StageLostError("gone")
+    rings = ScriptedRings([[lost]] * 5)
+    states, _, error = await follow(begin(rings)[0])
+    assert error is lost and states.count(State.RESUMING) == 3, "max_resumes is 2"
+
+
+@pytest.mark.parametrize("error", [EngineError("no"), OverloadError("later"), DeadlineError("late")])
+async def test_what_a_driver_refuses_ends_the_request(error: MeshError) -> None:
+    rings = ScriptedRings([[error]])
+    states, events, ended_by = await follow(begin(rings)[0])
+    assert ended_by is error and states[-1] is State.ON_RING and not events
+    assert rings.calls[0].closed
+
+
+async def test_a_model_that_cannot_be_placed_ends_the_request() -> None:
+    rings = ScriptedRings([])
+    rings.placing_fails = PlacementError("too large")
+    assert (await follow(begin(rings)[0]))[2] is rings.placing_fails
+
+
+async def test_a_ring_without_room_for_the_answer_is_an_error_of_the_request() -> None:
+    error = (await follow(begin(ScriptedRings([[]]), max_tokens=98)[0]))[2]
+    assert isinstance(error, ContextLengthError) and "98" in str(error)
+
+
+async def test_a_cancelled_request_ends_while_its_driver_is_silent() -> None:
+    rings = ScriptedRings([[tokens(0), SILENT]])
+    run, entry = begin(rings)
+    following = asyncio.create_task(follow(run))
+    while not entry.emitted:
+        await asyncio.sleep(0)
+    entry.cancelled = True
+    assert entry.on_cancel is not None
+    entry.on_cancel()
+    async with asyncio.timeout(10):
+        error = (await following)[2]
+    assert isinstance(error, CancelledRequestError) and rings.calls[0].closed
+    assert entry.on_cancel is None
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+async def test_after_its_time_a_request_ends_with_what_it_has(num_tokens: int) -> None:
+    rings = ScriptedRings([[*([tokens(0, num_tokens)] if num_tokens else []), SILENT]])
+    run, entry = begin(rings)
+    following = asyncio.create_task(follow(run))
+    while run.state is not State.ON_RING or len(entry.emitted) < num_tokens:
+        await asyncio.sleep(0)
+    assert run.check(59.9) == 60.0
+    run.check(60.0)
+    async with asyncio.timeout(10):
+        states, events, error = await following
+    if num_tokens:
+        assert states[-1] is State.ENDED and error is None
+        assert events[-1] == TokenEvent(2, None, finish=FinishReason.LENGTH)
+    else:
+        assert isinstance(error, DeadlineError)
+    assert entry.timed_out
+
+
+def test_every_state_can_be_reached_and_only_the_end_is_final() -> None:
+    assert set(NEXT_STATES) == set(State)
+    assert set[State]().union(*NEXT_STATES.values()) == set(State) - {State.REPLAYING}
+    assert [state for state, following in NEXT_STATES.items() if not following] == [State.ENDED]

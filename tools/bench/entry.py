@@ -1,0 +1,116 @@
+"""Tokens per second through one entry peer: `python -m tools.bench.entry --streams 64 --against OTHER_CHECKOUT`.
+
+One node with the dummy engine, one stage, and a client that only counts events. With --against the same is done with
+the code of another checkout in turns, and the medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.client import ApiClient
+
+MODEL = "exo-mesh-demo"
+READY_S, PLACE_S, RUN_S = 60.0, 60.0, 120.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run: tokens per second of all streams, and microseconds of CPU per token in the node and its runner."""
+
+    tokens_per_s: float
+    node_us: float
+    runner_us: float
+
+
+async def stream(host: str, port: int, tokens: int) -> int:
+    """Ask for so many tokens as a stream; the number of events that came."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "stream": True, "ignore_eos": True}
+    data = json.dumps({**body, "temperature": 0, "max_tokens": tokens}).encode()
+    reader, writer = await asyncio.open_connection(host, port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+    events, rest = 0, b""
+    while chunk := await reader.read(1 << 16):
+        events += (rest + chunk).count(b"data: ")
+        rest = chunk[-5:]
+    writer.close()
+    return events
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+async def measure(url: str, node: psutil.Process, streams: int, tokens: int) -> Figures:
+    host, port = url.removeprefix("http://").split(":")
+    runners = node.children(recursive=True)
+    before = cpu_s(node), sum(map(cpu_s, runners))
+    begin = time.perf_counter()
+    async with asyncio.timeout(RUN_S):
+        events = await asyncio.gather(*(stream(host, int(port), tokens) for _ in range(streams)))
+    took_s = time.perf_counter() - begin
+    num_tokens = streams * tokens
+    assert min(events) > 2, "a stream ended at once: the node refused it"
+    after = cpu_s(node), sum(map(cpu_s, runners))
+    used = [1e6 * (late - early) / num_tokens for early, late in zip(before, after, strict=True)]
+    return Figures(num_tokens / took_s, *used)
+
+
+def once(checkout: Path, streams: int, tokens: int) -> Figures:
+    """Start a node, warm it up, and measure. checkout: whose code."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
+    environ["PYTHONPATH"] = f"{checkout}{os.pathsep}{checkout / 'engines'}"
+    # `python -m` looks in the working directory first
+    with tempfile.TemporaryDirectory() as home, contextlib.chdir(checkout):
+        flags = ["--home", home, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--discovery", "none"]
+        child = ChildNode([*flags, "--engine", "dummy", "--max-queued", "4096"], Path(home) / "node.log", environ)
+        try:
+            ready = child.wait_ready(READY_S)
+            api = ApiClient(ready["api_url"])
+            api.post("/instance", {"model": MODEL}, PLACE_S)
+            node = psutil.Process(child.pid)
+            asyncio.run(measure(ready["api_url"], node, streams, 20))
+            return asyncio.run(measure(ready["api_url"], node, streams, tokens))
+        finally:
+            child.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of each stream")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
+    options = parser.parse_args()
+    sides = {"this": Path(__file__).parents[2]}
+    if options.against:
+        sides["against"] = options.against.resolve()
+    runs: dict[str, list[Figures]] = {side: [] for side in sides}
+    for _ in range(options.rounds):
+        for side, checkout in sides.items():
+            figures = once(checkout, options.streams, options.tokens)
+            runs[side].append(figures)
+            print(f"{side:8} {figures.tokens_per_s:8.0f} tokens/s, CPU per token: node {figures.node_us:4.0f} us, "
+                  f"runner {figures.runner_us:4.0f} us", flush=True)  # fmt: skip
+    medians = {side: statistics.median(run.tokens_per_s for run in given) for side, given in runs.items()}
+    if options.against:
+        this, against = medians["this"], medians["against"]
+        print(f"medians: {this:.0f} and {against:.0f} tokens/s, {this / against:.2f} x")
+
+
+if __name__ == "__main__":
+    main()
