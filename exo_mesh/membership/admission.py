@@ -11,7 +11,7 @@ from exo_mesh.errors import MeshError, StrangerError, TransportError
 from exo_mesh.membership.exchange import Exchange
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
 from exo_mesh.membership.peers import Peer, addresses_of, reached_at, refusal
-from exo_mesh.membership.roster import Entry, Roster
+from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import Life, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
@@ -102,11 +102,11 @@ class Admission:
             self._roster.tasks.start(self._come_back(verdict, teller), "coming back")
 
     def _admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> bool:
-        entry = self._roster.admit(info, life, addresses)
-        if entry is Entry.NEW:
+        result = self._roster.admit(info, life, addresses)
+        if result is AdmitResult.NEW:
             self.start_sync(self._roster.peers[info.id])
             self._roster.changed.beat()
-        return entry is not Entry.REFUSED
+        return result is not AdmitResult.REFUSED
 
     async def _hello_with(self, client: ControlClient) -> pb.HelloReply:
         """Say hello; if we are held for dead there, refute that and say it again."""

@@ -12,7 +12,7 @@ from exo_mesh.domain.view import Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
 from exo_mesh.membership.peers import reached_at, refusal
-from exo_mesh.membership.roster import Entry, Roster
+from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import GONE, Life, State, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
@@ -155,5 +155,5 @@ class News:
             info = codec.peer_from_proto(message.peer)
             if info.id != message.owner or info.incarnation != life.incarnation or refusal(roster.own, info):
                 return
-            if roster.admit(info, life, reached_at(info)) is Entry.NEW:
+            if roster.admit(info, life, reached_at(info)) is AdmitResult.NEW:
                 roster.changed.beat()
