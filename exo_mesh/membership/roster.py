@@ -14,11 +14,11 @@ from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
+from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.records import Records
 from exo_mesh.membership.refusals import Refusals
 from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, State, Swim, Update
 from exo_mesh.tasks import Pulse, TaskOwner
-from exo_mesh.transport.control_client import ControlClient
 
 RECORD_HOPS = 4
 """How often each peer of a mesh of more than ALL_PROBED passes a changed record on: that reaches 98 %; anti-entropy
@@ -55,7 +55,7 @@ class Roster:
         timing: Timing,
         clock: Clock,
         rng: random.Random,
-        dial: Callable[[str], ControlClient],
+        dial: Callable[[str], PeerClient],
     ) -> None:
         self.own = own
         self.timing = timing
