@@ -12,9 +12,9 @@ from exo_mesh.errors import MeshError, ReservationError, TransportError
 from exo_mesh.hosting.reservations import Answer
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.hosting.stage_state import Standing, standing_from_proto
+from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
 
 REACH_S = 2.0
@@ -103,7 +103,7 @@ class LocalMember:
 class RemoteMember:
     """Another node."""
 
-    def __init__(self, client: ControlClient, peer_id: str) -> None:
+    def __init__(self, client: PeerClient, peer_id: str) -> None:
         self._client = client
         self._peer_id = peer_id
 

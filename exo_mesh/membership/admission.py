@@ -11,11 +11,11 @@ from exo_mesh.errors import MeshError, StrangerError, TransportError
 from exo_mesh.membership.exchange import Exchange
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
 from exo_mesh.membership.peers import Peer, addresses_of, reached_at, refusal
-from exo_mesh.membership.roster import Entry, Roster
+from exo_mesh.membership.port import ControlPort
+from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import Life, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
-from exo_mesh.transport.control_client import ControlClient
 
 CLASH_S = 1.0
 """How long the known holder of an id may take to answer when somebody else comes with it."""
@@ -95,20 +95,20 @@ class Admission:
             self._syncing.add(peer.id)
             self._roster.tasks.start(self._sync(peer), f"exchange with {peer.id[:8]}")
 
-    def answer_verdict(self, verdict: Update, teller: ControlClient) -> None:
+    def answer_verdict(self, verdict: Update, teller: ControlPort) -> None:
         """A peer tells that this node is held for dead: come back, unless that is being done."""
         if not self._rising:
             self._rising = True
             self._roster.tasks.start(self._come_back(verdict, teller), "coming back")
 
     def _admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> bool:
-        entry = self._roster.admit(info, life, addresses)
-        if entry is Entry.NEW:
+        result = self._roster.admit(info, life, addresses)
+        if result is AdmitResult.NEW:
             self.start_sync(self._roster.peers[info.id])
             self._roster.changed.beat()
-        return entry is not Entry.REFUSED
+        return result is not AdmitResult.REFUSED
 
-    async def _hello_with(self, client: ControlClient) -> pb.HelloReply:
+    async def _hello_with(self, client: ControlPort) -> pb.HelloReply:
         """Say hello; if we are held for dead there, refute that and say it again."""
         roster = self._roster
         reply = pb.HelloReply()
@@ -140,7 +140,7 @@ class Admission:
             return f"id {caller.id[:8]} is in use by {known.info.name} at {known.client.address}"
         return ""
 
-    async def _come_back(self, verdict: Update, client: ControlClient) -> None:
+    async def _come_back(self, verdict: Update, client: ControlPort) -> None:
         """The others hold us for dead: see what has changed, free what is not ours any more, then say that we live."""
         try:
             _log.warning("this node is held for %s by others; coming back", verdict.state)

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from exo_mesh.membership.messages import summary_to_proto, update_in_summary
 from exo_mesh.membership.news import News
+from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import Roster
 from exo_mesh.membership.swim import GONE, Life, State, Update
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.control_client import ControlClient
 
 
 class Exchange:
@@ -37,7 +37,7 @@ class Exchange:
             reply.summary.extend(self._summaries())
         return reply
 
-    async def round(self, client: ControlClient) -> bool:
+    async def round(self, client: ControlPort) -> bool:
         """Two calls if there is a difference, one if there is none. False if we are unknown there. Raises MeshError."""
         roster = self._roster
         own, call_s = roster.own, roster.timing.call_s
@@ -56,7 +56,7 @@ class Exchange:
         return not reply.unknown_sender
 
     def _compare(
-        self, summaries: Iterable[pb.OwnerSummary], second: pb.ExchangeRequest, client: ControlClient
+        self, summaries: Iterable[pb.OwnerSummary], second: pb.ExchangeRequest, client: ControlPort
     ) -> dict[str, Life]:
         """Fill in the second half of a round; answers the lives of peers that only the other side knows."""
         roster = self._roster

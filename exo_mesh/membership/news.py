@@ -12,11 +12,11 @@ from exo_mesh.domain.view import Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
 from exo_mesh.membership.peers import reached_at, refusal
-from exo_mesh.membership.roster import Entry, Roster
+from exo_mesh.membership.port import ControlPort
+from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import GONE, Life, State, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
-from exo_mesh.transport.control_client import ControlClient
 
 MAX_NEWS = 12
 MAX_READINGS = 8
@@ -30,7 +30,7 @@ class News:
         self,
         roster: Roster,
         read_telemetry: Callable[[], Telemetry],
-        come_back: Callable[[Update, ControlClient], None],
+        come_back: Callable[[Update, ControlPort], None],
     ) -> None:
         self._roster = roster
         self._read_telemetry = read_telemetry
@@ -87,7 +87,7 @@ class News:
         updates: Iterable[pb.PeerUpdate],
         records: Iterable[pb.Record],
         readings: Iterable[pb.Telemetry],
-        teller: ControlClient,
+        teller: ControlPort,
     ) -> None:
         """Take in what a peer told, and pass on what of it is new. teller: how that peer is reached."""
         for message in updates:
@@ -99,7 +99,7 @@ class News:
         for reading in readings:
             self._roster.records.take_telemetry(codec.telemetry_from_proto(reading))
 
-    def hear_of(self, update: Update, record: pb.Record | None, teller: ControlClient) -> None:
+    def hear_of(self, update: Update, record: pb.Record | None, teller: ControlPort) -> None:
         """Take in one item. What is said of this node itself is answered: a suspicion at once, a death after a look at
         what has changed."""
         swim = self._roster.swim
@@ -155,5 +155,5 @@ class News:
             info = codec.peer_from_proto(message.peer)
             if info.id != message.owner or info.incarnation != life.incarnation or refusal(roster.own, info):
                 return
-            if roster.admit(info, life, reached_at(info)) is Entry.NEW:
+            if roster.admit(info, life, reached_at(info)) is AdmitResult.NEW:
                 roster.changed.beat()

@@ -13,12 +13,11 @@ from dataclasses import replace
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.discovery.interfaces import recent_interfaces
-from exo_mesh.domain.addresses import Interface, Path, best_path, dialable, link_kind
+from exo_mesh.domain.addresses import MAX_PROBE_BYTES, Interface, Path, best_path, dialable, link_kind
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.peers import Peer, is_answered_by
+from exo_mesh.membership.port import ControlPort, PeerClient
 from exo_mesh.membership.service import Membership
-from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.path_probe import MAX_PROBE_BYTES
 
 TICK_S = 0.5
 SETTLE_S = 1.0
@@ -101,10 +100,10 @@ class PathKeeper:
             mine = (peer.client, *peer.retired)
             await asyncio.gather(*(client.close() for client in clients.values() if client not in mine))
 
-    def _client(self, peer: Peer, address: str) -> ControlClient:
+    def _client(self, peer: Peer, address: str) -> PeerClient:
         return peer.client if address == peer.client.address else peer.client.at(address)
 
-    async def _paths(self, peer: Peer, clients: dict[str, ControlClient]) -> list[Path]:
+    async def _paths(self, peer: Peer, clients: dict[str, PeerClient]) -> list[Path]:
         interfaces = self._read()
         answers = await asyncio.gather(*(is_answered_by(peer.id, client) for client in clients.values()))
         paths = []
@@ -128,14 +127,14 @@ class PathKeeper:
         new = any(address not in peer.paths for address in peer.addresses)
         return few and (last is None or new or self._clock() - last >= GOODPUT_AGAIN_S)
 
-    async def _with_rtt(self, path: Path, client: ControlClient) -> Path:
+    async def _with_rtt(self, path: Path, client: ControlPort) -> Path:
         """The least of a few round trips: the rest is what the machines did meanwhile."""
         try:
             return replace(path, rtt_ms=min([await self._probe_ms(client, 0, PROBE_S) for _ in range(NUM_PROBES)]))
         except MeshError:
             return replace(path, failed=True)
 
-    async def _with_goodput(self, path: Path, client: ControlClient) -> Path:
+    async def _with_goodput(self, path: Path, client: ControlPort) -> Path:
         if not path.works or path.rtt_ms is None:
             return path
         try:
@@ -144,7 +143,7 @@ class PathKeeper:
             return replace(path, mb_per_s=MAX_PROBE_BYTES / TRANSFER_S / 1e6)
         return replace(path, mb_per_s=MAX_PROBE_BYTES / 1000 / max(took_ms - path.rtt_ms, 0.05))
 
-    async def _probe_ms(self, client: ControlClient, reply_bytes: int, timeout_s: float) -> float:
+    async def _probe_ms(self, client: ControlPort, reply_bytes: int, timeout_s: float) -> float:
         sent = self._clock()
         await client.probe_path(reply_bytes, timeout_s)
         return 1000 * (self._clock() - sent)

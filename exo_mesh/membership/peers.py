@@ -11,7 +11,7 @@ from exo_mesh.discovery.interfaces import recent_interfaces
 from exo_mesh.domain.addresses import Path, dialable, joined
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError
-from exo_mesh.transport.control_client import ControlClient
+from exo_mesh.membership.port import ControlPort, PeerClient
 
 MAX_PEERS = 1024
 MAX_ADDRESSES = 16
@@ -37,11 +37,11 @@ class Peer:
 
     info: PeerInfo
     addresses: list[str]
-    client: ControlClient
+    client: PeerClient
     last_heard: float
     rtt_ms: float | None = None
     paths: dict[str, Path] = field(default_factory=dict)
-    retired: list[ControlClient] = field(default_factory=list)
+    retired: list[PeerClient] = field(default_factory=list)
     clock_offset_s: float | None = None
     unanswered_since: float | None = None
 
@@ -82,7 +82,7 @@ class Peer:
                 room += 1
         self.addresses = [*self.addresses, *new][:MAX_ADDRESSES]
 
-    def use(self, client: ControlClient) -> None:
+    def use(self, client: PeerClient) -> None:
         """From now on call this client; what runs over the old one goes on."""
         self.retired = [old for old in (*self.retired, self.client) if old is not client]
         self.client = client
@@ -117,10 +117,10 @@ class Peer:
         await asyncio.gather(*(client.close() for client in clients))
 
 
-async def first_answer(peer_id: str, clients: Sequence[ControlClient]) -> ControlClient | None:
+async def first_answer(peer_id: str, clients: Sequence[PeerClient]) -> PeerClient | None:
     """The client over which the peer itself answers first; None if it answers over none. The others are closed."""
     asked = {asyncio.create_task(is_answered_by(peer_id, client)): client for client in clients}
-    found: ControlClient | None = None
+    found: PeerClient | None = None
     try:
         waiting = set(asked)
         while waiting and found is None:
@@ -134,7 +134,7 @@ async def first_answer(peer_id: str, clients: Sequence[ControlClient]) -> Contro
         await asyncio.gather(*(client.close() for client in clients if client is not found))
 
 
-async def is_answered_by(peer_id: str, client: ControlClient) -> bool:
+async def is_answered_by(peer_id: str, client: ControlPort) -> bool:
     """Is it this peer that answers, and soon?"""
     try:
         return (await client.probe_path(0, ANSWER_S)).peer_id == peer_id

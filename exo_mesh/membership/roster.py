@@ -14,11 +14,11 @@ from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
+from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.records import Records
 from exo_mesh.membership.refusals import Refusals
 from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, State, Swim, Update
 from exo_mesh.tasks import Pulse, TaskOwner
-from exo_mesh.transport.control_client import ControlClient
 
 RECORD_HOPS = 4
 """How often each peer of a mesh of more than ALL_PROBED passes a changed record on: that reaches 98 %; anti-entropy
@@ -32,8 +32,8 @@ together. A peer that said goodbye is not among them."""
 _log = logging.getLogger(__name__)
 
 
-class Entry(Enum):
-    """What came of the wish to take a peer in."""
+class AdmitResult(Enum):
+    """What `Roster.admit` did with a peer."""
 
     NEW = "new"
     KNOWN = "known"
@@ -55,7 +55,7 @@ class Roster:
         timing: Timing,
         clock: Clock,
         rng: random.Random,
-        dial: Callable[[str], ControlClient],
+        dial: Callable[[str], PeerClient],
     ) -> None:
         self.own = own
         self.timing = timing
@@ -111,27 +111,27 @@ class Roster:
         if self._refusals.note(who, reason, self.clock(), peer_id=peer_id, address=address):
             _log.warning("refused: %s: %s", who, reason)
 
-    def admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> Entry:
+    def admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> AdmitResult:
         """Take a peer in, unless it is known in this life or held for dead in it."""
         known = self.peers.get(info.id)
         if known is not None:
             if known.info.incarnation >= info.incarnation:
                 known.last_heard = self.clock()
                 known.learn(addresses)
-                return Entry.KNOWN
+                return AdmitResult.KNOWN
             self.swim.conclude(info.id, Life(known.info.incarnation, 2**32), self.clock())
             self.remove(known, "has restarted")
         if len(self.peers) >= MAX_PEERS or not addresses:
             self.note_refusal(info.name, f"{len(self.peers)} peers are known already, or it has no address")
-            return Entry.REFUSED
+            return AdmitResult.REFUSED
         if not self.swim.learn(Update(info.id, State.ALIVE, life), self.clock()):
-            return Entry.REFUSED
+            return AdmitResult.REFUSED
         self.peers[info.id] = Peer(info, addresses, self.dial(addresses[0]), self.clock())
         self._lost.pop(info.id, None)
         self._refusals.joined(info.id, addresses)
         self.tell_of(info.id)
         _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
-        return Entry.NEW
+        return AdmitResult.NEW
 
     def bury(self, peer_id: str) -> None:
         """This node has come to the verdict that a peer is dead."""

@@ -21,12 +21,12 @@ from exo_mesh.membership.dialer import Dialer
 from exo_mesh.membership.exchange import Exchange
 from exo_mesh.membership.news import News
 from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.port import ControlPort, PeerClient
 from exo_mesh.membership.probing import Probing
 from exo_mesh.membership.roster import Roster
 from exo_mesh.membership.swim import State, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Pulse
-from exo_mesh.transport.control_client import ControlClient
 
 MAX_SILENT_PROBED = 8
 """Peers that others reach and this node does not, asked each period whether they answer again."""
@@ -47,6 +47,7 @@ async def _nothing() -> None:
 class Membership:
     """Starts alone; `suggest` brings it together with others.
 
+    dial(address) makes a client for "host:port", with the credentials of this node.
     on_leave(peer, records) is called when a peer has died or left, with the records of it that were in force;
     before_refute is awaited when the others hold this node for dead (it stood still, or was cut off), with the view up
     to date, before they hear that it lives: what they have given to others meanwhile must be freed first.
@@ -58,12 +59,12 @@ class Membership:
         own: PeerInfo,
         read_telemetry: Callable[[], Telemetry],
         *,
+        dial: Callable[[str], PeerClient],
         on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
         before_refute: Callable[[], Awaitable[None]] = _nothing,
         timing: Timing = LAN,
         clock: Clock = monotonic,
         rng: random.Random | None = None,
-        dial: Callable[[str], ControlClient] = ControlClient,
     ) -> None:
         self._roster = roster = Roster(
             own, on_leave=on_leave, timing=timing, clock=clock, rng=rng or random.Random(), dial=dial
@@ -103,7 +104,7 @@ class Membership:
         records.take_telemetry(self._read_telemetry())
         return dict(records.telemetry)
 
-    def client_at(self, address: str) -> ControlClient:
+    def client_at(self, address: str) -> PeerClient:
         """A caller with this node's credentials; whoever asked for it closes it."""
         return self._roster.dial(address)
 
@@ -198,7 +199,7 @@ class Membership:
 
     # what goes on
 
-    def _answer_verdict(self, verdict: Update, teller: ControlClient) -> None:
+    def _answer_verdict(self, verdict: Update, teller: ControlPort) -> None:
         self._admission.answer_verdict(verdict, teller)
 
     async def _introduce_again(self, peer: Peer) -> None:

@@ -123,7 +123,7 @@ def suspicion_s(base_s: float, num_others: int, num_able: int, num_accusers: int
 
 
 @dataclass(slots=True)
-class Member:
+class SwimMember:
     """What is held of one other peer. since: when it came to this state (a suspect: when its time began).
     doubted: a suspect of whom others say that it is dead, and which was alive here."""
 
@@ -156,15 +156,15 @@ class Swim:
         self.health = 0
         self._timing = timing
         self._rng = rng
-        self._members: dict[str, Member] = {}
-        self._suspects: dict[str, Member] = {}
+        self._members: dict[str, SwimMember] = {}
+        self._suspects: dict[str, SwimMember] = {}
         self._round: list[str] = []
         self._turns = 0
         self._probe_at = -math.inf
         self._seen_at: float | None = None
         self._woke_at = -math.inf
 
-    def member(self, peer_id: str) -> Member | None:
+    def member(self, peer_id: str) -> SwimMember | None:
         return self._members.get(peer_id)
 
     def update_of(self, peer_id: str) -> Update | None:
@@ -192,22 +192,22 @@ class Swim:
         if told.peer_id == self.own_id or (told.state is State.SUSPECT and is_other_start):
             return False  # whoever has not been admitted in this start is not probed here either
         if held is None:
-            self._hold(told.peer_id, Member(told.state, told.life, now))
+            self._hold(told.peer_id, SwimMember(told.state, told.life, now))
             return True
         is_known = held.doubted and told.state is State.DEAD and told.life == held.life
         if is_known or not is_news(held.state, held.life, told):
             return self._confirm(held, told)
         doubted = told.state is State.DEAD and not is_other_start and (held.state is State.ALIVE or held.doubted)
         state = State.SUSPECT if doubted else told.state
-        self._hold(told.peer_id, Member(state, told.life, now, told.accusers, doubted))
+        self._hold(told.peer_id, SwimMember(state, told.life, now, told.accusers, doubted))
         return True
 
     def conclude(self, peer_id: str, life: Life, now: float) -> Update:
         """This node itself knows that a peer is dead: no doubt is left."""
-        self._hold(peer_id, Member(State.DEAD, life, now))
+        self._hold(peer_id, SwimMember(State.DEAD, life, now))
         return Update(peer_id, State.DEAD, life)
 
-    def _hold(self, peer_id: str, member: Member) -> None:
+    def _hold(self, peer_id: str, member: SwimMember) -> None:
         self._members.pop(peer_id, None)  # the gone ones in the order of their going
         self._members[peer_id] = member
         self._suspects.pop(peer_id, None)
@@ -216,7 +216,7 @@ class Swim:
         if member.state in GONE:
             self._forget_oldest(member.since)
 
-    def _confirm(self, held: Member, told: Update) -> bool:
+    def _confirm(self, held: SwimMember, told: Update) -> bool:
         """Count who else could not reach a suspect; True if somebody was new."""
         if not (held.state is told.state is State.SUSPECT and held.life == told.life):
             return False

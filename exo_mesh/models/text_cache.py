@@ -14,10 +14,10 @@ from pathlib import Path
 
 from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelError
 from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.weights.card import TEXT_FILES
 
 CHUNK_BYTES = 1024 * 1024
@@ -110,7 +110,7 @@ async def send(files: Iterable[Path]) -> AsyncIterator[pb.TextFile]:
             yield pb.TextFile(name=path.name, chunk=data[start : start + CHUNK_BYTES])
 
 
-async def _receive(client: ControlClient, name: str, directory: Path) -> None:
+async def _receive(client: PeerClient, name: str, directory: Path) -> None:
     """Raises TransportError if the peer sends anything but the files it may."""
     num_bytes = 0
     async for item in client.read_text_files(name):

@@ -170,11 +170,11 @@ class Node(Observed):
         return Membership(
             own,
             self._read_telemetry,
+            dial=lambda address: ControlClient(address, self._credentials),
             on_leave=self._peer_left,
             before_refute=self._before_refute,
             timing=timing,
             clock=self._clock,
-            dial=lambda address: ControlClient(address, self._credentials),
         )
 
     def _known_instances(self) -> list[InstanceInfo]:

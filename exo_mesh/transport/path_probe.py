@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from exo_mesh.domain.addresses import MAX_PROBE_BYTES
 from exo_mesh.proto import paths_pb2 as pb
 from exo_mesh.proto import paths_pb2_grpc as rpc
-
-MAX_PROBE_BYTES = 256 * 1024
-"""Of one answer: long enough to show a slow link, 2 ms on gigabit Ethernet."""
 
 _PAYLOAD = bytes(MAX_PROBE_BYTES)
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.service import Membership
+from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 from tools.simulate.handler import MembershipHandler
 
@@ -37,6 +38,7 @@ class Peer:
         self.membership = Membership(
             info,
             lambda: Telemetry(info.id, 1, 100, 200, 0),
+            dial=ControlClient,
             on_leave=lambda peer, records: self.left.append(peer.id),
             before_refute=self.before_refute,
             timing=FAST,

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from exo_mesh.discovery.port import Announcement
 from exo_mesh.discovery.static import StaticDiscovery
@@ -17,7 +17,6 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.service import Membership
-from exo_mesh.transport.control_client import ControlClient
 from tools.simulate.handler import MembershipHandler
 from tools.simulate.network import Network, Process, SimClient
 from tools.simulate.virtual_loop import VirtualLoop, run
@@ -72,12 +71,12 @@ class SimPeer:
             lambda: Membership(
                 info,
                 self._reading,
+                dial=lambda address: SimClient(network, self.address, address),
                 on_leave=self.on_leave,
                 before_refute=self.before_refute,
                 timing=timing,
                 clock=network.loop.time,
                 rng=random.Random(network.rng.random()),
-                dial=lambda address: cast(ControlClient, SimClient(network, self.address, address)),
             )
         )
         self.process.handler = MembershipHandler(self.membership)

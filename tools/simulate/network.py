@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exo_mesh.errors import DeadlineError, MeshError, TransportError
+from exo_mesh.membership.port import PeerClient
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import paths_pb2
 from tools.simulate.virtual_loop import PROCESS, VirtualLoop
 
 OVERHEAD_BYTES = 160
@@ -89,8 +91,8 @@ class Network:
         await asyncio.sleep(self.rng.uniform(*self.delay_s))
 
 
-class SimClient:
-    """What exo_mesh.transport.control_client.ControlClient is on a real network."""
+class SimClient(PeerClient):
+    """Calls the handler of another process through memory."""
 
     def __init__(self, network: Network, own_address: str, address: str) -> None:
         self.address = address
@@ -103,7 +105,8 @@ class SimClient:
     def at(self, address: str) -> SimClient:
         return SimClient(self._network, self._own, address)
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """There is no connection to close; calls that are under way end by themselves."""
 
     async def connects(self, timeout_s: float) -> bool:
         """Does a runner answer at its data port? One lives as long as its node, which may stand still."""
@@ -271,3 +274,27 @@ class SimClient:
                 reply.set_result(task.result())
 
         network.loop.call_later(delay, arrive, context=contextvars.Context())
+
+    # no simulation needs these
+
+    @property
+    def is_idle(self) -> bool:
+        raise NotImplementedError
+
+    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
+        raise NotImplementedError
+
+    async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
+        raise NotImplementedError
+
+    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
+        raise NotImplementedError
+
+    def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
+        raise NotImplementedError
+
+    async def cancel(self, request_id: str) -> bool:
+        raise NotImplementedError
+
+    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
+        raise NotImplementedError

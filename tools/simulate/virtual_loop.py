@@ -12,12 +12,17 @@ import heapq
 import selectors
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Executor
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple
 
 PROCESS: contextvars.ContextVar[str] = contextvars.ContextVar("PROCESS", default="")
 
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+
+class _Selector(selectors.DefaultSelector):
     """Instead of waiting, lets time pass."""
 
     passed_s = 0.0
@@ -37,7 +42,7 @@ class _Callback(asyncio.Handle):
 
     def _run(self) -> None:
         if not self._loop.is_held_back(self):  # type: ignore[attr-defined]
-            super()._run()  # type: ignore[misc]
+            super()._run()
 
 
 class _Timer(asyncio.TimerHandle):
@@ -52,7 +57,7 @@ class _Timer(asyncio.TimerHandle):
 
     def _run(self) -> None:
         if not self._loop.is_held_back(self):  # type: ignore[attr-defined]
-            super()._run()  # type: ignore[misc]
+            super()._run()
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -92,14 +97,18 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         held.append(callback)
         return True
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
         context = contextvars.copy_context() if context is None else context
         handle = _Callback(callback, args, self, context)
         handle.process = context.get(PROCESS, "")
         self._ready.append(handle)
         return handle
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+    def call_at(
+        self, when: float, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
         context = contextvars.copy_context() if context is None else context
         timer = _Timer(when, callback, args, self, context)
         timer.process = context.get(PROCESS, "")
@@ -107,8 +116,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
-        future = self.create_future()
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
+        future: asyncio.Future[_T] = self.create_future()
         try:
             future.set_result(func(*args))
         except Exception as exc:  # noqa: BLE001 - as the executor does

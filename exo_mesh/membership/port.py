@@ -1,0 +1,120 @@
+"""The port through which a node calls other nodes. The membership knows these protocols and no network library.
+
+`ControlPort` has the calls that the membership makes. `PeerClient` adds the calls that other packages make to a peer.
+Both use one connection: the membership keeps a client for each peer, replaces the client when another address works
+better, and closes it when the peer is gone.
+
+Two classes implement `PeerClient`. `exo_mesh.transport.control_client.ControlClient` calls over gRPC; a node hands it
+to its membership (`exo_mesh/node/node.py`). `tools.simulate.network.SimClient` calls through memory, on a fake clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import paths_pb2
+
+
+class ControlPort(Protocol):
+    """The control endpoint of one peer, at one address.
+
+    A new client does no I/O before its first call. It connects and reconnects by itself.
+
+    Every call fails with a MeshError and nothing else:
+    - TransportError: the peer cannot be reached, or the connection was closed during the call.
+    - StrangerError, a kind of TransportError: the two nodes do not have the same mesh secret, where that can be told.
+    - DeadlineError: no answer within `timeout_s`, which includes the time to connect.
+    - any other MeshError: the peer's own refusal.
+    Cancelling the task of the caller ends the call and raises CancelledError.
+    """
+
+    address: str
+    """ "host:port"."""
+
+    def at(self, address: str) -> ControlPort:
+        """A new client with the same credentials and another address. The caller of `at` closes it."""
+
+    @property
+    def is_idle(self) -> bool:
+        """True while no call and no stream is under way."""
+
+    async def close(self) -> None:
+        """Close the connection. Calls that are under way may fail with TransportError. May be called again."""
+
+    async def close_when_idle(self) -> None:
+        """Close the connection after the last stream of stage reports has ended, without ending any."""
+
+    async def hello(self, request: pb.HelloRequest, timeout_s: float) -> pb.HelloReply:
+        """Introduce this node. The reply says whether the peer admits it, and if not, why."""
+
+    async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
+        """Ask whether the peer is alive; both sides add news."""
+
+    async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
+        """Ask the peer to probe a third one."""
+
+    async def exchange(self, request: pb.ExchangeRequest, timeout_s: float) -> pb.ExchangeReply:
+        """One call of an anti-entropy round."""
+
+    async def goodbye(self, request: pb.GoodbyeRequest, timeout_s: float) -> None:
+        """Tell the peer that this node leaves on purpose."""
+
+    async def probe_path(self, reply_bytes: int, timeout_s: float) -> paths_pb2.PathProbeReply:
+        """Measure the path to the peer. The reply has the id of the peer and `reply_bytes` bytes, but at most
+        domain.addresses.MAX_PROBE_BYTES."""
+
+
+class PeerClient(ControlPort, Protocol):
+    """All calls to one peer. The membership makes none of those that this class adds.
+
+    They fail as those of ControlPort do. Each has a deadline of its own that suits its work, except `diagnose`, whose
+    caller sets it, and `commit`, which has none.
+    """
+
+    def at(self, address: str) -> PeerClient:
+        """See ControlPort.at."""
+
+    async def connects(self, timeout_s: float) -> bool:
+        """Whether a process of this mesh accepts connections at the address. Calls nothing and raises no MeshError."""
+
+    async def is_refused(self, timeout_s: float) -> bool:
+        """Whether the machine answers that nobody listens at the address. False if nothing answers; raises no
+        MeshError."""
+
+    async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
+        """The peer's card of a model. With an engine, also what that engine says about the model."""
+
+    async def self_test(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
+        """Let an engine of the peer compute a few layers, to compare them with another engine's."""
+
+    def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
+        """The tokenizer and configuration files of a model, in chunks."""
+
+    async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:
+        """Ask the peer to keep memory for a stage. It says no in the reply."""
+
+    def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
+        """Start the reserved stage, or take over a running one, and follow its reports until it ends.
+
+        There is no deadline: the receiver watches the time between reports. The client is not idle meanwhile.
+        """
+
+    async def link(self, request: pb.LinkRequest) -> None:
+        """Tell a stage the endpoint of the next one."""
+
+    async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
+        """Ask whether a stage runs."""
+
+    async def release(self, request: pb.ReleaseRequest) -> None:
+        """End a stage and free its reservation."""
+
+    async def delete_instance(self, instance_id: str) -> bool:
+        """Delete an instance that the peer owns. False if it owns none with this id."""
+
+    async def cancel(self, request_id: str) -> bool:
+        """Cancel a request that entered the mesh at the peer. False if the peer does not know it."""
+
+    async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
+        """The peer's diagnostics."""
