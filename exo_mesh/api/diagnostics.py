@@ -16,20 +16,20 @@ class DiagnosticRoutes:
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/node: this node."""
-        return json_response(await self._service.diagnostics_of())
+        return json_response(await self._service.observation.diagnostics_of())
 
     async def cluster(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster: every node that answers within 2 s; the others by name."""
-        return json_response(await self._service.cluster_diagnostics())
+        return json_response(await self._service.observation.cluster_diagnostics())
 
     async def timeline(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster/timeline: the phases of all runners, by time."""
-        return json_response(await self._service.cluster_timeline())
+        return json_response(await self._service.observation.cluster_timeline())
 
     async def one(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster/{id}: one node by its id, or the first digits of it."""
         wanted = request.match_info["id"]
-        found = await self._service.diagnostics_of(wanted)
+        found = await self._service.observation.diagnostics_of(wanted)
         if found is None:
             return plain_error("not_found", f"there is no live peer {wanted}; GET /state lists them", "id")
         return json_response(found)

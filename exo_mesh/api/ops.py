@@ -48,7 +48,7 @@ class OpsRoutes:
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: all that the node says of itself; 503 unless it can serve."""
-        health = {**_for_caller(self._service.health(), request), "version": __version__}
+        health = {**_for_caller(self._service.observation.health(), request), "version": __version__}
         return json_response(health, 200 if health.get("status") in _ABLE else 503)
 
     async def alive(self, request: web.Request) -> web.Response:
@@ -57,18 +57,18 @@ class OpsRoutes:
 
     async def ready(self, request: web.Request) -> web.Response:
         """GET /readyz: 200 only if requests can be served now; else the reasons."""
-        health = _for_caller(self._service.health(), request)
+        health = _for_caller(self._service.observation.health(), request)
         status = health.get("status")
         body = {"ready": status in _ABLE, "status": status, "reasons": health.get("reasons", [])}
         return json_response(body, 200 if body["ready"] else 503)
 
     async def state(self, request: web.Request) -> web.Response:
         """GET /state"""
-        return json_response(self._service.state())
+        return json_response(self._service.observation.state())
 
     async def topology(self, request: web.Request) -> web.Response:
         """GET /v1/topology"""
-        return json_response(self._service.topology())
+        return json_response(self._service.observation.topology())
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics, for Prometheus."""
@@ -86,31 +86,31 @@ class OpsRoutes:
 
     async def drain_state(self, request: web.Request) -> web.Response:
         """GET /drain: whether it drains, and what is left."""
-        return json_response(self._service.drain_state())
+        return json_response(self._service.observation.drain_state())
 
     async def queue(self, request: web.Request) -> web.Response:
         """GET /queue: what waits and runs on the rings whose driver is here."""
-        return json_response(self._service.queue())
+        return json_response(self._service.observation.queue())
 
     async def recent_requests(self, request: web.Request) -> web.Response:
         """GET /requests/recent[?n=50]: how the last requests that entered here have ended."""
         text = request.query.get("n", "50")
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
             raise InputError(f"n must be a whole number from 1 to 9999, not {text!r}", param="n")
-        return json_response({"requests": self._service.recent_requests(int(text))})
+        return json_response({"requests": self._service.observation.recent_requests(int(text))})
 
     async def request_stats(self, request: web.Request) -> web.Response:
         """GET /requests/stats"""
-        return json_response(self._service.request_stats())
+        return json_response(self._service.observation.request_stats())
 
     async def traces(self, request: web.Request) -> web.Response:
         """GET /v1/traces: the traced requests that entered here."""
-        return json_response({"object": "list", "data": self._service.traces()})
+        return json_response({"object": "list", "data": self._service.observation.traces()})
 
     async def trace(self, request: web.Request) -> web.Response:
         """GET /v1/traces/{id}: one of them by trace id or request id, for chrome://tracing or Perfetto."""
         wanted = request.match_info["id"]
-        found = self._service.trace(wanted)
+        found = self._service.observation.trace(wanted)
         if found is None:
             return plain_error("not_found", f"there is no trace {wanted}; GET /v1/traces lists them", "id")
         return json_response(found)
@@ -120,11 +120,11 @@ class OpsRoutes:
         scope = request.query.get("scope", "node")
         if scope not in ("node", "cluster"):
             raise InputError(f"scope is {scope!r}; it may be node or cluster", param="scope")
-        return json_response(self._service.memory(whole_mesh=scope == "cluster"))
+        return json_response(self._service.observation.memory(whole_mesh=scope == "cluster"))
 
     async def memory_live(self, request: web.Request) -> web.Response:
         """GET /memory/live: the readings of the last minute and a half."""
-        return json_response(self._service.memory_live())
+        return json_response(self._service.observation.memory_live())
 
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready; with `replicas`, so many times."""
@@ -143,7 +143,7 @@ class OpsRoutes:
     async def instance(self, request: web.Request) -> web.Response:
         """GET /instance/{id}"""
         instance_id = request.match_info["id"]
-        found = _find(self._service.state().get("view", {}).get("instances", []), instance_id)
+        found = _find(self._service.observation.state().get("view", {}).get("instances", []), instance_id)
         return _no_instance(instance_id) if found is None else json_response(found)
 
     async def delete_instance(self, request: web.Request) -> web.Response:

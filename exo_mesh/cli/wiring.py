@@ -80,7 +80,7 @@ class RunningNode:
         """What to tell about a started node."""
         assert self._node is not None, "the node has been started"
         own = self._node.membership.own
-        state = self._node.state()
+        state = self._node.observation.state()
         reading = state["telemetry"].get(own.id, {})
         engine, reason = _chosen(self._registry, self._settings.engine)
         return NodeFacts(
@@ -103,9 +103,9 @@ class RunningNode:
     def status_line(self) -> str:
         """How a started node is, for whoever supervises its process."""
         assert self._node is not None, "the node has been started"
-        health = self._node.health()
+        health = self._node.observation.health()
         reasons = "; ".join(reason["message"] for reason in health["reasons"])
-        num_instances = len(self._node.state()["view"]["instances"])
+        num_instances = len(self._node.observation.state()["view"]["instances"])
         api = "no API" if self._socket is None else _url(_local_host(self._settings.host), self._socket)
         line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
         return f"{line} ({reasons})" if reasons else line

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from exo_mesh.domain.placement import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
+from exo_mesh.domain.stage import Answer
 
 LEASE_S = 30.0
 """A reservation that is not committed within this is void, and so is a stage that nobody has watched for so long: its
@@ -46,20 +47,6 @@ class Lease:
         return max(0, self.stage.reserve_bytes - self.taken_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """To a reservation. `beaten_by`: the ballot that stands in its way, where that was the reason to refuse; otherwise
-    memory was, and `usable_bytes` is what there is. `superseded`: the lease that a granted one has ended. collective:
-    of a rank of a tensor group, where its collectives would listen."""
-
-    granted: bool
-    usable_bytes: int
-    reason: str = ""
-    beaten_by: Ballot | None = None
-    superseded: Lease | None = None
-    collective: str = ""
-
-
 class Reservations:
     """At most one lease per instance: that of the highest ballot reserved.
 
@@ -96,6 +83,10 @@ class Reservations:
         lease = self._leases.get(instance_id)
         return lease if lease is not None and lease.ballot == ballot else None
 
+    def held(self, instance_id: str) -> Lease | None:
+        """The lease of an instance, of whatever plan."""
+        return self._leases.get(instance_id)
+
     def promised(self, instance_id: str) -> Ballot:
         return self._promised.get(instance_id, NO_BALLOT)
 
@@ -121,7 +112,7 @@ class Reservations:
             return Answer(False, usable_bytes, reason)
         self.promise(plan.instance_id, plan.ballot)
         self._leases[plan.instance_id] = Lease(plan, index, now + LEASE_S)
-        return Answer(True, usable_bytes, superseded=held)
+        return Answer(True, usable_bytes)
 
     def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
         """Promise the running plan of `ballot` to a new owner, whose ballot is `adopted`; the stage goes on as it is.

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.errors import (
     CanaryError,
     DeadlineError,
@@ -23,7 +24,6 @@ from exo_mesh.errors import (
     TransportError,
 )
 from exo_mesh.hosting.flight_recorder import FlightLog
-from exo_mesh.hosting.runner_limits import Limits
 
 STACKS_S = 0.2
 """faulthandler needs no more than some milliseconds, whatever the interpreter is doing."""

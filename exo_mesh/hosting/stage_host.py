@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.domain.sharding import sharded
+from exo_mesh.domain.stage import Answer, Standing
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import InputError, MeshError, StageLostError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
@@ -21,14 +23,14 @@ from exo_mesh.hosting.hops import Hops
 from exo_mesh.hosting.local_models import LocalModels, refuse_misfit
 from exo_mesh.hosting.pid_files import PidFiles
 from exo_mesh.hosting.quarantine import Quarantine
-from exo_mesh.hosting.reservations import Answer, Lease, Reservations
+from exo_mesh.hosting.reservations import Lease, Reservations
 from exo_mesh.hosting.runner_exit import End
-from exo_mesh.hosting.runner_limits import Pace
+from exo_mesh.hosting.runner_pace import Pace
 from exo_mesh.hosting.spares import SparePool
 from exo_mesh.hosting.speed import SpeedMeter
-from exo_mesh.hosting.stage_state import Standing, goes_on, is_well, start_message, why_unwell
+from exo_mesh.hosting.stage_state import goes_on, is_well, start_message, why_unwell
 from exo_mesh.hosting.status_board import StageBeat
-from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Limits, Runner
+from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Runner
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.memory import MemoryReader, usable_bytes
 from exo_mesh.proto import control_pb2, runner_pb2
@@ -214,8 +216,9 @@ class StageHost:
         async with self._turn:
             if self._stopping:
                 return Answer(False, 0, "this node is stopping")
+            before = self._reservations.held(plan.instance_id)
             answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
-            if answer.superseded is not None:
+            if before is not None and self._reservations.held(plan.instance_id) is not before:
                 kept = self._to_go_on(plan, index)
                 if kept is None:
                     await self._end_runner(plan.instance_id)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.hosting.reservations import Lease
 from exo_mesh.hosting.supervisor import Runner
-from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
-from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
+from exo_mesh.transport.plan_codec import plan_to_proto, rank_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
 SILENT_S = 2.0
@@ -64,19 +62,6 @@ async def why_unwell(runner: Runner) -> str:
     return f"{runner.label} has been silent for {runner.silent_s:.0f} s" if runner.silent_s > SILENT_S else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """held: the layers of a runner that is well, or None. usable_bytes: what a stage of the instance could get here,
-    with what it has. linked: the hop from this stage to the next one is up. rolls_back: its KV can be cut back.
-    promised: the highest ballot that the peer has promised itself to."""
-
-    held: range | None
-    usable_bytes: int
-    linked: bool = False
-    rolls_back: bool = False
-    promised: Ballot = NO_BALLOT
-
-
 def goes_on(started: Lease, plan: Plan, index: int) -> bool:
     """May a process that was started for one plan go on as stage `index` of another, with its weights?"""
     old, new = started.plan, plan
@@ -87,24 +72,3 @@ def goes_on(started: Lease, plan: Plan, index: int) -> bool:
         and (old.model, old.model_digest) == (new.model, new.model_digest)
         and (old.context_limit, old.activation_dtype) == (new.context_limit, new.activation_dtype)
     )
-
-
-def standing_to_proto(standing: Standing, why_not: str) -> pb.LookAtStageReply:
-    """why_not: why the stage of the plan that was asked for does not run here; "" if it does."""
-    reply = pb.LookAtStageReply(
-        runs=not why_not,
-        reason=why_not,
-        usable_bytes=standing.usable_bytes,
-        linked=standing.linked,
-        rolls_back=standing.rolls_back,
-        promised=ballot_to_proto(standing.promised),
-    )
-    if standing.held is not None:
-        reply.held.start, reply.held.stop = standing.held.start, standing.held.stop
-    return reply
-
-
-def standing_from_proto(reply: pb.LookAtStageReply) -> Standing:
-    held = range(reply.held.start, reply.held.stop) if reply.HasField("held") else None
-    promised = ballot_from_proto(reply.promised)
-    return Standing(held, reply.usable_bytes, reply.linked, reply.rolls_back, promised)

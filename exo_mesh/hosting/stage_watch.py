@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from exo_mesh.hosting.runner_limits import Limits
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.proto import runner_pb2
 
 BEAT_MOST_S = 1.0

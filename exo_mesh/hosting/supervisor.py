@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from exo_mesh.domain.runner_limits import DEFAULT_LIMITS, Limits
 from exo_mesh.errors import (
     EngineError,
     MeshError,
@@ -33,8 +34,6 @@ from exo_mesh.hosting.runner_exit import (
     say_where_it_stands,
     shielded,
 )
-from exo_mesh.hosting.runner_limits import DEFAULT_LIMITS
-from exo_mesh.hosting.runner_limits import Limits as Limits
 from exo_mesh.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.hosting.status_board import StatusBoard
 from exo_mesh.proto import control_pb2, plan_pb2, runner_pb2

@@ -16,11 +16,10 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rdma_links import broken_cable
+from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.stage import Answer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
-from exo_mesh.hosting.reservations import Answer
-from exo_mesh.hosting.stage_host import StageHost
-from exo_mesh.hosting.supervisor import Limits
 from exo_mesh.instances.liveness import lives
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
@@ -57,7 +56,6 @@ class Custody:
         self,
         membership: Membership,
         members: Members,
-        host: StageHost,
         recoverer: Recoverer,
         runner_limits: Limits,
     ) -> None:
@@ -68,7 +66,6 @@ class Custody:
         self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
         self._membership = membership
         self._members = members
-        self._host = host
         self._runner_limits = runner_limits
         self._highest: dict[str, Ballot] = {}
         self._ownerless: dict[str, InstanceInfo] = {}
@@ -291,7 +288,7 @@ class Custody:
     async def _adopt_if_due(self, instance: InstanceInfo) -> None:
         """Adopt a ring without an owner if that falls to this node; a later round tries again."""
         plan = instance.plan
-        runs_here = any(lease.plan == plan for lease in self._host.leases)
+        runs_here = self._members.runs_here(plan)
         known = [one for _, one in self._records_of(plan.instance_id)]
         if not runs_here or plan.instance_id in self.keepers or any(one.ballot >= instance.ballot for one in known):
             self._ownerless.pop(plan.instance_id, None)
@@ -354,16 +351,16 @@ class Custody:
 
     async def _end_orphans(self, now: float) -> None:
         instances = [one for _, one in self._membership.view.records_of_instances()]
-        for instance_id, ballot in self._orphans.due(self._host.stages(), instances, now):
+        for instance_id, ballot in self._orphans.due(self._members.stages_here(), instances, now):
             _log.warning("ending the stage of %s (ballot %s): nobody owns it", instance_id, ballot)
-            await self._host.release(instance_id, ballot)
+            await self._members.release_here(instance_id, ballot)
 
     async def free_beaten(self) -> None:
         """Before this node says that it lives after all: end the stages whose place others have taken."""
         instances = [one for _, one in self._membership.view.records_of_instances()]
-        for instance_id, ballot, higher in beaten(self._host.stages(), instances):
+        for instance_id, ballot, higher in beaten(self._members.stages_here(), instances):
             _log.info("ending the stage of %s (ballot %s): ballot %s is ready", instance_id, ballot, higher)
-            await self._host.release(instance_id, ballot, higher)
+            await self._members.release_here(instance_id, ballot, higher)
 
     def _records_of(self, instance_id: str) -> list[tuple[str, InstanceInfo]]:
         records = self._membership.view.records_of_instances()
@@ -372,7 +369,7 @@ class Custody:
     def above(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node knows of: a new plan needs a higher one."""
         in_view = [one.ballot for _, one in self._records_of(instance_id)]
-        return max([self._highest.get(instance_id, NO_BALLOT), self._host.promised(instance_id), *in_view])
+        return max([self._highest.get(instance_id, NO_BALLOT), self._members.promised_here(instance_id), *in_view])
 
     def note(self, instance_id: str, ballot: Ballot) -> None:
         """There was such a ballot."""

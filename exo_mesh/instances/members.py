@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.stage import Answer, Standing
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, ReservationError, TransportError
-from exo_mesh.hosting.reservations import Answer
 from exo_mesh.hosting.stage_host import StageHost
-from exo_mesh.hosting.stage_state import Standing, standing_from_proto
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
+from exo_mesh.transport.stage_codec import standing_from_proto
 
 REACH_S = 2.0
 """How long a peer may take to say whether it reaches another one: it waits less than a second for that itself."""
@@ -159,15 +159,32 @@ class RemoteMember:
 
 
 class Members:
-    """Finds the member for a peer id."""
+    """Finds the member for a peer id, and knows what runs at this one. Owners reach stages in no other way."""
 
     def __init__(self, host: StageHost, membership: Membership) -> None:
+        self._host = host
         self._local = LocalMember(host, membership)
         self._membership = membership
 
     @property
     def own_id(self) -> str:
         return self._membership.own.id
+
+    def runs_here(self, plan: Plan) -> bool:
+        """This node holds a lease of this very plan."""
+        return any(lease.plan == plan for lease in self._host.leases)
+
+    def stages_here(self) -> dict[tuple[str, Ballot], bool]:
+        """See StageHost.stages."""
+        return self._host.stages()
+
+    def promised_here(self, instance_id: str) -> Ballot:
+        """See StageHost.promised."""
+        return self._host.promised(instance_id)
+
+    async def release_here(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
+        """See StageHost.release."""
+        await self._host.release(instance_id, ballot, beaten_by)
 
     def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
         """Does the view show the ring of this plan, ready, with another owner by a higher ballot?"""

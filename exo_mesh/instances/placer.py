@@ -25,6 +25,8 @@ from exo_mesh.domain.placement import (
 )
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rings import DEFAULT_HOP_S, without
+from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.stage import Answer
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
     CrashLoopError,
@@ -39,8 +41,6 @@ from exo_mesh.errors import (
     StageLostError,
     TransportError,
 )
-from exo_mesh.hosting.reservations import Answer
-from exo_mesh.hosting.supervisor import Limits
 from exo_mesh.instances.group_facts import GroupKnowledge, times_of
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper, release_all

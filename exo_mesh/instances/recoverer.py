@@ -13,11 +13,10 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import Candidate, Surroundings, with_caps
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
+from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.stage import Answer, Standing
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, StageLostError, TransportError
-from exo_mesh.hosting.reservations import Answer
-from exo_mesh.hosting.stage_state import Standing
-from exo_mesh.hosting.supervisor import Limits
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.placer import BallotBeatenError, Placer, ring_of
 from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
-from exo_mesh.hosting.supervisor import Limits
 from exo_mesh.instances.boundaries import refuse_mismatch
 from exo_mesh.instances.liveness import is_refused, lives
 from exo_mesh.instances.members import Members

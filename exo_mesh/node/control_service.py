@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.hosting.stage_host import StageHost
-from exo_mesh.hosting.stage_state import standing_to_proto
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
 from exo_mesh.membership.service import Membership
@@ -20,6 +19,7 @@ from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
+from exo_mesh.transport.stage_codec import standing_to_proto
 
 
 class ControlService:

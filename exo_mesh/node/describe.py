@@ -9,6 +9,7 @@ from typing import Any
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.view import InstanceInfo, View
+from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.instances.instances import Instances
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
@@ -96,6 +97,32 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
     }
 
 
+def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
+    """What a stage holds. Of the KV pool only the driver knows, in positions: each stage of its ring has those for its
+    own layers."""
+    shown = {
+        "instance": stage.instance_id,
+        "stage": stage.index,
+        "memory_bytes": stage.beat.memory_bytes,
+        "sequences": stage.beat.sequences,
+    }
+    if stage.is_driver:
+        shown["kv_tokens"] = stage.beat.kv_tokens
+        shown["kv_pool_tokens"] = stage.beat.kv_pool_tokens
+        shown["evictions"] = stage.beat.evictions
+    return shown
+
+
+def describe_peer_memory(peer: PeerInfo, reading: Telemetry) -> dict[str, Any]:
+    return {
+        "id": peer.id,
+        "name": peer.name,
+        "total_bytes": reading.total_bytes,
+        "usable_bytes": reading.usable_bytes,
+        "reserved_bytes": reading.reserved_bytes,
+    }
+
+
 def describe_beat(beat: Heartbeat) -> dict[str, Any]:
     """The counters of a stage that runs here."""
     return {
@@ -157,7 +184,7 @@ def describe_cables(view: View) -> list[dict[str, Any]]:
     ]
 
 
-def topology(membership: Membership, instances: Instances) -> dict[str, Any]:
+def describe_topology(membership: Membership, instances: Instances) -> dict[str, Any]:
     """Peers, this node's links, who was refused and why, and the ring of each instance."""
     own_id = membership.own.id
     return {

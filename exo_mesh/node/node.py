@@ -22,53 +22,35 @@ from exo_mesh.domain.view import InstanceInfo, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.hosting.local_models import LocalModels
-from exo_mesh.hosting.stage_host import HostLimits, Keeping, StageHost
-from exo_mesh.hosting.supervisor import Limits
-from exo_mesh.instances.custody import Custody
-from exo_mesh.instances.group_facts import GroupKnowledge
+from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.hosting.stage_host import HostLimits
 from exo_mesh.instances.hostfile_rank import own_rank
-from exo_mesh.instances.instances import Instances
-from exo_mesh.instances.members import Members
-from exo_mesh.instances.placer import Here, Placer
+from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.instances.previews import previews, with_peer_ids
-from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine import this_machine
-from exo_mesh.machine.accelerator_readings import DeviceMemory
-from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.memory import MemoryReader, read_memory
-from exo_mesh.machine.pressure import MemoryMonitor
+from exo_mesh.machine.parts import MachineParts
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
-from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.mixing import Mixing
-from exo_mesh.models.selftests import SelfTests
-from exo_mesh.models.surveys import Surveys
-from exo_mesh.models.text_cache import TextCache
-from exo_mesh.node import describe
+from exo_mesh.models.parts import ModelParts
 from exo_mesh.node.certificate_renewal import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
-from exo_mesh.node.diagnostics import Diagnostics
+from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import keep_addresses, keep_house, keep_rdma_ports
 from exo_mesh.node.observation import Observation
-from exo_mesh.node.observed import Observed
 from exo_mesh.node.service import ModelEntry
-from exo_mesh.serving.history import History
-from exo_mesh.serving.journal import Journal
-from exo_mesh.serving.request_file import request_file
+from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
-from exo_mesh.serving.router import Router
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.control_client import ControlClient
-from exo_mesh.transport.control_driver import DriverChannels
 from exo_mesh.transport.control_server import ControlServer
-from exo_mesh.weights.store import ModelStore
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +64,7 @@ class Tuning:
     patience: Patience = field(default_factory=Patience)
 
 
-class Node(Observed):
+class Node:
     """Construct, `await start()`, use as a MeshService, `await stop()` (within 5 s). Not to be started twice."""
 
     def __init__(
@@ -98,64 +80,54 @@ class Node(Observed):
     ) -> None:
         own = own_rank(settings, os.environ)
         self.settings = settings = own.settings(settings)
-        self.metrics = Metrics()
-        self._request_file = request_file(settings.request_log, settings.home)
-        self._registry = registry or load_registry()
+        self._static_rank = own.rank
         self._discoveries = discoveries_for(settings) if discoveries is None else list(discoveries)
         self._discoveries += [StaticDiscovery(own.addresses)] if own.addresses else []
-        self._static_rank = own.rank
-        self._memory = DeviceMemory(memory_reader)
+        self._registry = registry = registry or load_registry()
         self._clock = clock
         self._phase = "starting"
         self._tasks = TaskOwner()
-        self._credentials = own_credentials(settings)
+        self.metrics = metrics = Metrics()
+        self._credentials = credentials = own_credentials(settings)
         self._identity = take_identity(settings.home)
-        # above every reading of an earlier start, which may still be told about
+        # above every reading of an earlier start, which may still travel through the mesh
         self._sequence = self._identity.incarnation * VERSIONS_PER_INCARNATION
-        self.membership = self._new_membership(tuning.timing)
-        self._catalogue = Catalogue(ModelStore(settings.models_dirs), self.membership)
-        self._disk = disk = Disk(settings.home)
-        self._keeping = Keeping.at(settings, self.membership.own.id, disk, clock)
-        self._host = self._new_host(tuning.host)
-        members = Members(self._host, self.membership)
-        self._surveys = self._new_surveys(disk)
-        self._self_tests = SelfTests(
-            self._registry, self._catalogue, settings.engine_options, settings.home / "scratch", disk=disk
-        )
-        self._texts = TextCache(settings.home / "text", self._catalogue, self.membership, disk)
-        mixing = Mixing(self.membership, self._surveys, self._self_tests, settings.home / "selftests", disk)
-        self._placer = self._new_placer(members, mixing, tuning.host.runner)
-        recoverer = Recoverer(
-            self.membership, members, self._catalogue, self._placer, mixing, self.metrics, tuning.host.runner
-        )
-        self._custody = Custody(self.membership, members, self._host, recoverer, tuning.host.runner)
-        self._instances = Instances(
-            self.membership, self._custody, self._placer, self._catalogue, recoverer, rng or random.Random(), clock
-        )
-        self._drivers = DriverChannels(self._credentials)
-        self._monitor = self._new_monitor(memory_reader)
-        self.journal = self._new_journal()
-        self._router = self._new_router(members, tuning.patience)
-        self.observation = Observation(
-            self.journal, self._monitor, self._host.beats, self._readings, settings.max_queued
-        )
-        self._health = Health(
-            settings, self.membership, disk, self._keeping.guard, self._monitor, self._known_instances, clock
-        )
-        self.diagnostics = Diagnostics(
-            self.membership,
-            self._keeping.flights,
-            self.journal,
-            self._monitor,
-            disk,
-            self._host.beats,
-            self.health,
-        )
-        self._server = self._new_server()
 
-    def _new_surveys(self, disk: Disk) -> Surveys:
-        kept, options = self.settings.home / "surveys", self.settings.engine_options
-        return Surveys(self._registry, self._catalogue, self.membership, kept, disk=disk, options=options)
+        # Each package is made of those below it, in the order of the imports (docs/architecture.md), so this order is
+        # the only legal one. What must look upwards is a function that is called once the node has started: membership
+        # reads the telemetry of the host, frees stages before it refutes, and tells of peers that have left.
+        limits = tuning.host.runner
+        self._machine = machine = MachineParts.at(settings, memory_reader)
+        self.membership = self._new_membership(tuning.timing)
+        self._models = models = ModelParts.at(settings, registry, self.membership, machine.disk)
+        local = LocalModels(models.catalogue.local_card, models.catalogue.local_dir)
+        self._hosting = hosting = HostingParts.at(
+            settings, registry, self.membership, local, machine, metrics, tuning.host, clock, credentials
+        )
+        self._owning = InstanceParts.at(
+            settings,
+            registry,
+            self.membership,
+            models,
+            hosting.host,
+            lambda card: self._engines_for(card.name, card.architecture),
+            metrics,
+            limits,
+            clock,
+            rng or random.Random(),
+        )
+        self._serving = ServingParts.at(
+            settings,
+            self._owning,
+            credentials,
+            lambda: hosting.monitor.used_bytes,
+            metrics,
+            tuning.patience,
+            clock,
+        )
+        self._health = self._new_health()
+        self.observation = self._new_observation()
+        self._server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
         own = PeerInfo(
@@ -170,84 +142,57 @@ class Node(Observed):
         return Membership(
             own,
             self._read_telemetry,
-            dial=lambda address: ControlClient(address, self._credentials),
             on_leave=self._peer_left,
             before_refute=self._before_refute,
             timing=timing,
             clock=self._clock,
+            dial=lambda address: ControlClient(address, self._credentials),
         )
 
-    def _known_instances(self) -> list[InstanceInfo]:
-        return [instance for _, instance in self._instances.all()]
+    def _new_health(self) -> Health:
+        def placed() -> list[InstanceInfo]:
+            return [instance for _, instance in self._owning.instances.all()]
 
-    def _new_host(self, limits: HostLimits) -> StageHost:
-        return StageHost(
-            self.membership.own.id,
+        hosting = self._hosting
+        return Health(
             self.settings,
-            LocalModels(self._catalogue.local_card, self._catalogue.local_dir),
-            lambda engine, architecture: this_machine.why_not(self._registry, engine, architecture),
-            self._memory,
-            self.metrics,
-            limits=limits,
-            clock=self._clock,
-            credentials=self._credentials,
-            hosts_of=self._hosts_of,
-            engine=lambda: next((device.engine for device in self.membership.own.devices), ""),
-            keep=self._keeping,
+            self.membership,
+            self._machine.disk,
+            hosting.keeping.guard,
+            hosting.monitor,
+            placed,
+            self._clock,
         )
 
-    def _new_monitor(self, memory_reader: MemoryReader) -> MemoryMonitor:
-        return MemoryMonitor(
-            memory_reader,
-            self._host.press,
-            lambda: self._host.reserved_bytes,
-            threshold=self.settings.memory_threshold,
-            poll_s=self.settings.memory_poll_interval,
-        )
-
-    def _new_journal(self) -> Journal:
-        write = self._request_file.write if self._request_file is not None else None
-        history = History(max_recent=self.settings.request_log_max, write=write)
-        return Journal(history=history, used_bytes=lambda: self._monitor.used_bytes, clock=self._clock)
-
-    def _new_placer(self, members: Members, mixing: Mixing, limits: Limits) -> Placer:
-        settings = self.settings
-        here = Here(self._host.usable_bytes, lambda card: self._engines_for(card.name, card.architecture))
-        peers = self.membership.view.peers
-        groups = GroupKnowledge(settings, self._registry, peers, self._texts.directory, self._clock)
-        return Placer(settings, self.membership, members, self._surveys, mixing, self.metrics, here, limits, groups)
-
-    def _new_router(self, members: Members, patience: Patience) -> Router:
-        settings = self.settings
-        patience = replace(
-            patience,
-            queue_s=settings.queue_timeout,
-            first_s=settings.prefill_timeout,
-            next_s=settings.token_timeout,
-            total_s=settings.response_timeout,
-        )
-        return Router(
-            self._instances,
-            members,
-            self._drivers,
-            self.journal,
-            self.metrics,
-            patience=patience,
-            clock=self._clock,
+    def _new_observation(self) -> Observation:
+        return Observation(
+            self.settings,
+            lambda: self._phase,
+            self.membership,
+            self._hosting,
+            self._owning.instances,
+            self._serving,
+            self._health,
+            self._machine.disk,
         )
 
     def _new_server(self) -> ControlServer:
+        models = self._models
         service = ControlService(
             self.membership,
-            self._host,
-            self._catalogue,
-            self._surveys,
-            self._self_tests,
-            self._instances,
-            self.journal,
-            self.diagnostics,
+            self._hosting.host,
+            models.catalogue,
+            models.surveys,
+            models.self_tests,
+            self._owning.instances,
+            self._serving.journal,
+            self.observation.diagnostics,
         )
         return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
+
+    @property
+    def node_id(self) -> str:
+        return self.membership.own.id
 
     @property
     def grpc_port(self) -> int:
@@ -258,23 +203,25 @@ class Node(Observed):
         """Serve, and look for peers. Raises MeshErrors for what makes this node useless; what only makes it poorer
         (a discovery that cannot work, no engine) goes to `health`."""
         settings = self.settings
-        await asyncio.to_thread(self._keeping.pid_files.reap)
+        await asyncio.to_thread(self._hosting.keeping.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
-        device = await asyncio.to_thread(this_machine.device, self._registry, settings.engine, self._memory.follow)
-        await self._catalogue.rescan()
+        device = await asyncio.to_thread(
+            this_machine.device, self._registry, settings.engine, self._machine.memory.follow
+        )
+        await self._models.catalogue.rescan()
         model_engines = await asyncio.to_thread(self._model_engines)
         self.membership.start(
             replace(
                 self.membership.own,
                 addresses=this_machine.addresses(settings.host, port),
                 devices=(device,),
-                models=self._catalogue.local_names,
+                models=self._models.catalogue.local_names,
                 model_engines=model_engines,
                 static_rank=self._static_rank,
             )
         )
-        self._host.start()
-        self._custody.start()
+        self._hosting.host.start()
+        self._owning.custody.start()
         self._start_tasks(port)
         await self._start_discoveries(port)
         if not device.engine:
@@ -288,23 +235,23 @@ class Node(Observed):
 
     def _start_tasks(self, port: int) -> None:
         work = keep_house(
-            self._catalogue,
+            self._models.catalogue,
             self.membership,
-            self._host,
-            self._monitor,
+            self._hosting.host,
+            self._hosting.monitor,
             self.metrics,
             self._clock,
             self._model_engines,
-            self._disk,
+            self._machine.disk,
             self._health,
         )
         self._tasks.start(work, "housekeeping")
         self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
         self._tasks.start(keep_rdma_ports(self.membership), "Thunderbolt ports")
-        self._tasks.start(self._monitor.run(), "memory monitor")
+        self._tasks.start(self._hosting.monitor.run(), "memory monitor")
         self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
         if self._credentials is not None:
-            renewal = Renewal(self.settings, self._credentials, self.membership, self._host)
+            renewal = Renewal(self.settings, self._credentials, self.membership, self._hosting.host)
             self._tasks.start(renewal.keep(), "renewal of the certificate")
 
     async def _start_discoveries(self, port: int) -> None:
@@ -325,15 +272,13 @@ class Node(Observed):
         self._phase = "stopping"
         await self._tasks.close()
         await asyncio.gather(*(discovery.stop() for discovery in self._discoveries))
-        await self._instances.stop()
-        await self._host.stop()
+        await self._owning.instances.stop()
+        await self._hosting.host.stop()
         await self.membership.stop()
-        await self._drivers.close()
+        await self._serving.stop()
         await self._server.stop()
-        self._memory.close()
-        if self._request_file is not None:
-            await asyncio.to_thread(self._request_file.close)
-        self._texts.close()
+        self._machine.memory.close()
+        self._models.texts.close()
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
@@ -343,31 +288,31 @@ class Node(Observed):
     # MeshService
 
     def models(self) -> list[ModelEntry]:
-        return [self._entry(name, peers) for name, peers in self._catalogue.names().items()]
+        return [self._entry(name, peers) for name, peers in self._models.catalogue.names().items()]
 
     async def model(self, name: str) -> ModelEntry:
-        card = await self._catalogue.card(name)
+        card = await self._models.catalogue.card(name)
         return next((entry for entry in self.models() if entry.name == name), None) or ModelEntry(
             name, (self.node_id,), self._instance_ids(name), card.context_length, card.eos_ids
         )
 
     async def text_files(self, name: str) -> Path:
-        return await self._texts.directory(name)
+        return await self._models.texts.directory(name)
 
     async def context_limit(self, name: str) -> int:
-        placed = self._instances.of_model(name)
+        placed = self._owning.instances.of_model(name)
         if placed:
             return max(instance.plan.context_limit for instance in placed)
-        card = await self._catalogue.card(name)
-        return (await self._placer.propose(card, InstanceSpec(name))).context_limit
+        card = await self._models.catalogue.card(name)
+        return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
-        if self._host.draining:
+        if self._hosting.host.draining:
             raise NotReadyError("this node is draining and takes no new requests; ask another peer")
-        return self._router.generate(model, request)
+        return self._serving.router.generate(model, request)
 
     async def cancel(self, request_id: str) -> bool:
-        if self.journal.cancel(request_id):
+        if self._serving.journal.cancel(request_id):
             return True
         answers = await asyncio.gather(
             *(peer.client.cancel(request_id) for peer in self.membership.peers), return_exceptions=True
@@ -375,32 +320,32 @@ class Node(Observed):
         return any(answer is True for answer in answers)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        instance = await self._instances.ensure(with_peer_ids(spec, self.membership.view.peers()))
-        owners = [owner for owner, held in self._instances.all() if held.plan.digest == instance.plan.digest]
-        return describe.describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+        instance = await self._owning.instances.ensure(with_peer_ids(spec, self.membership.view.peers()))
+        owners = [owner for owner, held in self._owning.instances.all() if held.plan.digest == instance.plan.digest]
+        return describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
 
     async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
         spec = with_peer_ids(spec, self.membership.view.peers())
         made: list[dict[str, Any]] = []
         while len(made) < count:
-            used = {peer_id for one in made for stage in one["stages"] for peer_id in describe.peers_of(stage)}
+            used = {peer_id for one in made for stage in one["stages"] for peer_id in peers_of(stage)}
             made.append(await self.create_instance(replace(spec, exclude_peers=(*spec.exclude_peers, *sorted(used)))))
         return made
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         peers = self.membership.view.peers()
-        card = await self._catalogue.card(spec.model)
-        return await previews(self._placer, card, with_peer_ids(spec, peers), peers)
+        card = await self._models.catalogue.card(spec.model)
+        return await previews(self._owning.placer, card, with_peer_ids(spec, peers), peers)
 
     async def delete_instance(self, instance_id: str) -> bool:
-        return await self._instances.delete(instance_id)
+        return await self._owning.instances.delete(instance_id)
 
     def drain(self, *, on: bool) -> None:
-        self._host.draining = on
+        self._hosting.host.draining = on
         _log.info("draining: nothing new is taken" if on else "taking requests again")
 
     def lift_quarantine(self) -> int:
-        return self._keeping.guard.lift()
+        return self._hosting.keeping.guard.lift()
 
     # the inside
 
@@ -418,7 +363,7 @@ class Node(Observed):
 
     def _model_engines(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Blocking. For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
-        architectures = self._catalogue.local_architectures.items()
+        architectures = self._models.catalogue.local_architectures.items()
         return tuple((name, self._engines_for(name, architecture)) for name, architecture in architectures)
 
     def _read_telemetry(self) -> Telemetry:
@@ -426,29 +371,25 @@ class Node(Observed):
         return Telemetry(
             self.node_id,
             self._sequence,
-            self._host.usable_bytes(),
-            self._memory().total_bytes,
-            self._host.reserved_bytes,
+            self._hosting.host.usable_bytes(),
+            self._machine.memory().total_bytes,
+            self._hosting.host.reserved_bytes,
             os.getloadavg()[0],
-            self._host.s_per_gb,
-            self._host.tokens,
-            self._host.outstanding,
+            self._hosting.host.s_per_gb,
+            self._hosting.host.tokens,
+            self._hosting.host.outstanding,
             self._health.problems(),
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        self._custody.owner_left(peer, records)
+        self._owning.custody.owner_left(peer, records)
 
     async def _before_refute(self) -> None:
-        await self._custody.free_beaten()
-
-    def _hosts_of(self, peer_id: str) -> list[str]:
-        peer = self.membership.peer(peer_id)
-        return peer.hosts if peer is not None else []
+        await self._owning.custody.free_beaten()
 
     def _entry(self, name: str, peers: Sequence[str]) -> ModelEntry:
-        card = self._catalogue.known_card(name)
+        card = self._models.catalogue.known_card(name)
         return ModelEntry(name, tuple(peers), self._instance_ids(name), card.context_length, card.eos_ids)
 
     def _instance_ids(self, name: str) -> tuple[str, ...]:
-        return tuple(instance.plan.instance_id for instance in self._instances.of_model(name))
+        return tuple(instance.plan.instance_id for instance in self._owning.instances.of_model(name))

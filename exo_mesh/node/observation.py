@@ -1,33 +1,96 @@
-"""What this node can be asked about its work: queues, requests, memory. Plain JSON values, numbers and names only."""
+"""What a node says of itself and of the mesh; nothing here changes anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable
 from typing import Any
 
-from exo_mesh.domain.device import Telemetry
-from exo_mesh.hosting.status_board import StageBeat
-from exo_mesh.machine.pressure import MemoryMonitor
-from exo_mesh.proto.runner_pb2 import Heartbeat
-from exo_mesh.serving.journal import Journal
+from exo_mesh.domain.fast_synch import resolve
+from exo_mesh.domain.view import InstanceInfo
+from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.instances.instances import Instances
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.service import Membership
+from exo_mesh.node.describe import (
+    describe_beat,
+    describe_cables,
+    describe_peer_memory,
+    describe_stage_memory,
+    describe_telemetry,
+    describe_topology,
+    describe_view,
+)
+from exo_mesh.node.diagnostics import Diagnostics
+from exo_mesh.node.health import Health
+from exo_mesh.serving.parts import ServingParts
+from exo_mesh.serving.traces import chrome_trace
+from exo_mesh.settings.config import Settings
 
 
 class Observation:
-    """Looks only; nothing here changes anything. beats: of the stages that run here."""
+    """Implements MeshObservation. phase: where the node is between its start and its stop; see Health.describe."""
 
     def __init__(
         self,
-        journal: Journal,
-        monitor: MemoryMonitor,
-        beats: Callable[[], Iterable[StageBeat]],
-        telemetry: Callable[[], Iterable[tuple[str, str, Telemetry]]],
-        max_waiting: int,
+        settings: Settings,
+        phase: Callable[[], str],
+        membership: Membership,
+        hosting: HostingParts,
+        instances: Instances,
+        serving: ServingParts,
+        health: Health,
+        disk: Disk,
     ) -> None:
-        self._journal = journal
-        self._monitor = monitor
-        self._beats = beats
-        self._telemetry = telemetry
-        self._max_waiting = max_waiting
+        self._settings = settings
+        self._phase = phase
+        self._membership = membership
+        self._hosting = hosting
+        self._host = hosting.host
+        self._instances = instances
+        self._serving = serving
+        self._health = health
+        self.diagnostics = Diagnostics(
+            membership,
+            hosting.keeping.flights,
+            serving.journal,
+            hosting.monitor,
+            disk,
+            self._host.beats,
+            self.health,
+        )
+
+    def state(self) -> dict[str, Any]:
+        placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]
+        beats = {one.plan.instance_id: self._host.beat(one.plan.instance_id) for one in placed}
+        return {
+            "node_id": self._membership.own.id,
+            "view": describe_view(self._membership.view),
+            "telemetry": {
+                peer_id: describe_telemetry(reading) for peer_id, reading in self._membership.telemetry.items()
+            },
+            "links": self.topology()["links"],
+            "cables": describe_cables(self._membership.view),
+            "fast_synch": resolve(self._settings.fast_synch, os.environ)._asdict(),
+            "stages_here": {name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
+            "health": self.health(),
+        }
+
+    def topology(self) -> dict[str, Any]:
+        return describe_topology(self._membership, self._instances)
+
+    def health(self) -> dict[str, Any]:
+        phase = self._phase()
+        return self._health.describe("draining" if phase == "ok" and self._host.draining else phase)
+
+    def drain_state(self) -> dict[str, Any]:
+        requests = len(self._serving.journal)
+        sequences = sum(stage.beat.sequences for stage in self._host.beats())
+        draining = self._host.draining
+        drained = draining and not requests and not sequences
+        return {"draining": draining, "drained": drained, "requests": requests, "sequences": sequences}
+
+    # requests
 
     def queue(self) -> dict[str, Any]:
         """Of the drivers that run here; `entered` are the requests that came in by this node, wherever they run."""
@@ -38,58 +101,55 @@ class Observation:
                 "running": stage.beat.running,
                 "tokens": stage.beat.tokens,
             }
-            for stage in self._beats()
+            for stage in self._host.beats()
             if stage.is_driver
         ]
         waiting = sum(driver["waiting"] for driver in drivers)
         running = sum(driver["running"] for driver in drivers)
         return {
             "depth": waiting + running,
-            "max": self._max_waiting,
+            "max": self._settings.max_queued,
             "waiting": waiting,
             "in_progress": running,
-            "entered": len(self._journal),
+            "entered": len(self._serving.journal),
             "instances": drivers,
         }
 
     def recent_requests(self, most: int) -> list[dict[str, Any]]:
-        """How the last requests that entered here have ended, newest first."""
-        return [outcome.describe() for outcome in self._journal.history.recent(most)]
+        return [outcome.describe() for outcome in self._serving.journal.history.recent(most)]
 
     def request_stats(self) -> dict[str, Any]:
-        return self._journal.history.stats()
+        return self._serving.journal.history.stats()
+
+    def traces(self) -> list[dict[str, Any]]:
+        return [trace.describe() for trace in self._serving.router.traces.all()]
+
+    def trace(self, wanted: str) -> dict[str, Any] | None:
+        found = self._serving.router.traces.find(wanted)
+        return None if found is None else chrome_trace(found)
+
+    # memory
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         """Of this machine; for the whole mesh also the last reading of every peer, which came with its telemetry."""
-        stages = [
-            {
-                "instance": stage.instance_id,
-                "stage": stage.index,
-                "memory_bytes": stage.beat.memory_bytes,
-                "sequences": stage.beat.sequences,
-                **(_kv(stage.beat) if stage.is_driver else {}),
-            }
-            for stage in self._beats()
-        ]
-        answer: dict[str, Any] = {**self._monitor.describe(), "stages": stages}
+        stages = [describe_stage_memory(stage) for stage in self._host.beats()]
+        answer: dict[str, Any] = {**self._hosting.monitor.describe(), "stages": stages}
         if whole_mesh:
-            answer["peers"] = [
-                {
-                    "id": peer_id,
-                    "name": name,
-                    "total_bytes": reading.total_bytes,
-                    "usable_bytes": reading.usable_bytes,
-                    "reserved_bytes": reading.reserved_bytes,
-                }
-                for peer_id, name, reading in self._telemetry()
-            ]
+            readings = self._membership.telemetry
+            peers = [peer for peer in self._membership.view.peers() if peer.id in readings]
+            answer["peers"] = [describe_peer_memory(peer, readings[peer.id]) for peer in peers]
         return answer
 
     def memory_live(self) -> list[dict[str, float]]:
-        """The readings of the last minute and a half, oldest first."""
-        return [snapshot.describe() for snapshot in self._monitor.kept]
+        return [snapshot.describe() for snapshot in self._hosting.monitor.kept]
 
+    # what went wrong
 
-def _kv(beat: Heartbeat) -> dict[str, int]:
-    """What the driver of a ring knows of its KV pool, in positions, which each stage of it has for its own layers."""
-    return {"kv_tokens": beat.kv_tokens, "kv_pool_tokens": beat.kv_pool_tokens, "evictions": beat.evictions}
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        return await self.diagnostics.of(peer_id)
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster()
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster_timeline()

@@ -22,52 +22,14 @@ class ModelEntry:
     eos_ids: tuple[int, ...]
 
 
-class MeshService(Protocol):
-    """All failures are MeshErrors; every await has a deadline inside."""
-
-    def models(self) -> list[ModelEntry]:
-        """Every model that a live peer has on disk, sorted by name."""
-
-    async def model(self, name: str) -> ModelEntry:
-        """One of them, by hub id, alias or directory. Raises UnknownModelError, with near names if there are any."""
-
-    async def text_files(self, name: str) -> Path:
-        """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs;
-        fetched from a peer if this one does not have the model."""
-
-    async def context_limit(self, name: str) -> int:
-        """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
-
-    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
-        """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.
-
-        Raises MeshErrors at any point; ends after the event whose `finish` is set.
-        """
-
-    async def cancel(self, request_id: str) -> bool:
-        """Cancel a request that entered at any peer this node can reach; False if nobody knows it."""
-
-    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
-        """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""
-
-    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
-        """As create_instance, so many times, on peers of their own; instances that there are already count. If one
-        cannot be placed the ones before it stay."""
-
-    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
-        """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
-
-    async def delete_instance(self, instance_id: str) -> bool:
-        """Stop an instance everywhere; False if it is unknown."""
+class MeshObservation(Protocol):
+    """What a node says of itself and of the mesh; nothing here changes anything."""
 
     def state(self) -> dict[str, Any]:
         """`view` (agreed: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
 
     def topology(self) -> dict[str, Any]:
         """Peers, links, and the ring of each instance, for people and pictures."""
-
-    def drain(self, *, on: bool) -> None:
-        """Finish what there is and take nothing new; or take requests again."""
 
     def drain_state(self) -> dict[str, Any]:
         """{"draining", "drained", "requests", "sequences"}: what entered here and what its stages hold."""
@@ -106,6 +68,52 @@ class MeshService(Protocol):
 
     async def cluster_timeline(self) -> dict[str, Any]:
         """{"entries": [phases of all runners of the mesh by time], "left_out", "unreachable"}"""
+
+
+class MeshService(Protocol):
+    """All failures are MeshErrors; every await has a deadline inside."""
+
+    @property
+    def observation(self) -> MeshObservation:
+        """Everything that only looks."""
+
+    def models(self) -> list[ModelEntry]:
+        """Every model that a live peer has on disk, sorted by name."""
+
+    async def model(self, name: str) -> ModelEntry:
+        """One of them, by hub id, alias or directory. Raises UnknownModelError, with near names if there are any."""
+
+    async def text_files(self, name: str) -> Path:
+        """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs;
+        fetched from a peer if this one does not have the model."""
+
+    async def context_limit(self, name: str) -> int:
+        """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
+
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+        """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.
+
+        Raises MeshErrors at any point; ends after the event whose `finish` is set.
+        """
+
+    async def cancel(self, request_id: str) -> bool:
+        """Cancel a request that entered at any peer this node can reach; False if nobody knows it."""
+
+    async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""
+
+    async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
+        """As create_instance, so many times, on peers of their own; instances that there are already count. If one
+        cannot be placed the ones before it stay."""
+
+    async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
+        """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
+
+    async def delete_instance(self, instance_id: str) -> bool:
+        """Stop an instance everywhere; False if it is unknown."""
+
+    def drain(self, *, on: bool) -> None:
+        """Finish what there is and take nothing new; or take requests again."""
 
     def lift_quarantine(self) -> int:
         """Models and engines that were not tried here for a while may be tried again; answers how many there were."""

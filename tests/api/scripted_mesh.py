@@ -119,6 +119,10 @@ class ScriptedMesh:
         found, self.instances = len(kept) < len(self.instances), kept
         return found
 
+    @property
+    def observation(self) -> ScriptedMesh:
+        return self
+
     def state(self) -> dict[str, Any]:
         return {"view": {"peers": [], "instances": self.instances}, "telemetry": {}, "health": self.health()}
 

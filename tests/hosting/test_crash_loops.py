@@ -12,9 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.errors import CrashLoopError, QuarantinedError
 from exo_mesh.hosting.pid_files import PidFiles
-from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Limits
+from exo_mesh.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.machine.disk import Disk
 from exo_mesh.node.node import Node
 from tests.hosting.test_supervisor import PREAMBLE
@@ -32,11 +33,11 @@ STUCK = script("while True: say(pb.FromRunner(heartbeat=pb.Heartbeat())); time.s
 
 
 def spawned(node: Node) -> int:
-    return len(node._keeping.flights.logs)
+    return len(node._hosting.keeping.flights.logs)
 
 
 def codes(node: Node) -> list[str]:
-    return [reason["code"] for reason in node.health()["reasons"]]
+    return [reason["code"] for reason in node.observation.health()["reasons"]]
 
 
 async def test_a_model_whose_runner_always_crashes_is_given_up_with_the_cause(tmp_path: Path) -> None:
@@ -48,8 +49,8 @@ async def test_a_model_whose_runner_always_crashes_is_given_up_with_the_cause(tm
             await tokens(node, a_request("again"))
         assert spawned(node) == 3, "no fourth launch"
         await until(lambda: codes(node) == ["crash_loop"])
-        assert node.health()["status"] == "degraded"
-        assert node._host.reserved_bytes == 0
+        assert node.observation.health()["status"] == "degraded"
+        assert node._hosting.host.reserved_bytes == 0
 
 
 async def test_after_three_crashes_it_is_placed_on_another_peer(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ async def test_a_load_that_gets_stuck_is_ended_and_the_next_place_is_elsewhere(t
         assert len(await tokens(nodes[0], a_request())) == 12
         assert [spawned(node) for node in nodes] == [1, 1], "one wedge is enough"
         await until(lambda: codes(nodes[0]) == ["quarantined"])
-        (log,) = nodes[0]._keeping.flights.logs
+        (log,) = nodes[0]._hosting.keeping.flights.logs
         phases = [entry["phase"] for entry in log.describe() if entry["phase"] != "stop asked"]
         assert phases == ["spawned", "first report", "end", "stacks", "exit"]
 

@@ -71,7 +71,7 @@ async def test_a_better_way_is_used_at_the_next_dial_and_not_before(tmp_path: Pa
         (peer,) = mesh.near.membership.peers
         await PathKeeper(mesh.near.membership).measure(peer)
         assert peer.host == "127.0.0.1", "the way without a delay"
-        await mesh.near._host._hops.tell()
+        await mesh.near._hosting.host._hops.tell()
         enough = len(got) + 5
         await until(lambda: len(got) > enough)
         assert mesh.data.open_connections == 1, "a stream that works is left alone"

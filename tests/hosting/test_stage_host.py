@@ -28,8 +28,8 @@ def has_ipv6() -> bool:
 
 async def a_plan(node: Node, instance_id: str) -> Plan:
     """A plan for this node alone, of an owner whom nobody knows."""
-    card = await node._catalogue.card(MODEL)
-    return await node._placer.propose(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"))
+    card = await node._models.catalogue.card(MODEL)
+    return await node._owning.placer.propose(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"))
 
 
 async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,25 +37,25 @@ async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, mon
     monkeypatch.setattr("exo_mesh.hosting.reservations.LEASE_S", 2.5)
     async with mesh(tmp_path, 1) as (node,):
         plan = await a_plan(node, "unheard-of-1")
-        assert (await node._host.reserve(plan, 0)).granted
-        async with aclosing(node._host.commit(plan.instance_id, plan.ballot)) as reports:
+        assert (await node._hosting.host.reserve(plan, 0)).granted
+        async with aclosing(node._hosting.host.commit(plan.instance_id, plan.ballot)) as reports:
             async for report in reports:
                 if report.HasField("ready"):
                     break
             await asyncio.sleep(5)
-            assert runners() and node._host.reserved_bytes > 0, "as long as it is watched it stays"
+            assert runners() and node._hosting.host.reserved_bytes > 0, "as long as it is watched it stays"
         await until(lambda: not runners())
-        assert node._host.reserved_bytes == 0
+        assert node._hosting.host.reserved_bytes == 0
 
 
 async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,):
         plan = await a_plan(node, "late-1")
-        assert (await node._host.reserve(plan, 0)).granted
-        await node._host.stop()
+        assert (await node._hosting.host.reserve(plan, 0)).granted
+        await node._hosting.host.stop()
         with pytest.raises(StageLostError, match="stopping"):
-            await anext(node._host.commit(plan.instance_id, plan.ballot))
-        assert not (await node._host.reserve(await a_plan(node, "later-1"), 0)).granted
+            await anext(node._hosting.host.commit(plan.instance_id, plan.ballot))
+        assert not (await node._hosting.host.reserve(await a_plan(node, "later-1"), 0)).granted
 
 
 async def test_a_node_stops_in_time_when_a_member_of_its_ring_does_not_answer(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_a_node_stops_in_time_when_a_member_of_its_ring_does_not_answer(tm
         async def silent(instance_id: str, ballot: Ballot) -> None:
             await asyncio.sleep(60)
 
-        nodes[1]._host.release = silent  # type: ignore[method-assign]
+        nodes[1]._hosting.host.release = silent  # type: ignore[method-assign]
         begin = time.monotonic()
         await nodes[0].stop()
         assert time.monotonic() - begin < 4
@@ -76,22 +76,22 @@ async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path
     async with mesh(tmp_path, 1) as (node,):
         await node.create_instance(InstanceSpec(MODEL))
         key = RecordKey("instance", f"{MODEL}-1", node.node_id)
-        release = node._host.release
+        release = node._hosting.host.release
 
         async def slow(instance_id: str, ballot: Ballot) -> None:
             await asyncio.sleep(1)
             await release(instance_id, ballot)
 
-        node._host.release = slow  # type: ignore[method-assign]
+        node._hosting.host.release = slow  # type: ignore[method-assign]
 
         async def hopeless(*arguments: object, **options: object) -> None:
             raise PlacementError("as the test wants")
 
-        recover, node._custody._recoverer.recover = node._custody._recoverer.recover, hopeless  # type: ignore
-        keeper = node._custody.keepers[key.id]
+        recover, node._owning.custody._recoverer.recover = node._owning.custody._recoverer.recover, hopeless  # type: ignore
+        keeper = node._owning.custody.keepers[key.id]
         keeper._lose(StageLostError("as the test wants"))
         await until(lambda: state_of(node, key) is InstanceState.FAILED)
-        node._custody._recoverer.recover = recover  # type: ignore[method-assign]
+        node._owning.custody._recoverer.recover = recover  # type: ignore[method-assign]
         assert (await node.create_instance(InstanceSpec(MODEL)))["ballot"][0] == 2
         await until(lambda: not any(task.get_name().startswith("end ") for task in asyncio.all_tasks()))
         assert state_of(node, key) is InstanceState.READY and len(runners()) == 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from exo_mesh.hosting.runner_limits import Limits, Pace
+from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.hosting.runner_pace import Pace
 from exo_mesh.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.proto import runner_pb2 as pb
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.hosting.runner_limits import Limits
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.node.node import Node
 from tests.support.nodes import a_request, instances, mesh, tokens
 
@@ -36,7 +36,7 @@ os._exit(main())
 
 def ends(node: Node) -> list[str]:
     """How the runners of a node have ended so far, in the order of their starts."""
-    logs = [log.describe() for log in node._keeping.flights.logs]
+    logs = [log.describe() for log in node._hosting.keeping.flights.logs]
     return [entry["attrs"]["end"] for entries in logs for entry in entries if entry["phase"] == "end"]
 
 
@@ -51,7 +51,7 @@ async def test_an_engine_that_hangs_in_a_frame_is_replaced_and_the_answer_goes_o
         assert ends(node) == ["stalled"] and (tmp_path / "marker").exists()
         assert got == await tokens(node, a_request("undisturbed", max_tokens=60))
         assert "in hangs" in caplog.text, "where it stood is in the log"
-        assert len(instances(node)) == 1 and not node.health()["reasons"], "one stall is no loop"
+        assert len(instances(node)) == 1 and not node.observation.health()["reasons"], "one stall is no loop"
 
 
 @pytest.mark.slow

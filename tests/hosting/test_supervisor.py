@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.domain.shard import Shard
 from exo_mesh.hosting.runner_exit import End
-from exo_mesh.hosting.supervisor import Limits, Runner
+from exo_mesh.hosting.supervisor import Runner
 from exo_mesh.proto import runner_pb2
 from exo_mesh.transport.plan_codec import plan_to_proto
 from tests.support.nodes import until

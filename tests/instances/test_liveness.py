@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan, Seat
+from exo_mesh.domain.stage import Standing
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import TransportError
-from exo_mesh.hosting.stage_state import Standing
 from exo_mesh.instances.liveness import lives
 from tests.instances.test_ownership import an_instance
 

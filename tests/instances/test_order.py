@@ -13,8 +13,8 @@ import pytest
 
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.stage import Answer
 from exo_mesh.errors import PlacementError
-from exo_mesh.hosting.reservations import Answer
 from exo_mesh.instances import ownership, ring_keeper
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
@@ -40,7 +40,7 @@ async def test_two_posts_at_once_make_one_instance_that_all_five_peers_agree_on(
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
         assert time.monotonic() - answered < 2
         await until(lambda: len(runners()) == 3)
-        assert len({node.state()["view"]["view_digest"] for node in nodes}) == 1
+        assert len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1
 
 
 async def test_of_two_peers_that_place_the_last_memory_one_wins_and_the_other_gets_numbers(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
         await until(lambda: len(ballots(nodes)) == 1 and len(nodes[2].membership.peers) == 2)
         (seen,) = instances(nodes[2])
         assert seen["owner"] == members[0] and seen["ballot"] == adopted["ballot"]
-        await until(lambda: not nodes[2]._custody.keepers)
+        await until(lambda: not nodes[2]._owning.custody.keepers)
         assert [stage["pid"] for stage in seen["stages"]] == [stage["pid"] for stage in placed["stages"]]
         assert set(runners()) == {stage["pid"] for stage in placed["stages"]}, "no stage was started again"
         assert len(await request) == 500
 
-        await nodes[0]._host.release(placed["id"], Ballot(*placed["ballot"]))
+        await nodes[0]._hosting.host.release(placed["id"], Ballot(*placed["ballot"]))
         assert len(runners()) == 2, "the old owner's word counts no more"
         assert await nodes[2].delete_instance(placed["id"])
         await until(lambda: not runners())
@@ -120,8 +120,8 @@ async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instanc
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
         (survivor,) = instances(nodes[0])
         await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
-        assert sum(len(node._custody.keepers) for node in nodes) == 1
-        await until(lambda: len({node.state()["view"]["view_digest"] for node in nodes}) == 1)
+        assert sum(len(node._owning.custody.keepers) for node in nodes) == 1
+        await until(lambda: len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1)
         assert await tokens(nodes[1], a_request("after")) == texts[0]
 
 
@@ -146,15 +146,15 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
         (survivor,) = instances(nodes[1])
         assert Ballot(*survivor["ballot"]) > Ballot(*placed["ballot"])
         await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
-        assert sum(len(node._custody.keepers) for node in nodes) == 1
+        assert sum(len(node._owning.custody.keepers) for node in nodes) == 1
 
 
 async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n1", 0, 8),)))
-        (keeper,) = nodes[0]._custody.keepers.values()
-        nodes[0]._custody.keepers.clear()
+        (keeper,) = nodes[0]._owning.custody.keepers.values()
+        nodes[0]._owning.custody.keepers.clear()
         await keeper.close()
         nodes[0].membership.put_instance(keeper.plan.instance_id, None)
         await until(lambda: not runners())
@@ -174,24 +174,24 @@ async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back
         first, second = sorted(nodes[:2], key=lambda node: node.node_id)
         request = asyncio.create_task(tokens(nodes[0], a_request(max_tokens=500)))
 
-        adopt = second._host.adopt
+        adopt = second._hosting.host.adopt
 
         async def not_by_the_first(instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
             if adopted.proposer == first.node_id:
                 return Answer(False, 0, "this call gets lost")
             return await adopt(instance_id, ballot, adopted)
 
-        monkeypatch.setattr(second._host, "adopt", not_by_the_first)
+        monkeypatch.setattr(second._hosting.host, "adopt", not_by_the_first)
         cable.split({"n0", "n1"}, {"n2"})  # the streams of the owner break as well
-        (lease,) = first._host.leases
+        (lease,) = first._hosting.host.leases
         await until(lambda: lease.adopted.proposer == first.node_id)
-        assert not first._custody.keepers, "no owner of one stage alone"
+        assert not first._owning.custody.keepers, "no owner of one stage alone"
         cable.heal()
         await until(lambda: all(len(node.membership.peers) == 2 for node in nodes))
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0])[0]["ballot"] != placed["ballot"])
         (seen,) = instances(nodes[0])
         assert seen["owner"] == nodes[2].node_id and seen["digest"] == placed["digest"]
-        assert second._host.leases[0].ballot == Ballot(*seen["ballot"])
+        assert second._hosting.host.leases[0].ballot == Ballot(*seen["ballot"])
         assert set(runners()) == {stage["pid"] for stage in placed["stages"]}, "no stage was started again"
         assert len(await request) == 500
         assert await nodes[1].delete_instance(placed["id"])

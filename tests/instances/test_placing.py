@@ -43,7 +43,7 @@ async def test_a_model_runs_on_as_many_nodes_as_asked_and_every_node_is_a_way_in
         await until(lambda: all(instances(node) == [instance] for node in nodes))
         texts = [await tokens(node, a_request(f"r{index}")) for index, node in enumerate(nodes)]
         assert all(text == texts[0] and len(text) == 12 for text in texts)
-        assert len({node.state()["view"]["view_digest"] for node in nodes}) == 1
+        assert len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1
 
 
 async def test_the_first_request_places_the_model_on_the_fewest_nodes(tmp_path: Path) -> None:

@@ -60,11 +60,11 @@ async def crash(node: Node, instance: dict[str, Any]) -> None:
     os.kill(pids(instance)[node.node_id], signal.SIGKILL)
     await node._server.stop(0)
     await node.membership._tasks.close()
-    for keeper in node._custody.keepers.values():
+    for keeper in node._owning.custody.keepers.values():
         await keeper.close()
-    node._custody.keepers.clear()
-    await node._custody._tasks.close()
-    await node._host._tasks.close()
+    node._owning.custody.keepers.clear()
+    await node._owning.custody._tasks.close()
+    await node._hosting.host._tasks.close()
 
 
 @pytest.mark.parametrize("lost", [0, *(pytest.param(index, marks=pytest.mark.slow) for index in (1, 2))])
@@ -84,7 +84,7 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
         assert {peer: pids(after)[peer] for peer in kept} == {peer: pids(placed)[peer] for peer in kept}
         assert [stage["layers"] for stage in after["stages"]] == [stage["layers"] for stage in placed["stages"]]
         assert counted(nodes[1], "requests_resumed_total") == 1
-        card = nodes[0]._catalogue.known_card(MODEL)
+        card = nodes[0]._models.catalogue.known_card(MODEL)
         assert counted(nodes[0], "recovery_loaded_bytes_total") == card.shard_bytes(*placed["stages"][lost]["layers"])
         assert len(await tokens(nodes[2], a_request("next"))) == 12
 
@@ -101,7 +101,7 @@ async def test_a_spare_takes_the_layers_of_a_dead_peer_and_nobody_else_loads(tmp
         assert [stage["peer"] for stage in after["stages"]] == [nodes[n].node_id for n in (0, 3, 2)]
         assert pids(after)[nodes[0].node_id] == pids(placed)[nodes[0].node_id]
         assert pids(after)[nodes[2].node_id] == pids(placed)[nodes[2].node_id]
-        lost = nodes[0]._catalogue.known_card(MODEL).shard_bytes(*placed["stages"][1]["layers"])
+        lost = nodes[0]._models.catalogue.known_card(MODEL).shard_bytes(*placed["stages"][1]["layers"])
         assert counted(nodes[0], "recovery_loaded_bytes_total") == lost
 
 
@@ -186,7 +186,7 @@ async def test_an_instance_that_is_being_recovered_can_be_deleted(tmp_path: Path
         await until(lambda: [one["state"] for one in instances(nodes[1])] == ["loading"])
         assert await nodes[1].delete_instance(placed["id"])
         await until(lambda: not any(instances(node) for node in nodes))
-        assert all(node._host.reserved_bytes == 0 for node in nodes)
+        assert all(node._hosting.host.reserved_bytes == 0 for node in nodes)
 
 
 @pytest.mark.slow
@@ -196,8 +196,8 @@ async def test_a_hop_that_is_lost_between_two_that_live_is_made_anew_and_nothing
         expected = await tokens(nodes[1], a_request("undisturbed", 60))
         reading = Reading(nodes[1], "disturbed", 60)
         await until(lambda: len(reading.tokens) > 10)
-        runner = nodes[0]._host._runners[placed["id"]]
-        nodes[0]._host._hops.forget(placed["id"], runner)
+        runner = nodes[0]._hosting.host._runners[placed["id"]]
+        nodes[0]._hosting.host._hops.forget(placed["id"], runner)
         await runner.link("127.0.0.1:1")
         assert await asyncio.wait_for(reading.task, 30) == expected
         (after,) = ready(nodes[1])
@@ -231,10 +231,10 @@ async def test_a_ring_that_failed_a_request_and_that_nobody_mends_is_made_anew_o
     async with mesh(tmp_path, 2) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: ready(nodes[asking]))
-        (instance,) = nodes[asking]._instances.of_model(MODEL)
-        nodes[asking]._instances.distrust(instance)
+        (instance,) = nodes[asking]._owning.instances.of_model(MODEL)
+        nodes[asking]._owning.instances.distrust(instance)
         assert len(await tokens(nodes[asking], a_request())) == 12
         await until(lambda: len(ready(nodes[0])) == 1 and ready(nodes[0])[0]["ballot"] != placed["ballot"])
         (after,) = ready(nodes[0])
         assert after["owner"] == nodes[asking].node_id and pids(after) == pids(placed)
-        await until(lambda: sum(len(node._custody.keepers) for node in nodes) == 1)
+        await until(lambda: sum(len(node._owning.custody.keepers) for node in nodes) == 1)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.stage import Answer, Standing
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import StageLostError
-from exo_mesh.hosting.reservations import Answer, Reservations
-from exo_mesh.hosting.stage_state import Standing
-from exo_mesh.hosting.supervisor import Limits
+from exo_mesh.hosting.reservations import Reservations
 from exo_mesh.instances import ring_keeper
 from exo_mesh.instances.ring_keeper import RingKeeper
 from exo_mesh.proto import control_pb2 as pb

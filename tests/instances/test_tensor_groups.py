@@ -19,11 +19,11 @@ from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.grouping import GroupWish
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
 from exo_mesh.hosting.stage_host import HostLimits
-from exo_mesh.hosting.supervisor import Limits
 from exo_mesh.instances import tensor_groups
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.tensor_groups import GroupTroubles, wirings
@@ -45,7 +45,7 @@ def shape(instance: dict[str, Any]) -> list[int]:
 
 def rank_runners(nodes: list[Node]) -> list[Any]:
     """The runners of all nodes, by node."""
-    return [next(iter(node._host._runners.values()), None) for node in nodes]
+    return [next(iter(node._hosting.host._runners.values()), None) for node in nodes]
 
 
 async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path)
         assert (await nodes[1].create_instance(PAIR))["digest"] == instance["digest"], "it suits whoever asks for one"
         assert await nodes[1].delete_instance(instance["id"])
         await until(lambda: not runners())
-        await until(lambda: all(node._host.reserved_bytes == 0 for node in nodes))
+        await until(lambda: all(node._hosting.host.reserved_bytes == 0 for node in nodes))
 
 
 async def test_a_group_and_a_single_peer_share_a_ring_in_either_order(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_what_a_group_measures_decides_whether_it_stays_one(
     """A layer is said to take 1 ms: two all-reduces of 10 us are worth half of it, two of 50 ms are not."""
     async with mesh(tmp_path, 2, engine_options={"reduce_ms": reduce_ms}) as nodes:
         cable(nodes)
-        await until(lambda: all(any(c["up"] for c in node.topology()["cables"]) for node in nodes))
+        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         assert shape(instance) == ([2] if is_group else [1, 1])
         assert ("better as stages" in instance["reason"]) is not is_group
@@ -138,7 +138,7 @@ async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipe
     runner.chmod(0o755)
     async with mesh(tmp_path, 2) as nodes:
         limits = HostLimits(Limits(first_message_s=5.0), command=(str(runner),))
-        monkeypatch.setattr(nodes[1]._host, "_limits", limits)
+        monkeypatch.setattr(nodes[1]._hosting.host, "_limits", limits)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         instance = await nodes[0].create_instance(PAIR)
         assert shape(instance) == [1, 1] and "has been silent for 5 s" in instance["reason"]
@@ -163,10 +163,12 @@ async def test_a_preview_of_a_group_can_be_sent_back(tmp_path: Path) -> None:
 
 async def test_each_attempt_of_a_group_has_ports_of_its_own(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as (one, two):
-        card = await one._catalogue.card(MODEL)
-        plans = [await one._placer.propose(card, PAIR, "i", Ballot(n, one.node_id)) for n in (1, 2)]
+        card = await one._models.catalogue.card(MODEL)
+        plans = [await one._owning.placer.propose(card, PAIR, "i", Ballot(n, one.node_id)) for n in (1, 2)]
         answers = [
-            (await one._host.reserve(plan, 0)).collective + " " + (await two._host.reserve(plan, 0)).collective
+            (await one._hosting.host.reserve(plan, 0)).collective
+            + " "
+            + (await two._hosting.host.reserve(plan, 0)).collective
             for plan in plans
         ]
         assert len(set(" ".join(answers).split())) == 4
@@ -177,18 +179,20 @@ async def test_an_owner_that_stops_leaves_its_group_to_its_ranks(tmp_path: Path)
     async with mesh(tmp_path, 3) as nodes:
         others = tuple(node.node_id for node in nodes[1:])
         await nodes[0].create_instance(InstanceSpec(MODEL, groups=(others,), group_backend="ring"))
-        await until(lambda: all(node._instances.of_model(MODEL) for node in nodes[1:]))  # they know that it is ready
+        await until(
+            lambda: all(node._owning.instances.of_model(MODEL) for node in nodes[1:])
+        )  # they know that it is ready
         ranks = runners()
         await nodes[0].stop()
-        await until(lambda: [owner for owner, _ in nodes[1]._instances.all()] == [min(others)])
+        await until(lambda: [owner for owner, _ in nodes[1]._owning.instances.all()] == [min(others)])
         assert runners() == ranks
 
 
 async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as (one, two):
-        card = await one._catalogue.card(MODEL)
-        plan = await one._placer.propose(card, PAIR, "i", Ballot(1, one.node_id))
-        host = one._host if plan.stages[0].peers[1] == one.node_id else two._host
+        card = await one._models.catalogue.card(MODEL)
+        plan = await one._owning.placer.propose(card, PAIR, "i", Ballot(1, one.node_id))
+        host = one._hosting.host if plan.stages[0].peers[1] == one.node_id else two._hosting.host
         assert (await host.reserve(plan, 0)).granted
         for wiring in (None, RankWiring("ring", 0, ("127.0.0.1:1", "127.0.0.1:2"))):
             with pytest.raises(InputError, match="not that of its rank here"):
@@ -244,8 +248,8 @@ def test_only_those_listen_whom_others_dial() -> None:
 
 async def test_wirings_put_together_what_each_rank_said(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as (one, _):
-        card = await one._catalogue.card(MODEL)
-        plan: Plan = await one._placer.propose(card, PAIR)
+        card = await one._models.catalogue.card(MODEL)
+        plan: Plan = await one._owning.placer.propose(card, PAIR)
         said = {seat: f"127.0.0.1:{seat.rank + 1}" for seat in plan.seats}
         assert [w.rank for w in wirings(plan, said).values()] == [0, 1]
         assert {w.endpoints for w in wirings(plan, said).values()} == {("127.0.0.1:1", "127.0.0.1:2")}

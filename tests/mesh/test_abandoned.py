@@ -83,11 +83,11 @@ async def test_no_task_is_left_of_requests_that_end_while_the_model_loads(tmp_pa
         await in_process.tokens(nodes[0], in_process.a_request("first"))
         await back_to(before, nodes)
         asked = [asyncio.ensure_future(first_event(nodes[n % 2], f"r{n}")) for n in range(50)]
-        await in_process.until(lambda: len(nodes[0].journal) + len(nodes[1].journal) == len(asked))
+        await in_process.until(lambda: len(nodes[0]._serving.journal) + len(nodes[1]._serving.journal) == len(asked))
         for one in asked:
             one.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-        assert len(nodes[0].journal) + len(nodes[1].journal) == 0
+        assert len(nodes[0]._serving.journal) + len(nodes[1]._serving.journal) == 0
         await back_to(before, nodes)
 
 

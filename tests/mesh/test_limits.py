@@ -46,8 +46,12 @@ class Ring:
 
 
 def free(node: Node) -> bool:
-    beats = node.state()["stages_here"].values()
-    return len(node.journal) == 0 and bool(beats) and all(beat["sequences"] + beat["queued"] == 0 for beat in beats)
+    beats = node.observation.state()["stages_here"].values()
+    return (
+        len(node._serving.journal) == 0
+        and bool(beats)
+        and all(beat["sequences"] + beat["queued"] == 0 for beat in beats)
+    )
 
 
 @asynccontextmanager

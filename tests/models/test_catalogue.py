@@ -31,7 +31,7 @@ async def test_any_peer_is_a_way_in_to_a_model_that_it_does_not_have(tmp_path: P
         assert (texts / "tokenizer.json").read_bytes() == (tmp_path / "models/tiny/tokenizer.json").read_bytes()
         assert await guest.text_files("tiny") == texts
         assert len(await tokens(guest, a_request(), "tiny")) == 12
-        (instance,) = guest.state()["view"]["instances"]
+        (instance,) = guest.observation.state()["view"]["instances"]
         assert [stage["peer"] for stage in instance["stages"]] == [holder.node_id]
         assert instance["owner"] == guest.node_id
     finally:

@@ -60,11 +60,11 @@ async def test_any_peer_goes_on_with_the_answer_of_an_entry_peer_that_vanished(t
         steps = sum(log_frames(node) for node in nodes)
         await follow(nodes[0], keyed(), told_again)
         assert told_again == again, "a finished answer is told again"
-        assert [len(node.journal) for node in nodes] == [0, 0]
+        assert [len(node._serving.journal) for node in nodes] == [0, 0]
 
 
 def log_frames(node: Node) -> int:
-    return sum(stage.beat.decode_frames for stage in node._host.beats())
+    return sum(stage.beat.decode_frames for stage in node._hosting.host.beats())
 
 
 async def test_who_asks_again_takes_over_and_the_first_one_is_told(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ async def test_who_asks_again_takes_over_and_the_first_one_is_told(tmp_path: Pat
             with pytest.raises(SupersededError):
                 await first
             assert ids(again) == expected and again[: len(got)] == got
-        assert [len(node.journal) for node in nodes] == [0, 0]
+        assert [len(node._serving.journal) for node in nodes] == [0, 0]
 
 
 async def test_another_request_with_the_same_key_is_refused_at_every_peer(tmp_path: Path) -> None:

@@ -21,13 +21,16 @@ async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path)
         running = asyncio.create_task(collect(leaving, "running", 60, got))
         await until(lambda: len(got) > 5)
         leaving.drain(on=True)
-        assert leaving.drain_state()["drained"] is False and leaving.health()["status"] == "draining"
+        assert (
+            leaving.observation.drain_state()["drained"] is False
+            and leaving.observation.health()["status"] == "draining"
+        )
         with pytest.raises(NotReadyError, match="ask another peer"):
             await tokens(leaving, a_request("late"))
         async with asyncio.timeout(20):
             await running
         assert got == whole
-        await until(lambda: leaving.drain_state()["drained"])
+        await until(lambda: leaving.observation.drain_state()["drained"])
         await until(lambda: staying.membership.telemetry[leaving.node_id].usable_bytes == 0)
         placed = await staying.create_instance(InstanceSpec(MODEL, exclude_peers=(leaving.node_id,)))
         assert {stage["peer"] for stage in placed["stages"]} == {staying.node_id}

@@ -44,8 +44,8 @@ async def nodes(tmp_path: Path) -> AsyncIterator[list[Node]]:
 async def chosen(node: Node, spec: InstanceSpec) -> dict[str, tuple[str, ...]]:
     """Engines of each peer by its name, the first choice first."""
     names = {peer.id: peer.name for peer in node.membership.view.peers()}
-    card = await node._catalogue.card(spec.model)
-    candidates = node._placer.candidates(card, spec)
+    card = await node._models.catalogue.card(spec.model)
+    candidates = node._owning.placer.candidates(card, spec)
     return {names[candidate.peer_id]: (candidate.engine, *candidate.others) for candidate in candidates}
 
 

@@ -35,7 +35,7 @@ async def test_without_resuming_a_killed_runner_ends_the_request_with_one_typed_
             await request
         assert time.monotonic() - killed < 3
         assert len(await tokens(nodes[0], a_request("next"))) == 12
-        assert len(nodes[0].journal) == 0
+        assert len(nodes[0]._serving.journal) == 0
 
 
 @pytest.mark.parametrize("stage", [0, 1])
@@ -49,7 +49,7 @@ async def test_a_request_survives_the_death_of_any_runner_with_the_same_text(tmp
         os.kill(instance["stages"][stage]["pid"], signal.SIGKILL)
         await asyncio.wait_for(request, 15)
         assert got == expected
-        assert len(nodes[1].journal) == 0
+        assert len(nodes[1]._serving.journal) == 0
 
 
 async def test_a_request_survives_the_death_of_a_peer_in_its_ring(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ async def test_a_cancelled_request_ends_and_frees_its_sequence(tmp_path: Path) -
 
 
 def free(node: Node) -> bool:
-    beats = node.state()["stages_here"].values()
+    beats = node.observation.state()["stages_here"].values()
     return bool(beats) and all(beat["sequences"] == 0 for beat in beats)
 
 
@@ -104,7 +104,7 @@ async def test_closing_the_stream_cancels_the_request(tmp_path: Path) -> None:
             async for item in items:
                 if isinstance(item, TokenEvent):
                     break
-        assert len(node.journal) == 0
+        assert len(node._serving.journal) == 0
         await until(lambda: free(node))
 
 

@@ -46,8 +46,8 @@ async def test_a_peer_that_others_reach_is_alive_and_known_not_to_answer_here(tm
 async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_out(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3))
-        (instance,) = nodes[0]._instances.of_model(MODEL)
-        custody, ring = nodes[0]._custody, instance.plan.peer_ids
+        (instance,) = nodes[0]._owning.instances.of_model(MODEL)
+        custody, ring = nodes[0]._owning.custody, instance.plan.peer_ids
         at = {node.node_id: node for node in nodes}
 
         async def suspects(hop: int | None) -> tuple[str, ...]:
@@ -77,12 +77,14 @@ async def test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for(
         await until(
             lambda: [(one["ballot"], one["state"]) for one in instances(nodes[2])] == [(before["ballot"], "ready")]
         )
-        (instance,) = nodes[2]._instances.of_model(MODEL)
+        (instance,) = nodes[2]._owning.instances.of_model(MODEL)
         driver = next(node for node in nodes if node.node_id == instance.plan.peer_ids[-1])
         cut(nodes[2], driver)
         await until(lambda: nodes[2].membership.unanswered_s(driver.node_id) > 0)
-        assert nodes[2]._instances.is_trusted(instance), "that alone is no reason: the way to its runner may be good"
-        nodes[2]._instances.distrust(instance)  # a request has failed there
+        assert nodes[2]._owning.instances.is_trusted(instance), (
+            "that alone is no reason: the way to its runner may be good"
+        )
+        nodes[2]._owning.instances.distrust(instance)  # a request has failed there
         async with asyncio.timeout(30):
             assert await tokens(nodes[2], a_request("again")) == expected
         (after,) = instances(nodes[2])
@@ -93,11 +95,11 @@ async def test_a_driver_that_answers_again_is_trusted_again(tmp_path: Path) -> N
     async with mesh(tmp_path, 3, usable_bytes=(2 * GB, 2 * GB, GB // 10)) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: [one["state"] for one in instances(nodes[2])] == ["ready"])
-        (instance,) = nodes[2]._instances.of_model(MODEL)
+        (instance,) = nodes[2]._owning.instances.of_model(MODEL)
         driver = next(node for node in nodes if node.node_id == instance.plan.peer_ids[-1])
         addresses = cut(nodes[2], driver)
         await until(lambda: nodes[2].membership.unanswered_s(driver.node_id) > 0)
-        nodes[2]._instances._out_of_reach.add(driver.node_id)
-        assert not nodes[2]._instances.is_trusted(instance)
+        nodes[2]._owning.instances._out_of_reach.add(driver.node_id)
+        assert not nodes[2]._owning.instances.is_trusted(instance)
         restore(nodes[2], driver, addresses)
-        await until(lambda: nodes[2]._instances.is_trusted(instance))
+        await until(lambda: nodes[2]._owning.instances.is_trusted(instance))

@@ -41,7 +41,7 @@ async def test_two_peers_with_one_secret_answer_and_let_no_stranger_say_anything
         await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])
         (instance,) = instances(nodes[1])
         assert len(instance["stages"]) == 2
-        assert nodes[0].health()["mesh"] == "closed"
+        assert nodes[0].observation.health()["mesh"] == "closed"
 
         for node in nodes:
             for name, channel in channels(f"127.0.0.1:{node.grpc_port}", authority_pem(secret)).items():
@@ -57,7 +57,7 @@ async def test_two_peers_with_one_secret_answer_and_let_no_stranger_say_anything
         assert await tokens(nodes[0], a_request("after")) == before
         assert len(instances(nodes[0])) == 1
         for node in nodes:
-            assert secret not in repr(node.state())
+            assert secret not in repr(node.observation.state())
     assert secret not in caplog.text
     assert "PRIVATE KEY" not in caplog.text
 
@@ -71,7 +71,7 @@ async def test_the_methods_that_are_tried_are_all_there_are() -> None:
 async def test_an_open_mesh_lets_the_same_calls_in(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1) as (node,), grpc.aio.insecure_channel(f"127.0.0.1:{node.grpc_port}") as channel:
         assert not await refused(channel, "/exo_mesh.Control/Cancel")
-        assert node.health()["mesh"] == "open"
+        assert node.observation.health()["mesh"] == "open"
 
 
 async def strangers(tmp_path: Path, *secrets: str) -> list[Node]:
@@ -118,6 +118,6 @@ async def test_a_wrong_secret_is_one_clear_line_on_both_sides(
         assert len(warnings) == (2 if here else 1), warnings
         for node in nodes:
             assert len(node.membership.peers) == 0
-        assert any(there in reason["message"] for reason in nodes[1].health()["reasons"])
+        assert any(there in reason["message"] for reason in nodes[1].observation.health()["reasons"])
     finally:
         await asyncio.gather(*(node.stop() for node in nodes))

@@ -108,7 +108,7 @@ async def test_after_the_end_of_a_certificate_only_a_renewed_one_is_let_in(monke
 
 def renewal_of(node: Node) -> Renewal:
     assert node._credentials is not None
-    return Renewal(node.settings, node._credentials, node.membership, node._host)
+    return Renewal(node.settings, node._credentials, node.membership, node._hosting.host)
 
 
 async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notices_nothing(
@@ -171,10 +171,10 @@ async def test_a_mesh_outlives_its_certificates(tmp_path: Path, monkeypatch: pyt
 async def test_a_runner_that_ends_just_now_is_no_error(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, secret=SECRET) as (node,):
         await node.create_instance(InstanceSpec(MODEL))
-        (runner,) = node._host._runners.values()
+        (runner,) = node._hosting.host._runners.values()
         stopping = asyncio.create_task(runner.stop())
         await until(runner._gone.is_set)
         with pytest.raises(MeshError):
             await runner.link("127.0.0.1:1")
-        await node._host.show_new_certificate()
+        await node._hosting.host.show_new_certificate()
         await stopping

@@ -38,7 +38,7 @@ def callers(monkeypatch: pytest.MonkeyPatch) -> Callers:
 
 def seen(node: Node) -> tuple[str, list[str]]:
     """What a stranger would want to change."""
-    view: dict[str, Any] = node.state()["view"]
+    view: dict[str, Any] = node.observation.state()["view"]
     return view["view_digest"], [peer["id"] for peer in view["peers"]]
 
 

@@ -45,13 +45,13 @@ async def test_a_cut_stream_is_opened_again_on_the_same_ring_with_the_same_text(
         before = await placed(nodes)
         expected = await tokens(nodes[2], a_request("undisturbed", 60))
         asked: list[str] = []
-        open_call = nodes[2]._drivers.open
+        open_call = nodes[2]._serving.drivers.open
 
         def recording(endpoint: str, plan: Plan, request: GenerateRequest, *rest: Any, **options: Any) -> Any:
             asked.append(request.request_id)
             return open_call(endpoint, plan, request, *rest, **options)
 
-        monkeypatch.setattr(nodes[2]._drivers, "open", recording)
+        monkeypatch.setattr(nodes[2]._serving.drivers, "open", recording)
         got: list[int] = []
         request = asyncio.create_task(collect(nodes[2], "disturbed", 60, got))
         for enough in (10, 30):
@@ -98,18 +98,18 @@ async def test_a_stream_that_falls_silent_is_opened_again(tmp_path: Path) -> Non
         async with asyncio.timeout(30):
             await request
         assert got == expected and instances(mesh.near) == [before]
-        beat = mesh.far._host.beat
+        beat = mesh.far._hosting.host.beat
         await until(lambda: (last := beat(before["id"])) is not None and last.sequences == last.running == 0)
 
 
 async def test_members_say_of_a_ring_whether_it_runs(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, usable_bytes=TWO_OF_THREE) as nodes:
         before = await placed(nodes)
-        (instance,) = nodes[2]._instances.of_model(MODEL)
-        members = nodes[2]._router._rings.members
+        (instance,) = nodes[2]._owning.instances.of_model(MODEL)
+        members = nodes[2]._serving.router._rings.members
         assert await look_at(instance.plan, members) == (Verdict.WELL, "")
         first = next(node for node in nodes if node.node_id == before["stages"][0]["peer"])
-        host = first._host
+        host = first._hosting.host
         assert "does not run here" in await host.look(before["id"], Ballot(9, "x")), "another plan of the same instance"
         os.kill(before["stages"][0]["pid"], signal.SIGKILL)
         async with asyncio.timeout(10):
@@ -151,14 +151,14 @@ async def test_a_ring_of_which_nobody_knows_counts_as_lost(tmp_path: Path, monke
     monkeypatch.setattr(redial, "REDIAL_S", 0.3)
     async with mesh(tmp_path, 3, usable_bytes=TWO_OF_THREE) as nodes:
         await placed(nodes)
-        (instance,) = nodes[2]._instances.of_model(MODEL)
+        (instance,) = nodes[2]._owning.instances.of_model(MODEL)
 
         async def no_answer(client: ControlClient, request: object) -> None:
             raise DeadlineError("no answer")
 
         monkeypatch.setattr(ControlClient, "look_at_stage", no_answer)
         with pytest.raises(StageLostError, match="nobody knows of"):
-            await Redial(instance.plan, nodes[2]._router._rings.members, monotonic).wait(0)
+            await Redial(instance.plan, nodes[2]._serving.router._rings.members, monotonic).wait(0)
 
 
 async def test_a_request_that_waits_for_its_ring_can_be_cancelled(

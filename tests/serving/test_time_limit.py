@@ -16,13 +16,15 @@ async def test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it(tmp
         whole = await tokens(node, a_request("short", 8))
         got = await tokens(node, a_request("long", 1500))
         assert 8 < len(got) < 1500 and got[:8] == whole
-        await until(lambda: not any(stage.beat.sequences for stage in node._host.beats()))
-        assert [(one["outcome"], one["output_tokens"]) for one in node.recent_requests(1)] == [("length", len(got))]
+        await until(lambda: not any(stage.beat.sequences for stage in node._hosting.host.beats()))
+        assert [(one["outcome"], one["output_tokens"]) for one in node.observation.recent_requests(1)] == [
+            ("length", len(got))
+        ]
 
 
 async def test_without_a_token_it_is_an_error(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, engine_options={"load_ms": "4000"}, response_timeout=1) as (node,):
         with pytest.raises(DeadlineError, match="within the 1 s"):
             await tokens(node, a_request())
-        assert node.recent_requests(1)[0]["outcome"] == DeadlineError.code
-        assert node.queue()["entered"] == 0
+        assert node.observation.recent_requests(1)[0]["outcome"] == DeadlineError.code
+        assert node.observation.queue()["entered"] == 0

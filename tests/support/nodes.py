@@ -13,8 +13,9 @@ from typing import Any
 import psutil
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.hosting.stage_host import HostLimits
-from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Limits
+from exo_mesh.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.membership.detector import Timing
 from exo_mesh.node.node import Node, Tuning
@@ -144,7 +145,7 @@ async def tokens(node: Node, request: GenerateRequest, model: str = MODEL) -> li
 
 
 def instances(node: Node) -> list[dict[str, Any]]:
-    return list(node.state()["view"]["instances"])
+    return list(node.observation.state()["view"]["instances"])
 
 
 async def collect(node: Node, request_id: str, max_tokens: int, into: list[int]) -> None:
@@ -159,6 +160,6 @@ async def crash(node: Node) -> None:
     """The control plane of the node falls silent at once: no goodbye, no release."""
     await node._server.stop(0)
     await node.membership._tasks.close()
-    for keeper in node._custody.keepers.values():
+    for keeper in node._owning.custody.keepers.values():
         await keeper.close()
-    node._custody.keepers.clear()
+    node._owning.custody.keepers.clear()

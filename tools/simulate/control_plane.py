@@ -14,6 +14,7 @@ from typing import Any, cast
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
+from exo_mesh.domain.runner_limits import Limits
 from exo_mesh.domain.view import Record
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
@@ -21,7 +22,6 @@ from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.runner_exit import End
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.hosting.status_board import StatusBoard
-from exo_mesh.hosting.supervisor import Limits
 from exo_mesh.instances.custody import Custody
 from exo_mesh.instances.group_facts import GroupKnowledge
 from exo_mesh.instances.instances import Instances
@@ -257,7 +257,7 @@ class SimNode(SimPeer):
         self.placer = Placer(settings, membership, members, surveys, nothing, nothing, here, limits, groups)
         self.network.listens = self.ledger.listens
         recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
-        self.custody = Custody(membership, members, self.host, recoverer, limits)
+        self.custody = Custody(membership, members, recoverer, limits)
         self.instances = Instances(
             membership, self.custody, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )

@@ -1,0 +1,67 @@
+"""The parts of a node that run stages on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from exo_mesh.clock import Clock
+from exo_mesh.engine.registry import Registry
+from exo_mesh.hosting.local_models import LocalModels
+from exo_mesh.hosting.stage_host import HostLimits, Keeping, StageHost
+from exo_mesh.machine import this_machine
+from exo_mesh.machine.parts import MachineParts
+from exo_mesh.machine.pressure import MemoryMonitor
+from exo_mesh.membership.service import Membership
+from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.settings.config import Settings
+from exo_mesh.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class HostingParts:
+    """The stages here, what is kept of their runners, and who tells them how short of memory the machine is."""
+
+    host: StageHost
+    keeping: Keeping
+    monitor: MemoryMonitor
+
+    @staticmethod
+    def at(
+        settings: Settings,
+        registry: Registry,
+        membership: Membership,
+        models: LocalModels,
+        machine: MachineParts,
+        metrics: Metrics,
+        limits: HostLimits,
+        clock: Clock,
+        credentials: CredentialSource | None,
+    ) -> HostingParts:
+        def hosts_of(peer_id: str) -> Sequence[str]:
+            peer = membership.peer(peer_id)
+            return peer.hosts if peer is not None else []
+
+        keeping = Keeping.at(settings, membership.own.id, machine.disk, clock)
+        host = StageHost(
+            membership.own.id,
+            settings,
+            models,
+            lambda engine, architecture: this_machine.why_not(registry, engine, architecture),
+            machine.memory,
+            metrics,
+            limits=limits,
+            clock=clock,
+            credentials=credentials,
+            hosts_of=hosts_of,
+            engine=lambda: next((device.engine for device in membership.own.devices), ""),
+            keep=keeping,
+        )
+        monitor = MemoryMonitor(
+            machine.system_memory,
+            host.press,
+            lambda: host.reserved_bytes,
+            threshold=settings.memory_threshold,
+            poll_s=settings.memory_poll_interval,
+        )
+        return HostingParts(host, keeping, monitor)

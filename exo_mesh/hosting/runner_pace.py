@@ -1,0 +1,37 @@
+"""The limits of the next runner, scaled by what starts and loads have taken on this machine."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+
+from exo_mesh.domain.runner_limits import Limits
+
+SLOWER = 8.0
+"""A load may be this much slower than the slowest of the last ones of its engine: the disk may be busy with others."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """What starts and loads have taken on this machine of late. `scaled` only ever grants more time than the rules."""
+
+    _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
+    _bytes_per_s: dict[str, deque[float]] = field(default_factory=dict)
+
+    def started(self, seconds: float) -> None:
+        """A runner gave its first report so long after its start."""
+        self._starts_s.append(seconds)
+
+    def loaded(self, engine: str, num_bytes: int, seconds: float) -> None:
+        """A stage with so many bytes of weights was loaded."""
+        if num_bytes > 0 and seconds > 0:
+            self._bytes_per_s.setdefault(engine, deque(maxlen=16)).append(num_bytes / seconds)
+
+    def scaled(self, limits: Limits, engine: str) -> Limits:
+        """Limits for the next runner of an engine here."""
+        slowest = min(self._bytes_per_s.get(engine, ()), default=limits.load_bytes_per_s * SLOWER)
+        return replace(
+            limits,
+            first_message_s=max(limits.first_message_s, SLOWER * max(self._starts_s, default=0.0)),
+            load_bytes_per_s=min(limits.load_bytes_per_s, slowest / SLOWER),
+        )

@@ -1,0 +1,56 @@
+"""The parts of a node that decide what the mesh runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from exo_mesh.clock import Clock
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.engine.registry import Registry
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.instances.custody import Custody
+from exo_mesh.instances.group_facts import GroupKnowledge
+from exo_mesh.instances.instances import Instances
+from exo_mesh.instances.members import Members
+from exo_mesh.instances.placer import Here, Placer
+from exo_mesh.instances.recoverer import Recoverer
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.parts import ModelParts
+from exo_mesh.settings.config import Settings
+from exo_mesh.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceParts:
+    """members: the only way from here to stages. custody: the rings this node owns. instances: those of the mesh."""
+
+    members: Members
+    placer: Placer
+    custody: Custody
+    instances: Instances
+
+    @staticmethod
+    def at(
+        settings: Settings,
+        registry: Registry,
+        membership: Membership,
+        models: ModelParts,
+        host: StageHost,
+        engines_for: Callable[[ModelCard], tuple[str, ...]],
+        metrics: Metrics,
+        limits: Limits,
+        clock: Clock,
+        rng: random.Random,
+    ) -> InstanceParts:
+        """engines_for: the engines that run a model on this machine, best first."""
+        members = Members(host, membership)
+        here = Here(host.usable_bytes, engines_for)
+        groups = GroupKnowledge(settings, registry, membership.view.peers, models.texts.directory, clock)
+        placer = Placer(settings, membership, members, models.surveys, models.mixing, metrics, here, limits, groups)
+        recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
+        custody = Custody(membership, members, recoverer, limits)
+        instances = Instances(membership, custody, placer, models.catalogue, recoverer, rng, clock)
+        return InstanceParts(members, placer, custody, instances)

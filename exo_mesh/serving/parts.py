@@ -1,0 +1,62 @@
+"""The parts of a node that serve requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exo_mesh.clock import Clock
+from exo_mesh.instances.parts import InstanceParts
+from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.serving.history import History
+from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.request_file import RequestFile, request_file
+from exo_mesh.serving.request_run import Patience
+from exo_mesh.serving.router import Router
+from exo_mesh.settings.config import Settings
+from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.transport.control_driver import DriverChannels
+
+
+@dataclass(frozen=True, slots=True)
+class ServingParts:
+    """request_file: None if nobody wants one."""
+
+    journal: Journal
+    drivers: DriverChannels
+    router: Router
+    request_file: RequestFile | None
+
+    @staticmethod
+    def at(
+        settings: Settings,
+        instances: InstanceParts,
+        credentials: CredentialSource | None,
+        used_bytes: Callable[[], int],
+        metrics: Metrics,
+        patience: Patience,
+        clock: Clock,
+    ) -> ServingParts:
+        """used_bytes: memory in use on this machine. The settings' limits of time replace those of `patience`."""
+        file = request_file(settings.request_log, settings.home)
+        history = History(max_recent=settings.request_log_max, write=None if file is None else file.write)
+        journal = Journal(history=history, used_bytes=used_bytes, clock=clock)
+        drivers = DriverChannels(credentials)
+        patience = replace(
+            patience,
+            queue_s=settings.queue_timeout,
+            first_s=settings.prefill_timeout,
+            next_s=settings.token_timeout,
+            total_s=settings.response_timeout,
+        )
+        router = Router(
+            instances.instances, instances.members, drivers, journal, metrics, patience=patience, clock=clock
+        )
+        return ServingParts(journal, drivers, router, file)
+
+    async def stop(self) -> None:
+        """Requests have ended: close what they used."""
+        await self.drivers.close()
+        if self.request_file is not None:
+            await asyncio.to_thread(self.request_file.close)
