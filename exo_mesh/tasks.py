@@ -70,7 +70,7 @@ class TaskOwner:
             _log.error("task %s failed: %s", task.get_name(), exc, exc_info=exc)
 
 
-class Pulse:
+class ChangeSignal:
     """Wakes everybody who waits, each time something changed; keeps no state, so look before waiting."""
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ def parse_options(options: Mapping[str, str]) -> DummyOptions:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _DummySequence:
     max_tokens: int
     length: int = 0
 
@@ -101,7 +101,7 @@ class DummyStage:
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=(DTYPE,), row_exact=True)
 
     def __init__(self) -> None:
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _DummySequence] = {}
         self._request: LoadRequest | None = None
         self._num_forwards = 0
 
@@ -130,7 +130,7 @@ class DummyStage:
         return GroupCheck(reduce_s, 1e9, chunk_s, _LAYER_S, 10 * _LAYER_S, 0.0)
 
     def insert(self, sequence: int, max_tokens: int) -> None:
-        self._sequences.setdefault(sequence, _Sequence(max_tokens))
+        self._sequences.setdefault(sequence, _DummySequence(max_tokens))
 
     def forward(self, stage_input: StageInput) -> StageOutput:
         if self._request is None:
@@ -172,7 +172,7 @@ class DummyStage:
             raise EngineError(f"expected {KV} {wanted.dtype}{list(wanted.shape)}, got {given}")
         if bytes(tensor.data) != bytes(wanted.data):
             raise EngineError("what was saved is of another shard")
-        self._sequences[sequence] = _Sequence(max_tokens, saved.length)
+        self._sequences[sequence] = _DummySequence(max_tokens, saved.length)
 
     def close(self) -> None:
         self._sequences.clear()

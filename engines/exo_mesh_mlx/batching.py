@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from exo_mesh_mlx import packets
 from exo_mesh_mlx.caches import CacheRows, SequenceCache
-from exo_mesh_mlx.ghost import GhostStage
+from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.grouping import MIN_POSITIONS
 from exo_mesh_mlx.ragged import Offsets, OffsetsAs, RaggedMode, as_array, attention_by_row, mixers_by_row
 from exo_mesh_mlx.whole import WholeStage
@@ -26,7 +26,7 @@ MOST_DIFFERENCE = 0.05
 """Of what is computed for a row together and alone, relative to its rms: far above what half precision rounds, and far
 below what a wrong position makes."""
 
-Stage = GhostStage | WholeStage
+Stage = MlxGhostStage | WholeStage
 NewCache = Callable[[], SequenceCache]
 
 

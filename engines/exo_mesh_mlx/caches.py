@@ -11,7 +11,7 @@ from mlx_lm.models import cache as mlx_caches
 
 from exo_mesh_mlx import tree
 from exo_mesh_mlx.ragged import Offsets, OffsetsAs, ragged
-from exo_mesh_mlx.trace import Trace
+from exo_mesh_mlx.trace import MlxTrace
 
 _KEYS_AND_VALUES = (mlx_caches.KVCache, mlx_caches.RotatingKVCache, mlx_caches.ChunkedKVCache)
 
@@ -34,7 +34,7 @@ class CacheLayout:
         return tuple(sorted(set(self.slots)))
 
 
-def plan_caches(trace: Trace, full: list[Any], start: int, stop: int) -> CacheLayout:
+def plan_caches(trace: MlxTrace, full: list[Any], start: int, stop: int) -> CacheLayout:
     """The layout of stage `[start, stop)`, from a fresh full-length cache list."""
     of_layers = {slot for use in trace.layers for slot in use.slots}
     mine = {slot for use in trace.layers[start:stop] for slot in use.slots}

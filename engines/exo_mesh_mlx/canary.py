@@ -24,9 +24,9 @@ from exo_mesh.errors import CanaryError, EngineError
 from exo_mesh_mlx import packets, wire
 from exo_mesh_mlx.caches import SequenceCache, plan_caches
 from exo_mesh_mlx.cuts import why_not
-from exo_mesh_mlx.ghost import GhostStage, Packet
+from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.ranks import Ranks
-from exo_mesh_mlx.trace import Trace
+from exo_mesh_mlx.trace import MlxTrace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
 TOLERANCE = {"float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
@@ -55,7 +55,7 @@ class Canary:
     """Runs once, on all ranks at the same time. Leaves the model without hooks."""
 
     def __init__(
-        self, model: nn.Module, reference: nn.Module, trace: Trace | None, ranks: Ranks, layers: tuple[int, int]
+        self, model: nn.Module, reference: nn.Module, trace: MlxTrace | None, ranks: Ranks, layers: tuple[int, int]
     ) -> None:
         """model: this rank's, split. reference: the same unsplit, lazily. layers: `[start, stop)` of the stage."""
         self._model: Any = model
@@ -127,9 +127,9 @@ class Canary:
         """Results of the chunks, evaluated, one after the other over one cache."""
         full, trace = make_prompt_cache(model), self._trace
         layout = whole_layout(full) if trace is None else plan_caches(trace, full, start, stop)
-        stage: GhostStage | WholeStage = WholeStage(model)
+        stage: MlxGhostStage | WholeStage = WholeStage(model)
         if trace is not None:
-            stage = GhostStage(model, trace, start, stop)
+            stage = MlxGhostStage(model, trace, start, stop)
         cache = SequenceCache(full, layout)
         try:
             for chunk in chunks:

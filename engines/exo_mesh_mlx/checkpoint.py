@@ -16,7 +16,7 @@ CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class MlxCheckpoint:
     """table: tensors that are here. absent: {tensor: file} of those in files that the index names but are not here."""
 
     model_dir: Path
@@ -48,13 +48,13 @@ class Checkpoint:
                 raise ModelError(f"{file} is missing; {INDEX_FILE} says that it holds {name}")
 
 
-def open_checkpoint(model_dir: Path) -> Checkpoint:
+def open_checkpoint(model_dir: Path) -> MlxCheckpoint:
     """Check config and safetensors headers. Raises ModelError naming file and tensor or key."""
     config_file = model_dir / CONFIG_FILE
     config = read_json(config_file)
     check_quantisation(config, config_file)
     absent = _absent_tensors(model_dir)
-    return Checkpoint(model_dir, config, _table(model_dir, absent), absent)
+    return MlxCheckpoint(model_dir, config, _table(model_dir, absent), absent)
 
 
 def _absent_tensors(model_dir: Path) -> dict[str, Path]:

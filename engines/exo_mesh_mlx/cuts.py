@@ -7,25 +7,25 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from exo_mesh_mlx.caches import SequenceCache, plan_caches
-from exo_mesh_mlx.ghost import GhostStage, Packet
-from exo_mesh_mlx.trace import Trace
+from exo_mesh_mlx.ghost import MlxGhostStage, Packet
+from exo_mesh_mlx.trace import MlxTrace
 
 DRY_RUN_TOKENS = (3, 1)
 """A prefill and a decode step."""
 
 
-def why_not(model: nn.Module, trace: Trace, cut: int) -> str:
+def why_not(model: nn.Module, trace: MlxTrace, cut: int) -> str:
     """Why no stage may begin at layer `cut`, or "" if one may. Builds graphs, computes nothing."""
     return trace.why_illegal(cut) or _why_halves_fail(model, trace, cut)
 
 
-def _why_halves_fail(model: nn.Module, trace: Trace, cut: int) -> str:
+def _why_halves_fail(model: nn.Module, trace: MlxTrace, cut: int) -> str:
     """Do both halves build their graphs? Not if model code between the layers needs a cache that lies elsewhere."""
     packets: list[Packet] = [{} for _ in DRY_RUN_TOKENS]
     for start, stop in ((0, cut), (cut, trace.num_layers)):
         full = make_prompt_cache(model)
         cache = SequenceCache(full, plan_caches(trace, full, start, stop))
-        stage = GhostStage(model, trace, start, stop)
+        stage = MlxGhostStage(model, trace, start, stop)
         try:
             for i, num_tokens in enumerate(DRY_RUN_TOKENS):
                 result = stage.forward(mx.zeros((1, num_tokens), mx.int32), cache.full, packets[i], 1)

@@ -30,9 +30,9 @@ from exo_mesh_mlx import packets, saving, wire
 from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
 from exo_mesh_mlx.canary import Canary
-from exo_mesh_mlx.checkpoint import Checkpoint, open_checkpoint
+from exo_mesh_mlx.checkpoint import MlxCheckpoint, open_checkpoint
 from exo_mesh_mlx.divisibility import division_obstacle
-from exo_mesh_mlx.ghost import GhostStage, Packet
+from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
@@ -40,8 +40,8 @@ from exo_mesh_mlx.packets import Group
 from exo_mesh_mlx.provider import check_options
 from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.ranks import Ranks
-from exo_mesh_mlx.sharding import Shares, coarsest_dtype, share_out
-from exo_mesh_mlx.trace import Trace
+from exo_mesh_mlx.sharding import RankShares, coarsest_dtype, share_out
+from exo_mesh_mlx.trace import MlxTrace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
 
 BUFFER_CACHE_BYTES = 256 * 2**20
@@ -55,7 +55,7 @@ Computed = list[tuple[Group, Packet | mx.array]]
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _MlxSequence:
     cache: SequenceCache
     max_tokens: int
 
@@ -69,10 +69,10 @@ class MlxStage:
     capabilities = Capabilities(ragged=True, rollback="any", dtypes=wire.ACTIVATION_DTYPES)
 
     def __init__(self) -> None:
-        self._stage: GhostStage | WholeStage | None = None
+        self._stage: MlxGhostStage | WholeStage | None = None
         self._model: Any = None
         self._layout = CacheLayout((), ())
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _MlxSequence] = {}
         self._vocab_size = 0
         self._logits_width = 0
         self._activation_dtype = ""
@@ -81,8 +81,8 @@ class MlxStage:
         """Rows of equal length of several sequences are computed in one forward."""
         self._saved_form: saving.SavedForm = {}
         self._ranks: Ranks | None = None
-        self._to_verify: tuple[Checkpoint, Trace | None, Shard, int] | None = None
-        self.shares = Shares()
+        self._to_verify: tuple[MlxCheckpoint, MlxTrace | None, Shard, int] | None = None
+        self.shares = RankShares()
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
@@ -109,7 +109,7 @@ class MlxStage:
             self._layout, self._stage = whole_layout(full), WholeStage(self._model)
         else:
             self._layout = plan_caches(trace, full, shard.start, shard.stop)
-            self._stage = GhostStage(self._model, trace, shard.start, shard.stop)
+            self._stage = MlxGhostStage(self._model, trace, shard.start, shard.stop)
         read_layers(self._model, shard.start, shard.stop, progress, by_tensor=self._ranks is not None)
         self._to_verify = (checkpoint, trace, shard, request.context_limit)
         self._warm_up(shard, request.model_dir, can_always_trim(full))
@@ -130,12 +130,12 @@ class MlxStage:
             raise self._failure("the check of the group", exc) from exc
         finally:
             if trace is not None:
-                self._stage = GhostStage(self._model, trace, *layers)
+                self._stage = MlxGhostStage(self._model, trace, *layers)
             mx.clear_cache()
 
     def insert(self, sequence: int, max_tokens: int) -> None:
         if sequence not in self._sequences:
-            self._sequences[sequence] = _Sequence(self._new_cache(), max_tokens)
+            self._sequences[sequence] = _MlxSequence(self._new_cache(), max_tokens)
 
     def forward(self, stage_input: StageInput) -> StageOutput:
         stage = self._loaded()
@@ -168,7 +168,7 @@ class MlxStage:
     def restore(self, sequence: int, max_tokens: int, saved: SavedSequence) -> None:
         if saved.length > max_tokens:
             raise EngineError(f"{saved.length} saved positions do not fit in room for {max_tokens}")
-        self._sequences[sequence] = _Sequence(saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
+        self._sequences[sequence] = _MlxSequence(saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
 
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())
@@ -186,7 +186,7 @@ class MlxStage:
             return RankLostError(f"rank {self._ranks.rank} lost another rank in {what}: {exc}")
         return EngineError(f"mlx failed in {what}: {exc}")
 
-    def _trace(self, checkpoint: Checkpoint, shard: Shard) -> Trace | None:
+    def _trace(self, checkpoint: MlxCheckpoint, shard: Shard) -> MlxTrace | None:
         """How to cut the model; None for a model that cannot be cut and need not be."""
         try:
             return trace_checkpoint(checkpoint)
@@ -195,7 +195,7 @@ class MlxStage:
                 return None
             raise
 
-    def _loaded(self) -> GhostStage | WholeStage:
+    def _loaded(self) -> MlxGhostStage | WholeStage:
         if self._stage is None:
             raise EngineError("the stage is not loaded")
         return self._stage

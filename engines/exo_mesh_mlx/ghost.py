@@ -19,20 +19,20 @@ import mlx.nn as nn
 
 from exo_mesh_mlx import tree
 from exo_mesh_mlx.hooks import hook, replace_call, unhook
-from exo_mesh_mlx.trace import ArgumentLeaf, ArrayLeaf, LayerUse, Source, Trace, keep_last_positions
+from exo_mesh_mlx.trace import ArgumentLeaf, ArrayLeaf, ArraySource, MlxLayerUse, MlxTrace, keep_last_positions
 
-Packet = dict[Source, mx.array]
+Packet = dict[ArraySource, mx.array]
 """Live values of some rows at a cut."""
 
 
-class _StageEnd(Exception):
+class _MlxStageEnd(Exception):
     """Not an error: leaves the forward pass when the stage's part is done."""
 
 
-class GhostStage:
+class MlxGhostStage:
     """A hooked model. Not re-entrant: one forward at a time."""
 
-    def __init__(self, model: nn.Module, trace: Trace, start: int, stop: int) -> None:
+    def __init__(self, model: nn.Module, trace: MlxTrace, start: int, stop: int) -> None:
         """Hooks `model` in place. Raises ModelError if start or stop is not a legal cut."""
         self._model: Any = model
         self._trace, self._start, self._stop = trace, start, stop
@@ -54,7 +54,7 @@ class GhostStage:
         try:
             logits: mx.array = self._model(tokens, cache=caches)
             return logits
-        except _StageEnd:
+        except _MlxStageEnd:
             return {value.source: self._packet[value.source] for value in self.outputs}
         finally:
             self._packet = {}
@@ -110,24 +110,24 @@ class GhostStage:
                 self._packet[value.source] = tree.get(output if side == "out" else call, path)
         if index == self._trace.num_layers - 1:
             if not self._num_logits:
-                raise _StageEnd
+                raise _MlxStageEnd
             if self._trace.head_by_position:
                 return keep_last_positions(output, self._num_tokens, self._num_logits)
         return output
 
     def _ghost(self, index: int, _original: Any, _layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stand in for a layer of another stage: something of the right structure and shape, never evaluated."""
-        use: LayerUse = self._trace.layers[index]
+        use: MlxLayerUse = self._trace.layers[index]
         call = [list(args), kwargs]
         donor = tree.get(call, use.main_arg) if use.main_arg is not None else None
         for path in use.written_args:
-            tree.put(call, path, self._packet.get(Source(index, ("arg", *path)), donor))
+            tree.put(call, path, self._packet.get(ArraySource(index, ("arg", *path)), donor))
         return self._fill(use.template, index, call, donor, ())
 
     def _fill(self, template: Any, index: int, call: list[Any], donor: Any, path: tree.Path) -> Any:
         """A result like the template: arrays are those sent for this layer, else the donor."""
         if isinstance(template, ArrayLeaf):
-            return self._packet.get(Source(index, ("out", *path)), donor)
+            return self._packet.get(ArraySource(index, ("out", *path)), donor)
         if isinstance(template, ArgumentLeaf):
             return tree.get(call, template.path)
         if isinstance(template, dict):
@@ -139,4 +139,4 @@ class GhostStage:
 
 
 def _end(_layer: Any, *_args: Any, **_kwargs: Any) -> Any:
-    raise _StageEnd
+    raise _MlxStageEnd

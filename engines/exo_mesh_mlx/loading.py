@@ -18,14 +18,14 @@ from mlx_lm.utils import load_model
 
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
-from exo_mesh_mlx.checkpoint import Checkpoint
+from exo_mesh_mlx.checkpoint import MlxCheckpoint
 from exo_mesh_mlx.model_config import model_classes
 from exo_mesh_mlx.reach import graph_of_stage, reached
-from exo_mesh_mlx.trace import Trace, trace_model
+from exo_mesh_mlx.trace import MlxTrace, trace_model
 from exo_mesh_mlx.virtual import VirtualTensors
 
 
-def build_model(checkpoint: Checkpoint) -> nn.Module:
+def build_model(checkpoint: MlxCheckpoint) -> nn.Module:
     """The whole model with every parameter a lazy array from a file; reads headers only.
 
     Where files are absent, parameters of the layers in them are stand-ins. Raises ModelError naming file and tensor if
@@ -34,7 +34,7 @@ def build_model(checkpoint: Checkpoint) -> nn.Module:
     return _build(checkpoint, VirtualTensors(checkpoint))
 
 
-def build_stage(checkpoint: Checkpoint, trace: Trace | None, start: int, stop: int) -> nn.Module:
+def build_stage(checkpoint: MlxCheckpoint, trace: MlxTrace | None, start: int, stop: int) -> nn.Module:
     """The same for a stage. Raises ModelError if a file is absent of which layers `[start, stop)` or the ends need
     something."""
     checkpoint.require_layers(start, stop)
@@ -53,7 +53,7 @@ def build_stage(checkpoint: Checkpoint, trace: Trace | None, start: int, stop: i
     return model
 
 
-def trace_checkpoint(checkpoint: Checkpoint) -> Trace:
+def trace_checkpoint(checkpoint: MlxCheckpoint) -> MlxTrace:
     """How the model uses its layers. Works on a model of its own, which is gone when this returns."""
     model = build_model(checkpoint)
     try:
@@ -85,7 +85,7 @@ def read_layers(model: nn.Module, start: int, stop: int, progress: LoadProgress,
     mx.clear_cache()
 
 
-def _build(checkpoint: Checkpoint, virtual: VirtualTensors) -> nn.Module:
+def _build(checkpoint: MlxCheckpoint, virtual: VirtualTensors) -> nn.Module:
     _check_architecture(checkpoint)
 
     def classes(config: dict[str, Any]) -> tuple[type, type]:
@@ -99,7 +99,7 @@ def _build(checkpoint: Checkpoint, virtual: VirtualTensors) -> nn.Module:
     return model
 
 
-def _check_architecture(checkpoint: Checkpoint) -> None:
+def _check_architecture(checkpoint: MlxCheckpoint) -> None:
     """Is there code for this model, and is it mlx-lm's? Code from a checkpoint is not run."""
     if checkpoint.config.get("model_file") is not None:
         raise ModelError(
@@ -117,7 +117,7 @@ def _check_architecture(checkpoint: Checkpoint) -> None:
         ) from exc
 
 
-def _explain(checkpoint: Checkpoint, exc: BaseException) -> str:
+def _explain(checkpoint: MlxCheckpoint, exc: BaseException) -> str:
     """One sentence that names the tensor or setting and the file, from what mlx or mlx-lm raised."""
     text = " ".join(str(exc).split()) or type(exc).__name__
     text = text if len(text) <= 400 else text[:400] + "…"

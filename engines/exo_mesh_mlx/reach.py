@@ -12,8 +12,8 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from exo_mesh_mlx import packets
 from exo_mesh_mlx.caches import SequenceCache, plan_caches
-from exo_mesh_mlx.ghost import GhostStage
-from exo_mesh_mlx.trace import Trace
+from exo_mesh_mlx.ghost import MlxGhostStage
+from exo_mesh_mlx.trace import MlxTrace
 
 _USED = re.compile(r'"p(\d+)" ->')
 
@@ -27,9 +27,9 @@ def reached(results: list[mx.array], parameters: Mapping[str, mx.array]) -> set[
     return {name for i, name in enumerate(parameters) if i in used}
 
 
-def graph_of_stage(model: nn.Module, trace: Trace, start: int, stop: int) -> list[mx.array]:
+def graph_of_stage(model: nn.Module, trace: MlxTrace, start: int, stop: int) -> list[mx.array]:
     """All that a stage would evaluate in one forward of one token, lazily. The model is not hooked afterwards."""
-    stage = GhostStage(model, trace, start, stop)
+    stage = MlxGhostStage(model, trace, start, stop)
     full = make_prompt_cache(model)
     cache = SequenceCache(full, plan_caches(trace, full, start, stop))
     try:

@@ -16,7 +16,7 @@ from exo_mesh_mlx.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class RankShares:
     """Bytes of the tensors of a stage's layers on this rank, by name: of those that are split, and of those that every
     rank has whole. full_bytes: what the split ones are together on all ranks."""
 
@@ -33,7 +33,7 @@ class Shares:
         )
 
 
-def share_out(model: nn.Module, ranks: Ranks, start: int, stop: int) -> Shares:
+def share_out(model: nn.Module, ranks: Ranks, start: int, stop: int) -> RankShares:
     """Split the model in place, lazily. Answers what this rank holds of layers `[start, stop)`.
 
     Raises ModelError if mlx-lm cannot split it.
@@ -52,7 +52,7 @@ def share_out(model: nn.Module, ranks: Ranks, start: int, stop: int) -> Shares:
     after = _layer_bytes(model, start, stop)
     split = {name: size for name, size in after.items() if before.get(name) != size}
     whole = {name: size for name, size in after.items() if name not in split}
-    return Shares(split, whole, sum(size for name, size in before.items() if name not in whole))
+    return RankShares(split, whole, sum(size for name, size in before.items() if name not in whole))
 
 
 def _own(value: Any) -> Any:

@@ -16,12 +16,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import ModelError
 from exo_mesh_mlx.caches import cache_kind
-from exo_mesh_mlx.checkpoint import Checkpoint
+from exo_mesh_mlx.checkpoint import MlxCheckpoint
 from exo_mesh_mlx.cuts import why_not
 from exo_mesh_mlx.kv import kv_bytes, kv_kinds
 from exo_mesh_mlx.loading import build_model, trace_checkpoint
 from exo_mesh_mlx.reach import graph_of_stage, reached
-from exo_mesh_mlx.trace import Trace
+from exo_mesh_mlx.trace import MlxTrace
 
 LONG_RUN_TOKENS = 128
 """Of the lazy run after which caches are measured: a multiple of the groups of positions that caches compress."""
@@ -39,7 +39,7 @@ class _Ends:
     head: int
 
 
-def survey(checkpoint: Checkpoint) -> ModelSurvey:
+def survey(checkpoint: MlxCheckpoint) -> ModelSurvey:
     """Raises ModelError, naming file and tensor or key, for a checkpoint that cannot be run at all."""
     model: Any = build_model(checkpoint)
     try:
@@ -116,7 +116,7 @@ def _ends_of_whole(model: Any) -> _Ends:
     return _Ends(0, sum(array.nbytes for array in _outside_layers(model).values()))
 
 
-def _ends_of_stages(model: nn.Module, trace: Trace, cut: int) -> _Ends:
+def _ends_of_stages(model: nn.Module, trace: MlxTrace, cut: int) -> _Ends:
     """From the graphs of the two stages that a cut makes."""
     outside = _outside_layers(model)
     first, last = (

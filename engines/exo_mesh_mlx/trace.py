@@ -25,7 +25,7 @@ MAIN = "hidden"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ArraySource:
     """Where an array was made: by layer `layer`, at `path` of ("out", result) or of ("arg", args and kwargs)."""
 
     layer: int
@@ -37,7 +37,7 @@ class LiveValue:
     """An array that crosses a cut. shape: of one row with one token. dtype: as the layer returned it."""
 
     key: str
-    source: Source
+    source: ArraySource
     shape: tuple[int, ...]
     token_axis: int | None
     dtype: mx.Dtype
@@ -53,10 +53,10 @@ class LiveValue:
 
 
 @dataclass(slots=True)
-class LayerUse:
+class MlxLayerUse:
     """What one layer does. links: argument path -> source. template: see `_template`. slots: cache entries given."""
 
-    links: dict[tree.Path, Source] = field(default_factory=dict)
+    links: dict[tree.Path, ArraySource] = field(default_factory=dict)
     main_arg: tree.Path | None = None
     template: Any = None
     written_args: list[tree.Path] = field(default_factory=list)
@@ -64,12 +64,12 @@ class LayerUse:
 
 
 @dataclass(slots=True)
-class Trace:
+class MlxTrace:
     """Pure data about a model: holds no array and no module."""
 
-    layers: list[LayerUse]
-    shapes: dict[Source, list[tuple[int, ...]]]
-    dtypes: dict[Source, mx.Dtype]
+    layers: list[MlxLayerUse]
+    shapes: dict[ArraySource, list[tuple[int, ...]]]
+    dtypes: dict[ArraySource, mx.Dtype]
     head_by_position: bool
     """Norm and head treat positions alone, so that they may be given the last positions only."""
 
@@ -77,13 +77,13 @@ class Trace:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    def live_sources(self, cut: int) -> list[Source]:
+    def live_sources(self, cut: int) -> list[ArraySource]:
         """What layers before `cut` made and layers from it on use; the main one (made by layer cut-1) first."""
         wanted = {source: None for use in self.layers[cut:] for source in use.links.values() if source.layer < cut}
         main = self._main_source(cut)
         return [main, *(source for source in sorted(wanted, key=repr) if source != main)]
 
-    def _main_source(self, cut: int) -> Source:
+    def _main_source(self, cut: int) -> ArraySource:
         """The array that layer `cut` takes from layer cut-1; if model code stands between them, what cut-1 returned."""
         use = self.layers[cut]
         if use.main_arg is not None and use.main_arg in use.links and use.links[use.main_arg].layer == cut - 1:
@@ -100,7 +100,7 @@ class Trace:
             raise ModelError(f"the model cannot be cut before layer {cut}: {reason}")
         return [self._live_value(source, i) for i, source in enumerate(self.live_sources(cut))]
 
-    def _live_value(self, source: Source, index: int) -> LiveValue:
+    def _live_value(self, source: ArraySource, index: int) -> LiveValue:
         shapes = self.shapes[source]
         axes = [axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if sizes == RUN_TOKENS]
         key = MAIN if index == 0 else f"live.{source.layer}.{index}"
@@ -125,7 +125,7 @@ class Trace:
         return tuple(cut for cut in range(1, self.num_layers) if not self.why_illegal(cut))
 
 
-def trace_model(model: nn.Module, caches: list[Any]) -> Trace:
+def trace_model(model: nn.Module, caches: list[Any]) -> MlxTrace:
     """Run `model` lazily. Its caches are left filled with lazy arrays: throw them and the model away afterwards.
 
     Raises ModelError if the layers are not each called exactly once, in order (looped models).
@@ -137,7 +137,7 @@ def trace_model(model: nn.Module, caches: list[Any]) -> Trace:
         recorder.try_head_on_one_position()
     finally:
         recorder.release()
-    return Trace(recorder.layers, recorder.shapes, recorder.dtypes, recorder.head_by_position)
+    return MlxTrace(recorder.layers, recorder.shapes, recorder.dtypes, recorder.head_by_position)
 
 
 class _Recorder:
@@ -147,11 +147,11 @@ class _Recorder:
         self.model: Any = model
         self.caches = caches
         self.slot_of = {inner: slot for slot, entry in enumerate(caches) for inner in _cache_ids(entry)}
-        self.layers = [LayerUse() for _ in model.layers]
-        self.shapes: dict[Source, list[tuple[int, ...]]] = {}
-        self.dtypes: dict[Source, mx.Dtype] = {}
+        self.layers = [MlxLayerUse() for _ in model.layers]
+        self.shapes: dict[ArraySource, list[tuple[int, ...]]] = {}
+        self.dtypes: dict[ArraySource, mx.Dtype] = {}
         self.head_by_position = False
-        self.origin: dict[int, Source] = {}
+        self.origin: dict[int, ArraySource] = {}
         self.kept: list[mx.array] = []
         self.next_layer = 0
         self.cut_positions = False
@@ -203,12 +203,12 @@ class _Recorder:
         use.template = _template(output, opaque)
         use.written_args = [path for path, array in tree.arrays(call, self.slot_of) if before.get(path) is not array]
         for path, array in tree.arrays(output, {**self.slot_of, **opaque}):
-            self.note(Source(index, ("out", *path)), array)
+            self.note(ArraySource(index, ("out", *path)), array)
         for path in use.written_args:
-            self.note(Source(index, ("arg", *path)), tree.get(call, path))
+            self.note(ArraySource(index, ("arg", *path)), tree.get(call, path))
         return output
 
-    def note(self, source: Source, array: mx.array) -> None:
+    def note(self, source: ArraySource, array: mx.array) -> None:
         self.origin[id(array)] = source
         self.kept.append(array)  # so that no other array gets this id
         self.shapes.setdefault(source, []).append(tuple(array.shape))
@@ -225,7 +225,7 @@ def keep_last_positions(output: Any, num_tokens: int, num_kept: int) -> Any:
     return output
 
 
-def _main_arg(index: int, links: dict[tree.Path, Source], args: dict[tree.Path, mx.array]) -> tree.Path | None:
+def _main_arg(index: int, links: dict[tree.Path, ArraySource], args: dict[tree.Path, mx.array]) -> tree.Path | None:
     """The argument that a ghost returns: what came out of the layer before, else the first thing that looks hidden."""
     for path, source in links.items():
         if source.layer == index - 1:

@@ -13,13 +13,13 @@ from typing import Any
 import mlx.core as mx
 
 from exo_mesh.weights.card import LAYER_NAME, layer_of
-from exo_mesh_mlx.checkpoint import Checkpoint
+from exo_mesh_mlx.checkpoint import MlxCheckpoint
 
 
 class VirtualTensors:
     """zeros: {tensor: stand-in}."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: MlxCheckpoint) -> None:
         self._checkpoint = checkpoint
         self.zeros: dict[str, mx.array] = {}
         self._given: set[str] = set()

@@ -17,7 +17,7 @@ from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
 from exo_mesh.weights.safetensors import TensorInfo, read_tensor_table
 from exo_mesh_numpy.floats import widen_bfloat16
-from exo_mesh_numpy.quantised import PACKED_DTYPE, Packing, dequantise, read_packing, scale_dtype
+from exo_mesh_numpy.quantised import PACKED_DTYPE, NumpyPacking, dequantise, read_packing, scale_dtype
 
 CHUNK_ITEMS = 2**19
 """Elements converted at once: 2 MiB as float32, which stays in the cache of a core."""
@@ -26,7 +26,7 @@ _RAW_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U8": np
 _FLOATS = ("F32", "F16", "BF16")
 
 
-class Checkpoint:
+class NumpyCheckpoint:
     """The tensors of a model directory. A *module* is a linear layer or an embedding, quantised or not."""
 
     def __init__(self, model_dir: Path) -> None:
@@ -70,7 +70,7 @@ class Checkpoint:
         else:
             self._read_packed(module, packing, out)
 
-    def _packing(self, module: str) -> Packing | None:
+    def _packing(self, module: str) -> NumpyPacking | None:
         """How the module is quantised: None for plain floats. Scales without settings are a defect."""
         scales = f"{module}.scales"
         if scales not in self._table:
@@ -87,7 +87,7 @@ class Checkpoint:
             raise ModelError(f"{info.file}: {name} is {info.dtype}; the numpy engine reads {', '.join(dtypes)} there")
         return info
 
-    def _packed(self, module: str, packing: Packing, rows: int, columns: int) -> list[tuple[str, TensorInfo]]:
+    def _packed(self, module: str, packing: NumpyPacking, rows: int, columns: int) -> list[tuple[str, TensorInfo]]:
         """(name, info) of packed values, scales, and biases where the mode has them."""
         if columns % packing.group_size or columns * packing.bits % 32:
             raise ModelError(
@@ -116,7 +116,7 @@ class Checkpoint:
                     _fill(stream, raw, info, name)
                     _widen(raw, info.dtype, part)
 
-    def _read_packed(self, module: str, packing: Packing, out: np.ndarray) -> None:
+    def _read_packed(self, module: str, packing: NumpyPacking, out: np.ndarray) -> None:
         """Dequantise a few rows at a time into float32 `out`, C-contiguous `[rows, columns]`."""
         tensors = self._packed(module, packing, *out.shape)
         step = max(1, CHUNK_ITEMS // out.shape[1])

@@ -25,7 +25,7 @@ CACHED_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowPiece:
     """n tokens of one sequence from position pos0 on, in one pass. source: the first of them in the frame."""
 
     kv: SequenceKv
@@ -51,7 +51,7 @@ class Decoder:
         """Float32 `[padded, hidden]` for `run`; valid until the next call."""
         return self._scratch.take("hidden", self.kernels.padded(num_tokens), self._config.hidden_size)
 
-    def run(self, hidden: np.ndarray, pieces: Sequence[Piece]) -> None:
+    def run(self, hidden: np.ndarray, pieces: Sequence[RowPiece]) -> None:
         """Take `hidden`, a buffer filled with the tokens of the pieces in order, through all layers, in place."""
         positions = np.zeros(len(hidden), np.int64)
         begin = 0
@@ -80,7 +80,7 @@ class Decoder:
         hidden: np.ndarray,
         cos: np.ndarray,
         sin: np.ndarray,
-        pieces: Sequence[Piece],
+        pieces: Sequence[RowPiece],
     ) -> None:
         config, num_rows = self._config, len(hidden)
         turned = config.num_heads + config.num_kv_heads

@@ -23,7 +23,7 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh_numpy import saving, wire
-from exo_mesh_numpy.decoder import Decoder, Piece
+from exo_mesh_numpy.decoder import Decoder, RowPiece
 from exo_mesh_numpy.kernels import check_tiles
 from exo_mesh_numpy.kv import KEY_BLOCK, SequenceKv
 from exo_mesh_numpy.model_config import ModelConfig
@@ -50,7 +50,7 @@ class _Loaded:
 class _Work:
     """A frame taken apart into the rows that can be done, and the faults of the others."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[RowPiece] = field(default_factory=list)
     faults: dict[int, Fault] = field(default_factory=dict)
 
 
@@ -184,7 +184,7 @@ class NumpyStage:
             else:
                 kv.reserve(row.pos0 + row.n)
                 kv.length = row.pos0 + row.n
-                work.pieces.append(Piece(kv, row.pos0, row.n, source))
+                work.pieces.append(RowPiece(kv, row.pos0, row.n, source))
             source += row.n
         return work
 
@@ -192,7 +192,7 @@ class NumpyStage:
         self,
         stage: _Loaded,
         hidden: np.ndarray,
-        pieces: Sequence[Piece],
+        pieces: Sequence[RowPiece],
         token_ids: Sequence[int],
         tensor: Tensor | None,
     ) -> None:
@@ -216,15 +216,15 @@ def _logit_places(rows: Sequence[Row]) -> np.ndarray:
     return np.where(flags, np.cumsum(flags) - 1, -1)
 
 
-def _passes(pieces: Sequence[Piece], max_tokens: int) -> Iterator[list[Piece]]:
+def _passes(pieces: Sequence[RowPiece], max_tokens: int) -> Iterator[list[RowPiece]]:
     """The pieces in order, cut so that each pass has at most max_tokens tokens."""
-    taken: list[Piece] = []
+    taken: list[RowPiece] = []
     room = max_tokens
     for piece in pieces:
         done = 0
         while done < piece.n:
             n = min(piece.n - done, room)
-            taken.append(Piece(piece.kv, piece.pos0 + done, n, piece.source + done))
+            taken.append(RowPiece(piece.kv, piece.pos0 + done, n, piece.source + done))
             done, room = done + n, room - n
             if not room:
                 yield taken

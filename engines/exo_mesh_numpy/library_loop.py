@@ -10,7 +10,7 @@ import numpy as np
 
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest
-from exo_mesh.engine.measure import Generation, Loop
+from exo_mesh.engine.measure import Loop, TimedGeneration
 from exo_mesh_numpy.engine import NumpyStage
 from exo_mesh_numpy.model_config import read_model_config
 from exo_mesh_numpy.plain import PlainLoop
@@ -23,13 +23,13 @@ def open_loop(model_dir: Path, options: Mapping[str, str]) -> Loop:
     shard = Shard(model_dir.name, 0, config.num_layers, config.num_layers)
     stage.load(LoadRequest(shard, model_dir, 4096, options), lambda done, total: None)
 
-    def loop(prompt: Sequence[int], num_steps: int) -> Generation:
+    def loop(prompt: Sequence[int], num_steps: int) -> TimedGeneration:
         plain = PlainLoop(config, stage.weights, len(prompt) + num_steps)
         begin = time.perf_counter()
         token = plain.forward(np.array(prompt), 0).argmax()
         first = time.perf_counter()
         for pos0 in range(len(prompt), len(prompt) + num_steps):
             token = plain.forward(np.array([token]), pos0).argmax()
-        return Generation(first - begin, time.perf_counter() - first, num_steps)
+        return TimedGeneration(first - begin, time.perf_counter() - first, num_steps)
 
     return loop

@@ -27,7 +27,7 @@ MODES = ("affine", *_FLOAT_FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class NumpyPacking:
     """How a matrix is quantised, along its last axis."""
 
     mode: str
@@ -40,7 +40,7 @@ def scale_dtype(mode: str) -> tuple[str, ...]:
     return ("F32", "F16", "BF16") if mode == "affine" else ("U8",)
 
 
-def read_packing(config_file: Path, settings: Mapping[str, Any], module: str) -> Packing:
+def read_packing(config_file: Path, settings: Mapping[str, Any], module: str) -> NumpyPacking:
     """A module's own settings over those of the model. Raises ModelError naming file, module and key."""
     own = settings.get(module, {})
     merged = {**settings, **own} if isinstance(own, dict) else settings
@@ -52,11 +52,11 @@ def read_packing(config_file: Path, settings: Mapping[str, Any], module: str) ->
     known = mode == "affine" and bits in AFFINE_BITS and group_size in AFFINE_GROUPS
     if not known and _FLOAT_FORMATS.get(mode) != (bits, group_size):
         raise ModelError(f"{where}: {mode} with bits={bits!r} and group_size={group_size!r} is not supported")
-    return Packing(mode, int(bits), int(group_size))  # type: ignore[arg-type]
+    return NumpyPacking(mode, int(bits), int(group_size))  # type: ignore[arg-type]
 
 
 def dequantise(
-    words: np.ndarray, scales: np.ndarray, biases: np.ndarray | None, packing: Packing, out: np.ndarray
+    words: np.ndarray, scales: np.ndarray, biases: np.ndarray | None, packing: NumpyPacking, out: np.ndarray
 ) -> None:
     """uint32 words `[rows, columns * bits / 32]` into float32 `out`, C-contiguous `[rows, columns]`.
 

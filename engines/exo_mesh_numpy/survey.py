@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exo_mesh.engine.contract import ModelSurvey
-from exo_mesh_numpy.checkpoint import Checkpoint
+from exo_mesh_numpy.checkpoint import NumpyCheckpoint
 from exo_mesh_numpy.model_config import ModelConfig, read_model_config
 from exo_mesh_numpy.options import parse_options
 from exo_mesh_numpy.weights import check_tensors, layer_bytes
 
 
-def open_model(model_dir: Path) -> tuple[ModelConfig, Checkpoint]:
+def open_model(model_dir: Path) -> tuple[ModelConfig, NumpyCheckpoint]:
     """Config and checkpoint, checked against each other. Raises ModelError naming file and key or tensor."""
     config = read_model_config(model_dir)
-    checkpoint = Checkpoint(model_dir)
+    checkpoint = NumpyCheckpoint(model_dir)
     check_tensors(checkpoint, config)
     return config, checkpoint
 

@@ -11,7 +11,7 @@ import numpy as np
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
-from exo_mesh_numpy.checkpoint import Checkpoint
+from exo_mesh_numpy.checkpoint import NumpyCheckpoint
 from exo_mesh_numpy.model_config import ModelConfig
 
 EMBEDDING = "model.embed_tokens"
@@ -110,7 +110,7 @@ def norms(config: ModelConfig) -> dict[str, int]:
     return found
 
 
-def is_tied(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+def is_tied(checkpoint: NumpyCheckpoint, config: ModelConfig) -> bool:
     """Does the head use the embedding? If the config does not say, it does where there is no head of its own."""
     return config.tied if config.tied is not None else not checkpoint.has(f"{HEAD}.weight")
 
@@ -123,7 +123,7 @@ def layer_bytes(config: ModelConfig) -> int:
     return 4 * (values + heads * config.head_dim)
 
 
-def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
+def check_tensors(checkpoint: NumpyCheckpoint, config: ModelConfig) -> None:
     """Every tensor of the model is there, in the right shape, and none that this engine would leave out.
 
     Raises ModelError naming file and tensor. Layers past num_layers (multi-token prediction) do not count.
@@ -137,7 +137,7 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
         raise ModelError(f"{checkpoint.file_of(name)}: {name} is not used by a model of this config")
 
 
-def _wanted(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[str]:
+def _wanted(checkpoint: NumpyCheckpoint, config: ModelConfig) -> Iterator[str]:
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         for name, size in norms(config).items():
@@ -152,7 +152,9 @@ def _wanted(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[str]:
         yield from checkpoint.matrix_tensors(HEAD, config.vocab_size, config.hidden_size)
 
 
-def load_weights(checkpoint: Checkpoint, config: ModelConfig, shard: Shard, progress: LoadProgress) -> StageWeights:
+def load_weights(
+    checkpoint: NumpyCheckpoint, config: ModelConfig, shard: Shard, progress: LoadProgress
+) -> StageWeights:
     """Read what the shard holds and nothing else. progress is in bytes as held."""
     weights = StageWeights()
     one_layer, table = layer_bytes(config), 4 * config.vocab_size * config.hidden_size
@@ -175,13 +177,13 @@ def load_weights(checkpoint: Checkpoint, config: ModelConfig, shard: Shard, prog
     return weights
 
 
-def _matrix(checkpoint: Checkpoint, module: str, config: ModelConfig) -> np.ndarray:
+def _matrix(checkpoint: NumpyCheckpoint, module: str, config: ModelConfig) -> np.ndarray:
     out = np.empty((config.vocab_size, config.hidden_size), np.float32)
     checkpoint.read_matrix(module, out)
     return out
 
 
-def _load_layer(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> LayerWeights:
+def _load_layer(checkpoint: NumpyCheckpoint, config: ModelConfig, layer: int) -> LayerWeights:
     prefix = f"model.layers.{layer}."
     vectors = {name: np.empty(size, np.float32) for name, size in norms(config).items()}
     for name, vector in vectors.items():
@@ -203,7 +205,7 @@ def _load_layer(checkpoint: Checkpoint, config: ModelConfig, layer: int) -> Laye
     )
 
 
-def _join(checkpoint: Checkpoint, prefix: str, parts: tuple[Projection, ...]) -> Linear:
+def _join(checkpoint: NumpyCheckpoint, prefix: str, parts: tuple[Projection, ...]) -> Linear:
     """The parts below each other, read into one matrix without a copy in between."""
     rows = sum(part.rows for part in parts)
     weight = np.empty((rows, parts[0].columns), np.float32)

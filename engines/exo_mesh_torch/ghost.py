@@ -16,10 +16,10 @@ from torch import nn
 
 from exo_mesh.errors import ModelError
 from exo_mesh_torch.caches import StageCache
-from exo_mesh_torch.trace import Trace, call_arguments, get_hidden, put_hidden
+from exo_mesh_torch.trace import TorchTrace, call_arguments, get_hidden, put_hidden
 
 
-class _StageEnd(Exception):
+class _TorchStageEnd(Exception):
     """Not an error: leaves the forward pass with the hidden state when the stage's part is done."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
@@ -27,11 +27,11 @@ class _StageEnd(Exception):
         self.hidden = hidden
 
 
-class GhostStage:
+class TorchGhostStage:
     """A model with its layers' forwards replaced. Not re-entrant: one forward at a time."""
 
     def __init__(
-        self, model: Any, layers: nn.ModuleList, trace: Trace, start: int, stop: int, device: torch.device
+        self, model: Any, layers: nn.ModuleList, trace: TorchTrace, start: int, stop: int, device: torch.device
     ) -> None:
         """Changes `model` in place. Raises ModelError if start or stop is not a legal cut."""
         for cut in (start, stop):
@@ -77,7 +77,7 @@ class GhostStage:
             arguments.pop("attention_mask", None)
         try:
             result: torch.Tensor = self._model(input_ids=token_ids, **arguments).logits[:, -num_logits:]
-        except _StageEnd as end:
+        except _TorchStageEnd as end:
             result = end.hidden.movedim(0, 2) if self._streams else end.hidden
         finally:
             self._received = None
@@ -94,7 +94,7 @@ class GhostStage:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden = get_hidden(args, kwargs)
             if index >= self._stop:
-                raise _StageEnd(hidden)
+                raise _TorchStageEnd(hidden)
             return (hidden, *[None] * (returns - 1)) if returns else hidden
 
         return forward
@@ -109,7 +109,7 @@ class GhostStage:
 
     def _after_last(self, _layer: nn.Module, _args: Any, output: Any) -> None:
         if not self._num_logits:
-            raise _StageEnd(output[0] if isinstance(output, tuple) else output)
+            raise _TorchStageEnd(output[0] if isinstance(output, tuple) else output)
 
     def _before_head(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Only the positions whose logits are wanted, in one piece: torch copies all of the head's weights to multiply

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from exo_mesh.engine.measure import Generation, Loop
+from exo_mesh.engine.measure import Loop, TimedGeneration
 
 
 class _Clock:
@@ -31,13 +31,13 @@ def open_loop(model_dir: Path, options: Mapping[str, str]) -> Loop:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=options.get("dtype", "auto")).to(device).eval()
 
-    def loop(prompt: Sequence[int], num_steps: int) -> Generation:
+    def loop(prompt: Sequence[int], num_steps: int) -> TimedGeneration:
         ids, clock = torch.tensor([list(prompt)], device=device), _Clock()
         limits = {"max_new_tokens": num_steps + 1, "min_new_tokens": num_steps + 1}
         with torch.inference_mode():
             begin = time.perf_counter()
             model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, streamer=clock, **limits)
         _, first, *others = clock.times
-        return Generation(first - begin, others[-1] - first, len(others))
+        return TimedGeneration(first - begin, others[-1] - first, len(others))
 
     return loop

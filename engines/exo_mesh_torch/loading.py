@@ -14,9 +14,9 @@ from exo_mesh.engine.contract import LoadProgress
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
 from exo_mesh_torch.names import NameMap, Recipe, refuse_surplus
-from exo_mesh_torch.skeleton import Checkpoint
+from exo_mesh_torch.skeleton import TorchCheckpoint
 from exo_mesh_torch.sources import materialise
-from exo_mesh_torch.trace import Trace
+from exo_mesh_torch.trace import TorchTrace
 
 
 class StageLoader:
@@ -24,9 +24,9 @@ class StageLoader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        checkpoint: TorchCheckpoint,
         model: Any,
-        trace: Trace,
+        trace: TorchTrace,
         device: torch.device,
         pack: Callable[[nn.Module], bool] | None = None,
     ) -> None:

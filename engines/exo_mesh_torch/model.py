@@ -16,9 +16,9 @@ from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh_torch.batches import Batch
 from exo_mesh_torch.caches import CachePlan, StageCache
-from exo_mesh_torch.ghost import GhostStage
-from exo_mesh_torch.skeleton import Checkpoint, build_skeleton, num_layers, open_checkpoint, read_config
-from exo_mesh_torch.trace import Trace, find_layers, trace_model
+from exo_mesh_torch.ghost import TorchGhostStage
+from exo_mesh_torch.skeleton import TorchCheckpoint, build_skeleton, num_layers, open_checkpoint, read_config
+from exo_mesh_torch.trace import TorchTrace, find_layers, trace_model
 
 _FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -30,10 +30,10 @@ _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 class OpenModel:
     """A checkpoint with its model on the meta device, and how that uses its layers."""
 
-    checkpoint: Checkpoint
+    checkpoint: TorchCheckpoint
     config: Any
     model: Any
-    trace: Trace
+    trace: TorchTrace
     caches: CachePlan
 
     @property
@@ -72,7 +72,7 @@ def open_model(model_dir: Path, context_limit: int, choose: Callable[[str], torc
     return OpenModel(checkpoint, config, model, trace_model(model, num_layers(config), caches), caches)
 
 
-def stored_dtype(checkpoint: Checkpoint) -> str:
+def stored_dtype(checkpoint: TorchCheckpoint) -> str:
     """The dtype of most floating-point elements; of quantised weights, of their scales."""
     counts = _count_floats(checkpoint.table)
     if not counts:
@@ -101,7 +101,7 @@ class StageModel:
     def __init__(self, opened: OpenModel, device: torch.device, start: int, stop: int) -> None:
         _, layers = find_layers(opened.model, opened.trace.num_layers)
         self._opened = opened
-        self._stage = GhostStage(opened.model, layers, opened.trace, start, stop, device)
+        self._stage = TorchGhostStage(opened.model, layers, opened.trace, start, stop, device)
         self.device = device
         self.layers = range(start, stop)
         self.hidden_shape = opened.trace.hidden_shape
@@ -131,7 +131,7 @@ class StageModel:
     def run(
         self, ids: Sequence[Sequence[int]], batch: Batch, hidden: torch.Tensor | None, num_logits: int
     ) -> torch.Tensor:
-        """Append one row of ids per row of the batch, all of the same length; see GhostStage.forward."""
+        """Append one row of ids per row of the batch, all of the same length; see TorchGhostStage.forward."""
         tokens = torch.tensor(ids, dtype=torch.long, device=self.device)
         num_tokens = tokens.shape[1]
         lengths = torch.tensor(batch.lengths, dtype=torch.long, device=self.device)[:, None]

@@ -20,8 +20,8 @@ from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import layer_of
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable
 from exo_mesh_torch.quantised import Quantisation, check_shapes
-from exo_mesh_torch.skeleton import Checkpoint
-from exo_mesh_torch.sources import Packed, Part, Plain, Source
+from exo_mesh_torch.skeleton import TorchCheckpoint
+from exo_mesh_torch.sources import Packed, Part, Plain, TensorSource
 
 _TOWER = re.compile(r"^(?:model\.)?language_model\.(?:model\.)?|^(?:thinker\.)?model\.language_model\.")
 _SIDE_MODEL = re.compile(
@@ -45,13 +45,13 @@ class Recipe:
 
     target: str
     converter: WeightConverter | None = None
-    sources: list[tuple[Source, str | None]] = field(default_factory=list)
+    sources: list[tuple[TensorSource, str | None]] = field(default_factory=list)
 
 
 class NameMap:
     """Recipes by their (first) target. `unused`: tensors that no parameter of the model wants."""
 
-    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
+    def __init__(self, checkpoint: TorchCheckpoint, model: Any) -> None:
         """Raises ModelError naming file and tensor if a quantised tensor is incomplete."""
         rules = get_model_conversion_mapping(model)
         self._renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
@@ -65,7 +65,7 @@ class NameMap:
         for source, info in self._sources(checkpoint):
             self._place(source, info)
 
-    def _place(self, source: Source, info: TensorInfo) -> None:
+    def _place(self, source: TensorSource, info: TensorInfo) -> None:
         target, pattern = self._target(source.name)
         if target not in self._state:
             self.unused.append((source.name, info))
@@ -86,7 +86,7 @@ class NameMap:
             return name, None
         return target, pattern
 
-    def _sources(self, checkpoint: Checkpoint) -> Iterator[tuple[Source, TensorInfo]]:
+    def _sources(self, checkpoint: TorchCheckpoint) -> Iterator[tuple[TensorSource, TensorInfo]]:
         """Sources in the order in which experts are counted."""
         table = checkpoint.table
         for name in sorted(table, key=_natural):
@@ -101,7 +101,7 @@ class NameMap:
             else:
                 yield from ((part, table[name]) for part in self._experts(source, stacked))
 
-    def _experts(self, source: Plain | Packed, stacked: re.Match[str]) -> Iterator[Source]:
+    def _experts(self, source: Plain | Packed, stacked: re.Match[str]) -> Iterator[TensorSource]:
         """The experts' tensors one by one, under the first naming that the model knows."""
         before = source.name[: stacked.start()]
         for naming in _EXPERT_NAMES:
@@ -152,7 +152,7 @@ def _is_part_of_packed(name: str, table: TensorTable) -> bool:
     return leaf in ("scales", "biases") and f"{module}.weight" in table and f"{module}.scales" in table
 
 
-def _is_tower(checkpoint: Checkpoint, model: nn.Module) -> bool:
+def _is_tower(checkpoint: TorchCheckpoint, model: nn.Module) -> bool:
     """Is the model only a part, the one for text, of what the checkpoint holds?"""
     return any(re.match(r"(model\.)?language_model\.", name) for name in checkpoint.table) and not any(
         "language_model." in name for name, _ in model.named_parameters()

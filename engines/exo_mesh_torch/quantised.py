@@ -25,7 +25,7 @@ _SETTINGS = ("group_size", "bits", "mode")
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class TorchPacking:
     """How one tensor is quantised."""
 
     mode: str
@@ -37,10 +37,10 @@ class Packing:
 class Quantisation:
     """What config.json says: the packing of all modules but those with an entry of their own, under MLX's names."""
 
-    default: Packing
-    modules: Mapping[str, Packing]
+    default: TorchPacking
+    modules: Mapping[str, TorchPacking]
 
-    def of(self, module: str) -> Packing:
+    def of(self, module: str) -> TorchPacking:
         return self.modules.get(module, self.default)
 
 
@@ -62,24 +62,24 @@ def read_quantisation(file: Path, config: Mapping[str, Any]) -> Quantisation | N
     return Quantisation(default, {name: _packing(file, f"{key}.{name}", value) for name, value in own.items()})
 
 
-def _packing(file: Path, key: str, settings: Mapping[str, Any]) -> Packing:
+def _packing(file: Path, key: str, settings: Mapping[str, Any]) -> TorchPacking:
     mode = settings.get("mode", "affine")
     bits, group_size = settings.get("bits"), settings.get("group_size")
     if mode in _FLOAT_MODES:
         fixed = _FLOAT_MODES[mode]
         if (bits or fixed[0], group_size or fixed[1]) != fixed:
             raise ModelError(f"{file}: {key} says {bits} bits in groups of {group_size}; {mode} has {fixed}")
-        return Packing(mode, *fixed)
+        return TorchPacking(mode, *fixed)
     if mode != "affine":
         known = ", ".join(["affine", *_FLOAT_MODES])
         raise ModelError(f"{file}: {key}.mode {mode!r} is not supported; known: {known}")
     if bits not in AFFINE_BITS or not isinstance(group_size, int) or group_size < 8:
         raise ModelError(f"{file}: {key} has {bits!r} bits in groups of {group_size!r}; known bits: {AFFINE_BITS}")
-    return Packing(mode, bits, group_size)
+    return TorchPacking(mode, bits, group_size)
 
 
 def dequantise(
-    words: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor | None, packing: Packing
+    words: torch.Tensor, scales: torch.Tensor, biases: torch.Tensor | None, packing: TorchPacking
 ) -> torch.Tensor:
     """words uint8 `[rows, 4 * words]`, scales and biases `[rows, groups]` -> `[rows, groups * group_size]`.
 
@@ -116,7 +116,7 @@ def _float_scales(scales: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def check_shapes(
-    name: str, file: Path, words: tuple[int, ...], scales: tuple[int, ...], packing: Packing
+    name: str, file: Path, words: tuple[int, ...], scales: tuple[int, ...], packing: TorchPacking
 ) -> tuple[int, ...]:
     """The shape of the plain weight. Raises ModelError naming file and tensor if packing and shapes disagree."""
     width = scales[-1] * packing.group_size if scales else 0

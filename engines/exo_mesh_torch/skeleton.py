@@ -20,7 +20,7 @@ from exo_mesh_torch.quantised import Quantisation, read_quantisation
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class TorchCheckpoint:
     """A checkpoint whose config and headers have been checked. quantisation: in MLX's format, or None."""
 
     model_dir: Path
@@ -33,11 +33,11 @@ class Checkpoint:
         return self.model_dir / "config.json"
 
 
-def open_checkpoint(model_dir: Path) -> Checkpoint:
+def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
     """Raises ModelError naming file and key or tensor: unreadable, of unknown quantisation, or with code of its own."""
     config = read_json(model_dir / "config.json")
     _refuse_foreign_code(model_dir / "config.json", config)
-    return Checkpoint(
+    return TorchCheckpoint(
         model_dir, config, read_tensor_table(model_dir), read_quantisation(model_dir / "config.json", config)
     )
 
@@ -52,7 +52,7 @@ def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:
     raise ModelError(f"{file}: model_type {architecture!r} is not supported by the installed transformers")
 
 
-def read_config(checkpoint: Checkpoint) -> Any:
+def read_config(checkpoint: TorchCheckpoint) -> Any:
     """transformers' config of the language model in the checkpoint. Raises ModelError."""
     transformers_logging.set_verbosity_error()
     try:
@@ -65,7 +65,7 @@ def read_config(checkpoint: Checkpoint) -> Any:
         raise ModelError(f"{checkpoint.config_file}: {_one_line(exc)}") from exc
 
 
-def build_skeleton(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> nn.Module:
+def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype) -> nn.Module:
     """The whole model on the meta device; those parameters in float32 that transformers wants so. Raises ModelError."""
     try:
         with initialization.no_init_weights(), torch.device("meta"):

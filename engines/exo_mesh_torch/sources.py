@@ -14,7 +14,7 @@ import torch
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo
-from exo_mesh_torch.quantised import Packing, dequantise
+from exo_mesh_torch.quantised import TorchPacking, dequantise
 
 CHUNK_BYTES = 4 * 2**20
 """Read at once of a tensor that changes its dtype or device on the way; what loading needs beside the weights."""
@@ -37,7 +37,7 @@ DTYPES = {
 """U32 holds quantised weights, whose bytes are what counts."""
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """A tensor on disk. `lines` are those along its last axis."""
 
     @property
@@ -82,7 +82,7 @@ class Packed:
     words: TensorInfo
     scales: TensorInfo
     biases: TensorInfo | None
-    packing: Packing
+    packing: TorchPacking
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,7 +119,7 @@ class Part:
         return self.whole.lines(self.index * math.prod(self.shape[:-1]) + first, count)
 
 
-def materialise(source: Source, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor:
+def materialise(source: TensorSource, dtype: torch.dtype | None, device: torch.device) -> torch.Tensor:
     """The whole tensor. dtype: for floating-point tensors; None keeps theirs. Raises ModelError."""
     total = math.prod(source.shape[:-1]) if source.shape else 1
     width = source.shape[-1] if source.shape else 1

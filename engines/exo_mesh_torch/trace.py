@@ -26,7 +26,7 @@ CACHE_ARGUMENTS = ("past_key_values", "cache_params")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerUse:
+class TorchLayerUse:
     """returns: how many values the layer returns if it returns a tuple, the hidden state first; 0 for a plain tensor.
 
     like: the first layer with the same code and shapes; only that one's cache was filled.
@@ -37,7 +37,7 @@ class LayerUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class TorchTrace:
     """hidden_shape, hidden_dtype: of one token of the hidden state between layers. streams: does an axis of parallel
     hidden states come before rows and tokens? reason: why a model without legal_cuts has none.
 
@@ -46,7 +46,7 @@ class Trace:
     """
 
     prefix: str
-    layers: tuple[LayerUse, ...]
+    layers: tuple[TorchLayerUse, ...]
     hidden_shape: tuple[int, ...]
     hidden_dtype: torch.dtype
     streams: bool
@@ -63,7 +63,7 @@ class Trace:
 
 
 @dataclass(slots=True)
-class _Watch:
+class _RunWatch:
     """What one run has shown so far. tainted: layers that get values that other modules' parameters went into."""
 
     next_layer: int = 0
@@ -110,14 +110,14 @@ def call_arguments(model: nn.Module, cache: StageCache, **others: Any) -> dict[s
     return {cache_argument(model): cache, "use_cache": True, **arguments}
 
 
-def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> Trace:
+def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> TorchTrace:
     """Raises ModelError if the forward pass does not run on the meta device with a cache like ours."""
     prefix, layers = find_layers(model, num_layers)
     own = {id(parameter): name for name, parameter in model.named_parameters() if not name.startswith(prefix + ".")}
     cache = plan.new()
     kinds = _first_alike(layers, plan)
-    direct = _run(model, layers, cache, own, _Watch(like=kinds), from_layers=False)
-    known = _Watch(like=kinds, returns=dict(direct.returns))
+    direct = _run(model, layers, cache, own, _RunWatch(like=kinds), from_layers=False)
+    known = _RunWatch(like=kinds, returns=dict(direct.returns))
     through = _run(model, layers, plan.new(), own, known, from_layers=True)
     if len(direct.returns) != num_layers:
         raise ModelError(f"{type(model).__name__} calls {len(direct.returns)} of its {num_layers} layers")
@@ -125,9 +125,9 @@ def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> Trace:
     streams = direct.hidden_shape[:2] != (1, RUN_TOKENS)
     unseen = set(own.values()) - direct.before - direct.between - direct.behind
     everywhere = unseen | direct.between | (direct.before if direct.tainted else set())
-    return Trace(
+    return TorchTrace(
         prefix=prefix,
-        layers=tuple(LayerUse(direct.returns[i], kinds[i]) for i in range(num_layers)),
+        layers=tuple(TorchLayerUse(direct.returns[i], kinds[i]) for i in range(num_layers)),
         hidden_shape=direct.hidden_shape[2:] if not streams else (direct.hidden_shape[0], *direct.hidden_shape[3:]),
         hidden_dtype=direct.hidden_dtype or torch.float32,
         streams=streams,
@@ -140,7 +140,7 @@ def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> Trace:
     )
 
 
-def _legal_cuts(direct: _Watch, through: _Watch, num_layers: int) -> tuple[tuple[int, ...], str]:
+def _legal_cuts(direct: _RunWatch, through: _RunWatch, num_layers: int) -> tuple[tuple[int, ...], str]:
     if not direct.order_kept:
         return (), "its layers are not called once each, in order"
     if direct.side_values or through.side_values:
@@ -162,8 +162,14 @@ def _first_alike(layers: nn.ModuleList, plan: CachePlan) -> dict[int, int]:
 
 
 def _run(
-    model: nn.Module, layers: nn.ModuleList, cache: StageCache, own: dict[int, str], watch: _Watch, *, from_layers: bool
-) -> _Watch:
+    model: nn.Module,
+    layers: nn.ModuleList,
+    cache: StageCache,
+    own: dict[int, str],
+    watch: _RunWatch,
+    *,
+    from_layers: bool,
+) -> _RunWatch:
     """One forward over zeros. Values are followed by their gradients, which begin at parameters outside the layers, or
     at what layers return; only in the first case do the layers run themselves."""
     hooks = [module.register_forward_pre_hook(_note_use(watch, own, layers, module)) for module in _owners(model, own)]
@@ -198,7 +204,7 @@ def _owners(model: nn.Module, own: dict[int, str]) -> Iterator[nn.Module]:
             yield module
 
 
-def _note_use(watch: _Watch, own: dict[int, str], layers: nn.ModuleList, owner: nn.Module) -> Any:
+def _note_use(watch: _RunWatch, own: dict[int, str], layers: nn.ModuleList, owner: nn.Module) -> Any:
     """A module around the layers may use its parameters at any time during its call."""
     around = any(module is layers for module in owner.modules())
 
@@ -214,7 +220,7 @@ def _note_use(watch: _Watch, own: dict[int, str], layers: nn.ModuleList, owner: 
     return hook
 
 
-def _watched(watch: _Watch, index: int, layer: nn.Module, *, from_layers: bool) -> Any:
+def _watched(watch: _RunWatch, index: int, layer: nn.Module, *, from_layers: bool) -> Any:
     original = layer.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRequest:
     """Everything known before the first token."""
 
     model: str
@@ -44,7 +44,7 @@ class Prepared:
     stream_options: StreamOptions
 
 
-async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts: TextModels) -> Prepared:
+async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts: TextModels) -> PreparedRequest:
     """Raises InputError, UnknownModelError, ContextLengthError, or what the service raises."""
     entry, text = await _model(body, service, texts)
     messages = template_messages(body.messages, text.template)
@@ -65,7 +65,9 @@ async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts
     return _prepared(body, asker, entry, text, prompt_ids, max_tokens, num_top)
 
 
-async def prepare_completion(body: CompletionBody, asker: Asker, service: MeshService, texts: TextModels) -> Prepared:
+async def prepare_completion(
+    body: CompletionBody, asker: Asker, service: MeshService, texts: TextModels
+) -> PreparedRequest:
     """As prepare_chat, of a bare prompt."""
     prompt = single_prompt(body.prompt)
     entry, text = await _model(body, service, texts)
@@ -160,7 +162,7 @@ def _prepared(
     prompt_ids: list[int],
     max_tokens: int,
     num_top: int | None,
-) -> Prepared:
+) -> PreparedRequest:
     min_tokens = _first(body.min_tokens, 0)
     if min_tokens > max_tokens:
         raise InputError(f"min_tokens is {min_tokens}, but at most {max_tokens} tokens may be made", param="min_tokens")
@@ -180,7 +182,7 @@ def _prepared(
         key_hash=b"" if key is None else key.key_hash,
         fingerprint=b"" if key is None else key.fingerprint,
     )
-    return Prepared(entry.name, text, request, stop_strings(body.stop), body.stream_options or StreamOptions())
+    return PreparedRequest(entry.name, text, request, stop_strings(body.stop), body.stream_options or StreamOptions())
 
 
 async def _model(body: GenerationBody, service: MeshService, texts: TextModels) -> tuple[ModelEntry, TextModel]:

@@ -12,7 +12,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER, Caller
 from exo_mesh.api.checks import check_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
-from exo_mesh.api.convert import Asker, Prepared, prepare_chat, prepare_completion
+from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
@@ -109,7 +109,7 @@ class OpenAIRoutes:
     async def _answer(
         self,
         request: web.Request,
-        prepared: Prepared,
+        prepared: PreparedRequest,
         kind: type[Reply],
         key: Idempotency | None,
         *,

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from exo_mesh.api.convert import Prepared
+from exo_mesh.api.convert import PreparedRequest
 from exo_mesh.domain.request import Progress, TokenEvent
 from exo_mesh.errors import EngineError
 from exo_mesh.node.service import MeshService
@@ -92,7 +92,7 @@ class Run:
     Wait, then take the pieces, until one has `finish`.
     """
 
-    def __init__(self, service: MeshService, prepared: Prepared, watchdog: Watchdog) -> None:
+    def __init__(self, service: MeshService, prepared: PreparedRequest, watchdog: Watchdog) -> None:
         self.prepared = prepared
         self.progress: Progress | None = None
         """What is being waited for, as last heard."""

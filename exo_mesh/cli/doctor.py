@@ -19,7 +19,7 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.cli import doctor_checks as checks
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client import ApiClient, NoNodeError
-from exo_mesh.cli.doctor_checks import Finding, Level
+from exo_mesh.cli.doctor_checks import Finding, Severity
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.tables import print_json
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
         work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
         findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)
     except ImportError as exc:  # then even the tools of the other checks are not there
-        findings = [*_versions(), Finding("versions", Level.FAIL, str(exc), "pip install exo-mesh")]
-    failed = any(finding.level is Level.FAIL for finding in findings)
+        findings = [*_versions(), Finding("versions", Severity.FAIL, str(exc), "pip install exo-mesh")]
+    failed = any(finding.level is Severity.FAIL for finding in findings)
     if args.json:
         print_json({"ok": not failed, "findings": [_as_json(finding) for finding in findings]})
     else:
@@ -102,7 +102,7 @@ def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
     for name, answer in in_time(work, deadline_s).items():
         if isinstance(answer, Exception):
             what = str(answer) if isinstance(answer, MeshError | OSError) else f"{type(answer).__name__}: {answer}"
-            findings.append(Finding(name, Level.WARN, f"could not be checked: {what}"))
+            findings.append(Finding(name, Severity.WARN, f"could not be checked: {what}"))
         else:
             findings += answer
     return findings
@@ -207,7 +207,7 @@ def _config_finding(loaded: LoadedSettings) -> Finding:
     there = "" if loaded.config_file.is_file() else " (there is none)"
     text = f"{num_set} settings differ from their defaults; config.toml is {loaded.config_file}{there}"
     return Finding(
-        "config", Level.OK, text, "exo-mesh config show --origin tells where each came from" if num_set else ""
+        "config", Severity.OK, text, "exo-mesh config show --origin tells where each came from" if num_set else ""
     )
 
 
@@ -218,7 +218,7 @@ def report(findings: Sequence[Finding]) -> str:
         lines.append(f"{finding.level:4}  {finding.check:9}  {finding.text}")
         if finding.remedy:
             lines.append(f"{'':15}  -> {finding.remedy}")
-    failed, warned = (sum(f.level is level for f in findings) for level in (Level.FAIL, Level.WARN))
+    failed, warned = (sum(f.level is level for f in findings) for level in (Severity.FAIL, Severity.WARN))
     return "\n".join([*lines, "", f"{failed} failed, {warned} warnings"])
 
 

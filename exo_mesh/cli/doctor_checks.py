@@ -19,7 +19,7 @@ MAX_NAMED = 8
 """At most so many models, peers or interfaces are named in one line."""
 
 
-class Level(StrEnum):
+class Severity(StrEnum):
     """fail: a node cannot work as it is told to. warn: it works, but not as well as it could, or not for long."""
 
     OK = "ok"
@@ -32,7 +32,7 @@ class Finding:
     """One line on one subject, and what to do about it."""
 
     check: str
-    level: Level
+    level: Severity
     text: str
     remedy: str = ""
 
@@ -104,32 +104,32 @@ def check_versions(
     said = ".".join(map(str, python))
     if python[:2] < MIN_PYTHON:
         remedy = f"install Python {'.'.join(map(str, MIN_PYTHON))} or newer"
-        return [Finding("versions", Level.FAIL, f"Python {said} is too old", remedy)]
+        return [Finding("versions", Severity.FAIL, f"Python {said} is too old", remedy)]
     missing = [name for name, version in libraries.items() if version is None]
     if missing:
-        return [Finding("versions", Level.FAIL, f"not installed: {', '.join(missing)}", "pip install exo-mesh")]
+        return [Finding("versions", Severity.FAIL, f"not installed: {', '.join(missing)}", "pip install exo-mesh")]
     versions = ", ".join(f"{name} {version}" for name, version in libraries.items())
-    return [Finding("versions", Level.OK, f"exo-mesh {exo_mesh}, protocol {protocol}, Python {said}, {versions}")]
+    return [Finding("versions", Severity.OK, f"exo-mesh {exo_mesh}, protocol {protocol}, Python {said}, {versions}")]
 
 
 def check_engines(engines: Sequence[Mapping[str, Any]], preference: str) -> list[Finding]:
     """engines: as `exo-mesh engines --json` prints them."""
     wanted = next((e for e in engines if (e["chosen"] if preference == "auto" else e["name"] == preference)), None)
     if wanted is not None and wanted["available"]:
-        first = Finding("engines", Level.OK, f"{wanted['name']} {wanted['version']} ({wanted['reason']})")
+        first = Finding("engines", Severity.OK, f"{wanted['name']} {wanted['version']} ({wanted['reason']})")
     elif preference == "auto":
         first = Finding(
             "engines",
-            Level.WARN,
+            Severity.WARN,
             "no engine can run here: this node can answer for others but hold no layers",
             "pip install 'exo-mesh[mlx]'",
         )
     else:
         why = wanted["reason"] if wanted else "not installed"
         remedy = (wanted and wanted["remedy"]) or "choose another with --engine; see exo-mesh engines"
-        first = Finding("engines", Level.FAIL, f"--engine {preference}: {why}", remedy)
+        first = Finding("engines", Severity.FAIL, f"--engine {preference}: {why}", remedy)
     others = [
-        Finding("engines", Level.OK, f"{e['name']} cannot run here: {e['reason']}", e["remedy"])
+        Finding("engines", Severity.OK, f"{e['name']} cannot run here: {e['reason']}", e["remedy"])
         for e in engines
         if not e["available"] and e is not wanted
     ]
@@ -145,31 +145,31 @@ def _port_finding(reading: PortReading) -> Finding:
     names = {"api": "API port", "grpc": "gRPC port", "udp": "UDP port of announcements"}
     what = f"{names[reading.kind]} {reading.port}"
     if not reading.port:
-        return Finding("ports", Level.OK, f"{names[reading.kind]}: any free one")
+        return Finding("ports", Severity.OK, f"{names[reading.kind]}: any free one")
     if not reading.holder:
         state = "can be opened" if reading.kind == "udp" else "is free"
-        return Finding("ports", Level.OK, f"{what} {state}")
+        return Finding("ports", Severity.OK, f"{what} {state}")
     if reading.ours:
-        return Finding("ports", Level.OK, f"{what} is held by the node that runs here")
+        return Finding("ports", Severity.OK, f"{what} is held by the node that runs here")
     taken = f"{what} is taken by {reading.holder}"
     if reading.kind == "udp":
         remedy = "stop that program, or give all peers another --listen-port and --broadcast-port"
-        return Finding("ports", Level.FAIL, taken, remedy)
+        return Finding("ports", Severity.FAIL, taken, remedy)
     if reading.kind == "api" and reading.asked_for:
-        return Finding("ports", Level.FAIL, taken, "name another with --api-port, or stop that program")
+        return Finding("ports", Severity.FAIL, taken, "name another with --api-port, or stop that program")
     remedy = f"name another with --{reading.kind}-port"
-    return Finding("ports", Level.WARN, f"{taken}; a node would use the next free one", remedy)
+    return Finding("ports", Severity.WARN, f"{taken}; a node would use the next free one", remedy)
 
 
 def check_data_ports(wanted: tuple[int, int] | None, taken: Sequence[int], node_runs: bool) -> list[Finding]:
     """wanted: first and last port of the runners' streams; None = any free ones. taken: those in use."""
     if wanted is None:
-        return [Finding("ports", Level.OK, "data ports: any free ones")]
+        return [Finding("ports", Severity.OK, "data ports: any free ones")]
     text = f"data ports {wanted[0]}-{wanted[1]}"
     free = wanted[1] - wanted[0] + 1 - len(taken)
     if free > 0 and (not taken or node_runs):
-        return [Finding("ports", Level.OK, f"{text}: {free} free")]
-    level = Level.WARN if free > 0 or node_runs else Level.FAIL
+        return [Finding("ports", Severity.OK, f"{text}: {free} free")]
+    level = Severity.WARN if free > 0 or node_runs else Severity.FAIL
     return [Finding("ports", level, f"{text}: {free} free", "give --data-ports a range that nothing else uses")]
 
 
@@ -179,13 +179,13 @@ def check_echo(way: str, readings: Sequence[EchoReading], used: bool, alone: boo
     deaf = [reading for reading in readings if not reading.heard]
     unused = "" if used else " (not used by --discovery)"
     if readings and not deaf:
-        return [Finding(way, Level.OK, f"comes back on {_names([r.interface for r in heard])}{unused}")]
+        return [Finding(way, Severity.OK, f"comes back on {_names([r.interface for r in heard])}{unused}")]
     where = "; ".join(f"{r.interface} to {r.target}: {r.error or 'sent, but not heard'}" for r in deaf[:MAX_NAMED])
     text = where or "no interface to try"
     if not used:
-        return [Finding(way, Level.OK, f"{text}{unused}")]
+        return [Finding(way, Severity.OK, f"{text}{unused}")]
     remedy = "check the firewall, or name a peer with --bootstrap-peers HOST:PORT"
-    return [Finding(way, Level.FAIL if alone and not heard else Level.WARN, text, remedy)]
+    return [Finding(way, Severity.FAIL if alone and not heard else Severity.WARN, text, remedy)]
 
 
 def nft_drops(ruleset: str) -> bool:
@@ -201,7 +201,7 @@ def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[i
         return [
             Finding(
                 "firewall",
-                Level.OK,
+                Severity.OK,
                 "macOS asks once whether Python may accept connections, and whether it may find devices on the network",
                 "System Settings > Network > Firewall, and Privacy & Security > Local Network: allow your terminal. "
                 "A background service cannot be asked: give it --bootstrap-peers",
@@ -210,20 +210,22 @@ def check_firewall(reading: FirewallReading, tcp: Sequence[int], udp: Sequence[i
     findings = []
     if reading.ufw_active:
         allow = " && ".join(f"ufw allow {port}" for port in ports.split(", "))
-        findings.append(Finding("firewall", Level.WARN, "ufw is active", f"{allow}{then}"))
+        findings.append(Finding("firewall", Severity.WARN, "ufw is active", f"{allow}{then}"))
     if reading.firewalld_runs:
         add = " ".join(f"--add-port={port}" for port in ports.split(", "))
         remedy = f"firewall-cmd --permanent {add} && firewall-cmd --reload{then}"
-        findings.append(Finding("firewall", Level.WARN, "firewalld runs", remedy))
+        findings.append(Finding("firewall", Severity.WARN, "firewalld runs", remedy))
     if reading.nft == "drops" and not findings:
         findings.append(
-            Finding("firewall", Level.WARN, "nftables drops what no rule lets in", f"accept {ports} in it{then}")
+            Finding("firewall", Severity.WARN, "nftables drops what no rule lets in", f"accept {ports} in it{then}")
         )
     if findings:
         return findings
     if reading.nft == "unreadable":
-        return [Finding("firewall", Level.OK, "nftables is there, but only root may read its rules", "run it as root")]
-    return [Finding("firewall", Level.OK, "none found")]
+        return [
+            Finding("firewall", Severity.OK, "nftables is there, but only root may read its rules", "run it as root")
+        ]
+    return [Finding("firewall", Severity.OK, "none found")]
 
 
 def check_clock(readings: Sequence[ClockReading], num_peers: int) -> list[Finding]:
@@ -231,11 +233,11 @@ def check_clock(readings: Sequence[ClockReading], num_peers: int) -> list[Findin
     off = [r for r in readings if abs(r.offset_s) - r.error_s > MAX_SKEW_S]
     if off:
         who = "; ".join(f"{r.peer} is {r.offset_s:+.0f} s off" for r in off[:MAX_NAMED])
-        return [Finding("clock", Level.WARN, who, "let NTP set the clocks: timedatectl set-ntp true")]
+        return [Finding("clock", Severity.WARN, who, "let NTP set the clocks: timedatectl set-ntp true")]
     if readings:
-        return [Finding("clock", Level.OK, f"agrees with {_names([r.peer for r in readings])}")]
+        return [Finding("clock", Severity.OK, f"agrees with {_names([r.peer for r in readings])}")]
     text = f"none of {num_peers} other peers told the time" if num_peers else "no other peer to compare with"
-    return [Finding("clock", Level.OK, text)]
+    return [Finding("clock", Severity.OK, text)]
 
 
 def check_memory(total: int, available: int, usable: int, reserved: int, max_memory: int | None) -> list[Finding]:
@@ -252,11 +254,11 @@ def check_memory(total: int, available: int, usable: int, reserved: int, max_mem
         f"{reason}{held}"
     )
     if usable >= LITTLE_MEMORY_BYTES:
-        return [Finding("memory", Level.OK, text)]
+        return [Finding("memory", Severity.OK, text)]
     if reserved:
-        return [Finding("memory", Level.OK, text, "exo-mesh ps shows what is loaded")]
+        return [Finding("memory", Severity.OK, text, "exo-mesh ps shows what is loaded")]
     remedy = "raise --max-memory" if limited else "end other programs; this peer would hold few layers or none"
-    return [Finding("memory", Level.WARN, text, remedy)]
+    return [Finding("memory", Severity.WARN, text, remedy)]
 
 
 def check_directories(readings: Sequence[DirectoryReading]) -> list[Finding]:
@@ -269,32 +271,35 @@ def _directory_finding(reading: DirectoryReading) -> Finding | None:
     if reading.error:
         remedy = "give --home a directory that you may write" if reading.purpose == "home" else "check who may read it"
         return Finding(
-            "disk", Level.FAIL if reading.purpose == "home" else Level.WARN, f"{what}: {reading.error}", remedy
+            "disk",
+            Severity.FAIL if reading.purpose == "home" else Severity.WARN,
+            f"{what}: {reading.error}",
+            remedy,
         )
     if not reading.exists and reading.purpose != "home":
         if not reading.must_exist:
             return None
-        return Finding("disk", Level.WARN, f"{what} does not exist", "create it, or correct --models-dir")
+        return Finding("disk", Severity.WARN, f"{what} does not exist", "create it, or correct --models-dir")
     free = "" if reading.free_bytes is None else f"{human_bytes(reading.free_bytes)} free"
     if reading.free_bytes is not None and reading.free_bytes < LITTLE_DISK_BYTES:
-        return Finding("disk", Level.WARN, f"{what}: only {free}", "make room")
+        return Finding("disk", Severity.WARN, f"{what}: only {free}", "make room")
     note = "" if reading.exists else ", will be created"
-    return Finding("disk", Level.OK, f"{what}: {free}{note}")
+    return Finding("disk", Severity.OK, f"{what}: {free}{note}")
 
 
 def check_models(errors_by_name: Mapping[str, str]) -> list[Finding]:
     """errors_by_name: for every model on this machine why its card cannot be read; "" if it can."""
     good = [name for name, error in errors_by_name.items() if not error]
     bad = [
-        Finding("models", Level.WARN, f"{name}: {error}", "see docs/errors.md, model_unusable; or remove it")
+        Finding("models", Severity.WARN, f"{name}: {error}", "see docs/errors.md, model_unusable; or remove it")
         for name, error in errors_by_name.items()
         if error
     ]
     if not errors_by_name:
         remedy = "put model directories below --models-dir; other peers may have some"
-        return [Finding("models", Level.WARN, "none on this machine", remedy)]
+        return [Finding("models", Severity.WARN, "none on this machine", remedy)]
     if good:
-        return [Finding("models", Level.OK, f"{len(good)} can be read: {_names(good)}"), *bad[:MAX_NAMED]]
+        return [Finding("models", Severity.OK, f"{len(good)} can be read: {_names(good)}"), *bad[:MAX_NAMED]]
     return bad[:MAX_NAMED]
 
 
@@ -302,9 +307,14 @@ def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list
     """state: what the node at `url` answers to /state; None if none answers. why_not: what went wrong, if not that."""
     if state is None:
         if why_not:
-            return [Finding("peers", Level.WARN, f"the node at {url} does not tell: {why_not}", "see its log")]
+            return [Finding("peers", Severity.WARN, f"the node at {url} does not tell: {why_not}", "see its log")]
         return [
-            Finding("peers", Level.OK, f"no node answers at {url}, so nothing is known of peers", "start one: exo-mesh")
+            Finding(
+                "peers",
+                Severity.OK,
+                f"no node answers at {url}, so nothing is known of peers",
+                "start one: exo-mesh",
+            )
         ]
     peers = {peer["id"]: peer for peer in state["view"]["peers"] if peer["alive"]}
     own = peers.pop(state["node_id"], {})
@@ -312,13 +322,13 @@ def check_peers(state: Mapping[str, Any] | None, url: str, why_not: str) -> list
     text = f"this node sees {len(others)} others: {_names(others)}" if others else "this node is alone"
     remedy = "" if others else "start exo-mesh on another machine; if it runs, see broadcast and firewall above"
     reasons = [reason for reason in state["health"].get("reasons", ()) if reason["code"] not in _SAID_HERE]
-    problems = [Finding("peers", Level.WARN, r["message"], r.get("remedy", "")) for r in reasons]
+    problems = [Finding("peers", Severity.WARN, r["message"], r.get("remedy", "")) for r in reasons]
     version = own.get("version")
     older_or_newer = [f"{p['name']} {p['version']}" for p in peers.values() if p.get("version") != version]
     if older_or_newer:
         what = f"this node is exo-mesh {version}, others are not: {_names(older_or_newer)}"
-        problems.append(Finding("peers", Level.WARN, what, "install one version on all machines"))
-    return [Finding("peers", Level.OK, text, remedy), *problems]
+        problems.append(Finding("peers", Severity.WARN, what, "install one version on all machines"))
+    return [Finding("peers", Severity.OK, text, remedy), *problems]
 
 
 _SAID_HERE = ("version_mix", "alone")
@@ -333,29 +343,29 @@ def check_health(state: Mapping[str, Any] | None) -> list[Finding]:
     said = [(peer["name"], peer) for peer in health.get("peer_health", ()) if peer["id"] != state["node_id"]]
     said += [(instance["id"], instance) for instance in health.get("instance_health", ())]
     wrong = [
-        Finding("health", Level.WARN, f"{name}: {reason['message']}", reason["remedy"])
+        Finding("health", Severity.WARN, f"{name}: {reason['message']}", reason["remedy"])
         for name, one in said
         for reason in one["reasons"]
         if reason["level"] != "ok" and reason["code"] != "version_mix"
     ]
-    return wrong or [Finding("health", Level.OK, f"nothing is wrong with {len(said)} other peers and instances")]
+    return wrong or [Finding("health", Severity.OK, f"nothing is wrong with {len(said)} other peers and instances")]
 
 
 def check_services(reading: ServiceReading) -> list[Finding]:
     """Whether something starts the node at boot, and whether a proxy is there."""
     findings = []
     if reading.unit == "active":
-        findings.append(Finding("services", Level.OK, "systemd runs exo-mesh.service"))
+        findings.append(Finding("services", Severity.OK, "systemd runs exo-mesh.service"))
     elif reading.unit == "failed":
         remedy = "journalctl -u exo-mesh -n 50"
-        findings.append(Finding("services", Level.WARN, "exo-mesh.service has failed", remedy))
+        findings.append(Finding("services", Severity.WARN, "exo-mesh.service has failed", remedy))
     elif reading.unit:
         text = f"exo-mesh.service is {reading.unit}"
-        findings.append(Finding("services", Level.OK, text, "to start at boot, see docs/operations.md"))
+        findings.append(Finding("services", Severity.OK, text, "to start at boot, see docs/operations.md"))
     if reading.nginx:
         text = f"nginx is at {reading.nginx}"
         remedy = "in front of nodes: proxy_buffering off, read timeout 300 s or more, and /readyz says who can serve"
-        findings.append(Finding("services", Level.OK, text, remedy))
+        findings.append(Finding("services", Severity.OK, text, remedy))
     return findings
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exo_mesh.cli.doctor_checks import Finding, Level
+from exo_mesh.cli.doctor_checks import Finding, Severity
 from exo_mesh.domain.fast_synch import FastSynch
 from exo_mesh.domain.thunderbolt import (
     ACTIVE,
@@ -35,7 +35,7 @@ def check_rdma(
         return [
             Finding(
                 "macos",
-                Level.WARN,
+                Severity.WARN,
                 "this is no Mac: RDMA over Thunderbolt needs one",
                 "tensor groups over TCP work anywhere MLX does: --group-backend ring",
             ),
@@ -58,26 +58,26 @@ def _macos(reading: ThunderboltReading) -> Finding:
     version, build = parse_sw_vers(reading.sw_vers)
     text = f"macOS {version or 'of unknown version'} (build {build or 'unknown'})"
     if is_new_enough(version):
-        return Finding("macos", Level.OK, text)
-    return Finding("macos", Level.FAIL, f"{text} has no RDMA over Thunderbolt", "update to macOS 26.2 or later")
+        return Finding("macos", Severity.OK, text)
+    return Finding("macos", Severity.FAIL, f"{text} has no RDMA over Thunderbolt", "update to macOS 26.2 or later")
 
 
 def _enabled(reading: ThunderboltReading) -> Finding:
     enabled = parse_rdma_ctl(reading.rdma_ctl)
     if enabled:
-        return Finding("rdma_ctl", Level.OK, "RDMA is enabled")
+        return Finding("rdma_ctl", Severity.OK, "RDMA is enabled")
     if enabled is False:
-        return Finding("rdma_ctl", Level.FAIL, "RDMA is disabled", _ENABLE)
-    return Finding("rdma_ctl", Level.WARN, "rdma_ctl status does not say whether RDMA is enabled", _ENABLE)
+        return Finding("rdma_ctl", Severity.FAIL, "RDMA is disabled", _ENABLE)
+    return Finding("rdma_ctl", Severity.WARN, "rdma_ctl status does not say whether RDMA is enabled", _ENABLE)
 
 
 def _devices(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]:
     devices = parse_ibv_devices(reading.ibv_devices)
     if devices:
-        return [Finding("devices", Level.OK, f"ibv_devices lists {', '.join(devices)}")]
+        return [Finding("devices", Severity.OK, f"ibv_devices lists {', '.join(devices)}")]
     if buses and max(bus.gigabits for bus in buses) < TB5_GIGABITS:
-        return [Finding("devices", Level.FAIL, "no RDMA device: the ports here are older than Thunderbolt 5")]
-    return [Finding("devices", Level.FAIL, "ibv_devices lists no RDMA device", _ENABLE)]
+        return [Finding("devices", Severity.FAIL, "no RDMA device: the ports here are older than Thunderbolt 5")]
+    return [Finding("devices", Severity.FAIL, "ibv_devices lists no RDMA device", _ENABLE)]
 
 
 def _ports(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]:
@@ -91,15 +91,15 @@ def _ports(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]:
         end = f"cable to {other}" if other else "something that is no Mac" if bus.connected else "no cable"
         text = f"port {bus.receptacle} ({interface or '?'}, {device or '?'}): {state}, {end}, {bus.speed or 'no speed'}"
         findings.append(_port_finding(text, bus, state))
-    return findings or [Finding("ports", Level.WARN, "system_profiler lists no Thunderbolt port")]
+    return findings or [Finding("ports", Severity.WARN, "system_profiler lists no Thunderbolt port")]
 
 
 def _port_finding(text: str, bus: Bus, state: str) -> Finding:
     if not bus.others or state == ACTIVE:
-        return Finding("port", Level.OK, text)
+        return Finding("port", Severity.OK, text)
     if bus.gigabits < TB5_GIGABITS:
-        return Finding("port", Level.WARN, text, "RDMA needs Thunderbolt 5 ports and a Thunderbolt 5 cable")
-    return Finding("port", Level.WARN, text, f"a port is active once the Macs at both ends have RDMA: {_ENABLE}")
+        return Finding("port", Severity.WARN, text, "RDMA needs Thunderbolt 5 ports and a Thunderbolt 5 cable")
+    return Finding("port", Severity.WARN, text, f"a port is active once the Macs at both ends have RDMA: {_ENABLE}")
 
 
 def _bridge(reading: ThunderboltReading) -> list[Finding]:
@@ -108,7 +108,7 @@ def _bridge(reading: ThunderboltReading) -> list[Finding]:
     return [
         Finding(
             "bridge",
-            Level.WARN,
+            Severity.WARN,
             "there is a Thunderbolt Bridge: with cables in a loop it may send packets round for ever",
             "if Macs are cabled to more than one other, remove it in System Settings > Network",
         )
@@ -117,29 +117,29 @@ def _bridge(reading: ThunderboltReading) -> list[Finding]:
 
 def _mlx(jaccl: bool | None) -> Finding:
     if jaccl is None:
-        return Finding("mlx", Level.WARN, "MLX could not be asked for its backends", "pip install exo-mesh[mlx]")
+        return Finding("mlx", Severity.WARN, "MLX could not be asked for its backends", "pip install exo-mesh[mlx]")
     if jaccl:
-        return Finding("mlx", Level.OK, "this MLX has the jaccl backend")
+        return Finding("mlx", Severity.OK, "this MLX has the jaccl backend")
     remedy = "update MLX and macOS; until then --group-backend ring uses TCP"
-    return Finding("mlx", Level.FAIL, "this MLX has no jaccl backend", remedy)
+    return Finding("mlx", Severity.FAIL, "this MLX has no jaccl backend", remedy)
 
 
 def _fast_synch(chosen: FastSynch) -> Finding:
     value = "unset" if chosen.value is None else chosen.value
-    return Finding("synch", Level.OK, f"MLX_METAL_FAST_SYNCH for runners: {value} ({chosen.why})")
+    return Finding("synch", Severity.OK, f"MLX_METAL_FAST_SYNCH for runners: {value} ({chosen.why})")
 
 
 def _groups(state: Mapping[str, Any] | None) -> list[Finding]:
     """Which peers of the mesh the cables join, as the node here knows it."""
     if state is None:
         return [
-            Finding("mesh", Level.WARN, "no node runs here, so its cables to peers are not known", "exo-mesh serve")
+            Finding("mesh", Severity.WARN, "no node runs here, so its cables to peers are not known", "exo-mesh serve")
         ]
     names = {peer["id"]: peer["name"] for peer in state["view"]["peers"]}
     findings = []
     for cable in state.get("cables", ()):
         a, b = (names.get(end["peer"], end["peer"][:8]) for end in cable["ends"])
         ports = " - ".join(end["device"] or "no device" for end in cable["ends"])
-        level, word = (Level.OK, "up") if cable["up"] else (Level.WARN, "down")
+        level, word = (Severity.OK, "up") if cable["up"] else (Severity.WARN, "down")
         findings.append(Finding("cable", level, f"{a} - {b} ({ports}): RDMA {word}"))
-    return findings or [Finding("mesh", Level.WARN, "no Thunderbolt cable joins two peers of this mesh")]
+    return findings or [Finding("mesh", Severity.WARN, "no Thunderbolt cable joins two peers of this mesh")]

@@ -17,7 +17,7 @@ from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.discovery.udp_sockets import GroupListener, Senders, listening_socket, loopback_target
 from exo_mesh.domain.addresses import WILDCARDS, Interface, LinkKind, joined
 from exo_mesh.errors import TransportError
-from exo_mesh.security.datagrams import MAGIC, Refusals, Seal, Verdict
+from exo_mesh.security.datagrams import MAGIC, DatagramVerdict, RefusedDatagrams, Seal
 
 ANNOUNCE_EVERY_S = 2.0
 MAX_DATAGRAM_BYTES = 1024
@@ -89,7 +89,7 @@ class UdpDiscovery:
         self._listen_port = listen_port
         self._loopback_only = loopback_only
         self._seal = seal
-        self.refusals = Refusals()
+        self.refusals = RefusedDatagrams()
         self._host = host.strip("[]")
         self._read = read
         self._loopback = loopback or loopback_target()
@@ -156,7 +156,7 @@ class UdpDiscovery:
 
 class _Listener(asyncio.DatagramProtocol):
     def __init__(
-        self, own: Announcement, suggest: Suggest, loopback_only: bool, seal: Seal | None, refusals: Refusals
+        self, own: Announcement, suggest: Suggest, loopback_only: bool, seal: Seal | None, refusals: RefusedDatagrams
     ) -> None:
         self._own = own
         self._suggest = suggest
@@ -179,10 +179,10 @@ class _Listener(asyncio.DatagramProtocol):
     def _opened(self, data: bytes, host: str) -> bytes | None:
         """What a datagram says; None if this mesh did not sign it, or it was heard before."""
         if self._seal is None:
-            opened: bytes | Verdict = Verdict.SEALED if data.startswith(MAGIC) else data
+            opened: bytes | DatagramVerdict = DatagramVerdict.SEALED if data.startswith(MAGIC) else data
         else:
-            opened = self._seal.open(data) if len(data) <= MAX_DATAGRAM_BYTES else Verdict.UNSIGNED
-        if not isinstance(opened, Verdict):
+            opened = self._seal.open(data) if len(data) <= MAX_DATAGRAM_BYTES else DatagramVerdict.UNSIGNED
+        if not isinstance(opened, DatagramVerdict):
             return opened
         if line := self._refusals.note(host, opened):
             _log.warning("%s", line)

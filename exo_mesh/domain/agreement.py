@@ -46,39 +46,41 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AgreementVerdict:
     """reason: why the two must not share a ring, "" if they may. difference: the largest that was measured."""
 
     reason: str
     difference: float
 
 
-def compare(one: Report, other: Report, kind_of: Mapping[int, str]) -> Verdict:
+def compare(one: Report, other: Report, kind_of: Mapping[int, str]) -> AgreementVerdict:
     """kind_of: what to call the layers of a range, by its first one."""
     worst = 0.0
     if [(r.start, r.stop) for r in one.ranges] != [(r.start, r.stop) for r in other.ranges]:
-        return Verdict(f"{one.engine} and {other.engine} were not tested with the same layers", worst)
+        return AgreementVerdict(f"{one.engine} and {other.engine} were not tested with the same layers", worst)
     for mine, theirs in zip(one.ranges, other.ranges, strict=True):
         where = _where(mine, kind_of)
         if defect := _boundary_defect(one, mine, other, theirs):
-            return Verdict(f"{defect} {where}", worst)
+            return AgreementVerdict(f"{defect} {where}", worst)
         for name in sorted(mine.outputs.keys() | theirs.outputs.keys()):
             a, b = mine.outputs.get(name), theirs.outputs.get(name)
             if a is None or b is None or a.shape != b.shape:
                 sizes = [0 if values is None else values.size for values in (a, b)]
-                return Verdict(
+                return AgreementVerdict(
                     f"{one.engine} gives {sizes[0]} and {other.engine} {sizes[1]} values of {name!r} {where}", worst
                 )
             worst = max(worst, difference(a, b))
             if worst == NOT_NUMBERS:
-                return Verdict(f"{one.engine} or {other.engine} gives values that are no numbers {where}", worst)
+                return AgreementVerdict(
+                    f"{one.engine} or {other.engine} gives values that are no numbers {where}", worst
+                )
             if worst > MAX_DIFFERENCE:
-                return Verdict(
+                return AgreementVerdict(
                     f"{one.engine} and {other.engine} differ by {worst:.1e} of the typical value {where} "
                     f"({MAX_DIFFERENCE:.0e} is allowed)",
                     worst,
                 )
-    return Verdict("", worst)
+    return AgreementVerdict("", worst)
 
 
 def difference(one: np.ndarray, other: np.ndarray) -> float:

@@ -77,28 +77,28 @@ def stops_that_fit(
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepTimes:
     """Seconds that a decode step takes in all stages together, and in the slowest of them."""
 
     total_s: float
     slowest_s: float
 
-    def then(self, other: Pace) -> Pace:
+    def then(self, other: StepTimes) -> StepTimes:
         """This one's stages, and the other's."""
-        return Pace(self.total_s + other.total_s, max(self.slowest_s, other.slowest_s))
+        return StepTimes(self.total_s + other.total_s, max(self.slowest_s, other.slowest_s))
 
 
-def latency(pace: Pace) -> tuple[float, float]:
+def latency(pace: StepTimes) -> tuple[float, float]:
     """One user waits for every stage, one after the other."""
     return (pace.total_s, pace.slowest_s)
 
 
-def throughput(pace: Pace) -> tuple[float, float]:
+def throughput(pace: StepTimes) -> tuple[float, float]:
     """With a full ring, a step comes out each time the slowest stage has done one."""
     return (pace.slowest_s, pace.total_s)
 
 
-Goal = Callable[[Pace], tuple[float, float]]
+Goal = Callable[[StepTimes], tuple[float, float]]
 
 
 def fastest_layers(
@@ -108,7 +108,7 @@ def fastest_layers(
     s_per_gb: Sequence[float],
     pool_tokens: int,
     goal: Goal,
-) -> tuple[Pace, list[range]] | None:
+) -> tuple[StepTimes, list[range]] | None:
     """The ranges that fit and make the goal least, with their pace; None if nothing fits.
 
     cards[i]: the model as the engine of peer i holds it. s_per_gb: what a decode step takes on each peer per 1e9 bytes
@@ -123,13 +123,13 @@ def fastest_layers(
     bytes_before[-1] += card.head_bytes  # the last stage has it, wherever that begins
 
     @cache
-    def best(rank: int, start: int) -> tuple[Pace, int] | None:
+    def best(rank: int, start: int) -> tuple[StepTimes, int] | None:
         """Pace of the stages from `rank` on, and where stage `rank` stops."""
         last = rank == num_stages - 1
-        found: tuple[Pace, int] | None = None
+        found: tuple[StepTimes, int] | None = None
         for stop in stops_that_fit(cards[rank], legal[rank], start, usable_bytes[rank], pool_tokens):
             taken_s = s_per_gb[rank] * (bytes_before[stop] - bytes_before[start]) / 1e9
-            pace = Pace(taken_s, taken_s)
+            pace = StepTimes(taken_s, taken_s)
             if not last:
                 rest = best(rank + 1, stop)
                 if rest is None:

@@ -12,7 +12,7 @@ MAX_REASONS = 16
 MAX_TEXT = 400
 
 
-class Level(StrEnum):
+class HealthLevel(StrEnum):
     """ok: nothing is wrong, though something may be worth knowing. degraded: it works, but not as well as it could, or
     not for everything. failed: it does not."""
 
@@ -21,7 +21,7 @@ class Level(StrEnum):
     FAILED = "failed"
 
 
-_ORDER = {Level.OK: 0, Level.DEGRADED: 1, Level.FAILED: 2}
+_ORDER = {HealthLevel.OK: 0, HealthLevel.DEGRADED: 1, HealthLevel.FAILED: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Reason:
     """code: a stable word. message: what is the case, with the numbers. remedy: what the reader can do."""
 
     code: str
-    level: Level
+    level: HealthLevel
     message: str
     remedy: str = ""
 
@@ -37,6 +37,6 @@ class Reason:
         return {"code": self.code, "level": str(self.level), "message": self.message, "remedy": self.remedy}
 
 
-def worst(reasons: Iterable[Reason]) -> Level:
+def worst(reasons: Iterable[Reason]) -> HealthLevel:
     """The level of whatever has these reasons."""
-    return max((reason.level for reason in reasons), key=_ORDER.__getitem__, default=Level.OK)
+    return max((reason.level for reason in reasons), key=_ORDER.__getitem__, default=HealthLevel.OK)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from exo_mesh.domain.fitting import Pace
+from exo_mesh.domain.fitting import StepTimes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import largest_that_fit
 from exo_mesh.domain.sharding import sharded
@@ -101,12 +101,12 @@ class Surroundings:
         """The model as its engine holds it there; of a tensor group, as each of its ranks does."""
         return sharded(self.held(card, peer.engine), peer.size)
 
-    def ring_hops(self, peer_ids: Sequence[str]) -> Pace:
+    def ring_hops(self, peer_ids: Sequence[str]) -> StepTimes:
         """All hops of a lap; a ring of one has none."""
         if len(peer_ids) < 2:
-            return Pace(0.0, 0.0)
+            return StepTimes(0.0, 0.0)
         hops = [self._hop(a, b) for a, b in zip(peer_ids, [*peer_ids[1:], peer_ids[0]], strict=True)]
-        return Pace(sum(hops), max(hops))
+        return StepTimes(sum(hops), max(hops))
 
     def _hop(self, one: str, other: str) -> float:
         return self.hop_s.get((one, other), self.hop_s.get((other, one), DEFAULT_HOP_S))

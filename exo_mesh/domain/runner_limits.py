@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunnerLimits:
     """Seconds. None of these ends a runner that makes progress, however slow it is.
 
     first_message_s: process start to its first report (imports of grpc and numpy on a slow board). silence_s: between
@@ -46,4 +46,4 @@ class Limits:
         return self.first_frame_s + tokens * stage_bytes / self.token_bytes_per_s
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = RunnerLimits()

@@ -54,7 +54,7 @@ class SliceFigures:
     bandwidth: Bandwidth
 
 
-class Generation(NamedTuple):
+class TimedGeneration(NamedTuple):
     """What one answer took: the prompt until its first token, then `num_steps` steps of one token each."""
 
     prefill_s: float
@@ -62,7 +62,7 @@ class Generation(NamedTuple):
     num_steps: int
 
 
-Loop = Callable[[Sequence[int], int], Generation]
+Loop = Callable[[Sequence[int], int], TimedGeneration]
 """Answer a prompt of token ids greedily with one token and so many steps more, whatever the tokens are."""
 
 
@@ -211,7 +211,7 @@ class _Feed:
         return seconds
 
 
-def _generate(engine: StageEngine, prompt: Sequence[int], num_steps: int) -> Generation:
+def _generate(engine: StageEngine, prompt: Sequence[int], num_steps: int) -> TimedGeneration:
     sequence, length = 1, len(prompt)
     engine.insert(sequence, length + num_steps)
     begin = time.perf_counter()
@@ -224,7 +224,7 @@ def _generate(engine: StageEngine, prompt: Sequence[int], num_steps: int) -> Gen
         token = _next_token(engine, Row(sequence, pos0, 1, 1), (token,))
     end = time.perf_counter()
     engine.remove(sequence)
-    return Generation(first - begin, end - first, num_steps)
+    return TimedGeneration(first - begin, end - first, num_steps)
 
 
 def _next_token(engine: StageEngine, row: Row, ids: Sequence[int]) -> int:

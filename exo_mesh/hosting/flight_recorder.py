@@ -23,7 +23,7 @@ Value = str | int | float
 
 
 @dataclass(slots=True)
-class Entry:
+class FlightEntry:
     """at, until: Unix seconds; a phase that lasts is one entry. count: how often it was noted."""
 
     at: float
@@ -52,7 +52,7 @@ class FlightLog:
         self.pid = 0
         self.ended = False
         self._now = now
-        self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
+        self._entries: deque[FlightEntry] = deque(maxlen=MAX_ENTRIES)
         self._before = Heartbeat()
 
     def __len__(self) -> int:
@@ -60,13 +60,13 @@ class FlightLog:
 
     def note(self, phase: str, detail: str = "", **attrs: Value) -> None:
         """A phase begins, or something has happened."""
-        self._entries.append(Entry(self._now(), phase, detail[:MAX_DETAIL], attrs))
+        self._entries.append(FlightEntry(self._now(), phase, detail[:MAX_DETAIL], attrs))
 
     def goes_on(self, phase: str, **attrs: Value) -> None:
         """The same phase as before if it is that, with newer figures; else a new one begins."""
         last = self._entries[-1] if self._entries else None
         if last is None or last.phase != phase:
-            self._entries.append(Entry(self._now(), phase, attrs=attrs))
+            self._entries.append(FlightEntry(self._now(), phase, attrs=attrs))
         else:
             last.until, last.attrs = self._now(), attrs
             last.count += 1

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from exo_mesh.clock import Clock
-from exo_mesh.domain.health import Level, Reason
+from exo_mesh.domain.health import HealthLevel, Reason
 from exo_mesh.domain.plan import Plan
 from exo_mesh.errors import CrashLoopError, QuarantinedError, ReservationError
 from exo_mesh.hosting.breaker import Breaker
@@ -61,7 +61,7 @@ class Guard:
         loops = [
             Reason(
                 CrashLoopError.code,
-                Level.DEGRADED,
+                HealthLevel.DEGRADED,
                 str(loop),
                 "its log has the lines before each crash, GET /v1/diagnostics/node its last phases; another engine may "
                 f"do (--model-engine {loop.model}=NAME)",
@@ -69,6 +69,7 @@ class Guard:
             for loop in self._breaker.loops(self._clock())
         ]
         cases = [
-            Reason(QuarantinedError.code, Level.DEGRADED, str(case), case.remedy) for case in self._quarantine.cases
+            Reason(QuarantinedError.code, HealthLevel.DEGRADED, str(case), case.remedy)
+            for case in self._quarantine.cases
         ]
         return [*cases, *loops]

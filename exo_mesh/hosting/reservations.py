@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from exo_mesh.domain.placement import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, StagePlan
-from exo_mesh.domain.stage import Answer
+from exo_mesh.domain.stage import ReserveAnswer
 
 LEASE_S = 30.0
 """A reservation that is not committed within this is void, and so is a stage that nobody has watched for so long: its
@@ -90,7 +90,7 @@ class Reservations:
     def promised(self, instance_id: str) -> Ballot:
         return self._promised.get(instance_id, NO_BALLOT)
 
-    def reserve(self, plan: Plan, index: int, usable_bytes: int, now: float) -> Answer:
+    def reserve(self, plan: Plan, index: int, usable_bytes: int, now: float) -> ReserveAnswer:
         """Hold memory for a stage of a plan, or refuse with the numbers. Repeating a granted one changes nothing.
 
         usable_bytes is what a new reservation could get, not counting what this instance itself holds.
@@ -98,23 +98,25 @@ class Reservations:
         promised = self.promised(plan.instance_id)
         held = self._leases.get(plan.instance_id)
         if held is not None and held.plan == plan and held.ballot == plan.ballot:
-            return Answer(True, usable_bytes)
+            return ReserveAnswer(True, usable_bytes)
         if plan.ballot < promised:
-            return Answer(False, usable_bytes, f"ballot {plan.ballot} is below {promised}, promised here", promised)
+            return ReserveAnswer(
+                False, usable_bytes, f"ballot {plan.ballot} is below {promised}, promised here", promised
+            )
         if plan.ballot <= (used := self._used.get(plan.instance_id, NO_BALLOT)):
-            return Answer(False, usable_bytes, f"ballot {plan.ballot} was of another plan here", used)
+            return ReserveAnswer(False, usable_bytes, f"ballot {plan.ballot} was of another plan here", used)
         if held is not None and held.ready and held.ballot.counter >= plan.ballot.counter:
-            return Answer(False, usable_bytes, f"ballot {held.ballot} is ready here", held.ballot)
+            return ReserveAnswer(False, usable_bytes, f"ballot {held.ballot} is ready here", held.ballot)
         usable_bytes += held.stage.reserve_bytes if held is not None else 0
         need = plan.stages[index].reserve_bytes
         if need > usable_bytes:
             reason = f"{plan.stages[index].shard} needs {gigabytes(need)}, usable are {gigabytes(usable_bytes)}"
-            return Answer(False, usable_bytes, reason)
+            return ReserveAnswer(False, usable_bytes, reason)
         self.promise(plan.instance_id, plan.ballot)
         self._leases[plan.instance_id] = Lease(plan, index, now + LEASE_S)
-        return Answer(True, usable_bytes)
+        return ReserveAnswer(True, usable_bytes)
 
-    def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+    def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> ReserveAnswer:
         """Promise the running plan of `ballot` to a new owner, whose ballot is `adopted`; the stage goes on as it is.
 
         The old owner's ballot is fenced from then on, and so is that of a slower adopter.
@@ -122,12 +124,12 @@ class Reservations:
         promised = self.promised(instance_id)
         lease = self._leases.get(instance_id)
         if lease is None or lease.plan.ballot != ballot or not lease.committed:
-            return Answer(False, 0, f"ballot {ballot} of {instance_id} does not run here", promised)
+            return ReserveAnswer(False, 0, f"ballot {ballot} of {instance_id} does not run here", promised)
         if adopted < promised:
-            return Answer(False, 0, f"ballot {adopted} is below {promised}, promised here", promised)
+            return ReserveAnswer(False, 0, f"ballot {adopted} is below {promised}, promised here", promised)
         self.promise(instance_id, adopted)
         lease.adopted = adopted
-        return Answer(True, 0)
+        return ReserveAnswer(True, 0)
 
     def renew(self, instance_id: str, ballot: Ballot, now: float) -> Lease | None:
         """Commit a lease, or hold it for another LEASE_S; None if it is not in force (expired, released or beaten)."""

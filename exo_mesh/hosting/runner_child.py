@@ -27,7 +27,7 @@ RUNNER_ENVIRONMENT = {
 
 
 @dataclass(slots=True)
-class Child:
+class RunnerChild:
     """`open` comes before `reader` and `writer`."""
 
     process: asyncio.subprocess.Process
@@ -57,7 +57,7 @@ class Child:
             self.pipe.close()
 
 
-async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child:
+async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> RunnerChild:
     """A new runner process, in a session of its own. Raises OSError."""
     ours, theirs = runner_pipe.socket_pair()
     try:
@@ -77,7 +77,7 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Child
         raise
     finally:
         theirs.close()
-    return Child(process, ours)
+    return RunnerChild(process, ours)
 
 
 def _for_runner(environment: Mapping[str, str]) -> dict[str, str]:

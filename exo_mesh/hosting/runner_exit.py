@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.errors import (
     CanaryError,
     DeadlineError,
@@ -75,7 +75,7 @@ def post_mortem(returncode: int | None, last_lines: Sequence[str]) -> str:
 
 async def end_process(
     process: asyncio.subprocess.Process,
-    limits: Limits,
+    limits: RunnerLimits,
     flight: FlightLog,
     ask: Callable[[], Awaitable[None]] | None,
 ) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 
 SLOWER = 8.0
 """A load may be this much slower than the slowest of the last ones of its engine: the disk may be busy with others."""
 
 
 @dataclass(slots=True)
-class Pace:
+class RunnerPace:
     """What starts and loads have taken on this machine of late. `scaled` only ever grants more time than the rules."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=16))
@@ -27,7 +27,7 @@ class Pace:
         if num_bytes > 0 and seconds > 0:
             self._bytes_per_s.setdefault(engine, deque(maxlen=16)).append(num_bytes / seconds)
 
-    def scaled(self, limits: Limits, engine: str) -> Limits:
+    def scaled(self, limits: RunnerLimits, engine: str) -> RunnerLimits:
         """Limits for the next runner of an engine here."""
         slowest = min(self._bytes_per_s.get(engine, ()), default=limits.load_bytes_per_s * SLOWER)
         return replace(

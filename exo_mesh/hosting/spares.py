@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from exo_mesh.errors import MeshError
-from exo_mesh.hosting.runner_child import Child, spawn
+from exo_mesh.hosting.runner_child import RunnerChild, spawn
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.proto import runner_pb2
 from exo_mesh.transport import runner_pipe
@@ -42,11 +42,11 @@ class SparePool:
         self._engine = engine
         self._command = command
         self._environment = environment
-        self._idle: list[tuple[str, Child]] = []
+        self._idle: list[tuple[str, RunnerChild]] = []
         self._due = asyncio.Event()
         self._not_before = 0.0
 
-    def take(self, engine: str) -> Child | None:
+    def take(self, engine: str) -> RunnerChild | None:
         """A process that has imported this engine and waits for a stage; the caller owns it from now on."""
         for spare in self._idle:
             if spare[0] == engine and spare[1].process.returncode is None:
@@ -100,7 +100,7 @@ class SparePool:
                 self._hold_off(BROKEN_AFTER_S)
 
 
-async def _prepared(engine: str, command: Sequence[str], environment: Mapping[str, str]) -> Child:
+async def _prepared(engine: str, command: Sequence[str], environment: Mapping[str, str]) -> RunnerChild:
     """A process that has imported the engine. Raises MeshError, OSError or TimeoutError."""
     child = await spawn(command, environment)
     try:
@@ -118,7 +118,7 @@ async def _prepared(engine: str, command: Sequence[str], environment: Mapping[st
     return child
 
 
-async def _end(child: Child) -> None:
+async def _end(child: RunnerChild) -> None:
     if child.process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.process.pid, signal.SIGKILL)

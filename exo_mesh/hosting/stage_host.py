@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.sharding import sharded
-from exo_mesh.domain.stage import Answer, Standing
+from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import InputError, MeshError, StageLostError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
@@ -25,7 +25,7 @@ from exo_mesh.hosting.pid_files import PidFiles
 from exo_mesh.hosting.quarantine import Quarantine
 from exo_mesh.hosting.reservations import Lease, Reservations
 from exo_mesh.hosting.runner_exit import End
-from exo_mesh.hosting.runner_pace import Pace
+from exo_mesh.hosting.runner_pace import RunnerPace
 from exo_mesh.hosting.spares import SparePool
 from exo_mesh.hosting.speed import SpeedMeter
 from exo_mesh.hosting.stage_state import goes_on, is_well, start_message, why_unwell
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 class HostLimits:
     """How runners are started and how long they may take."""
 
-    runner: Limits = field(default_factory=Limits)
+    runner: RunnerLimits = field(default_factory=RunnerLimits)
     command: Sequence[str] = RUNNER_COMMAND
 
 
@@ -118,7 +118,7 @@ class StageHost:
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
         self._keep = keep or Keeping.at(settings, own_id, Disk(settings.home), clock)
-        self._pace = Pace()
+        self._pace = RunnerPace()
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
         self.draining = False
@@ -203,7 +203,7 @@ class StageHost:
             found.append(StageBeat(name, lease.index, drives, beat))
         return found
 
-    async def reserve(self, plan: Plan, index: int) -> Answer:
+    async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
         """Hold memory for a stage, or for our rank of it. A beaten plan's stage is ended first, so that its memory can
         be given again, unless its process can go on by the new plan. Each time a rank is asked, its collectives get
         another port.
@@ -215,7 +215,7 @@ class StageHost:
         collective = await self._collective(plan, index)
         async with self._turn:
             if self._stopping:
-                return Answer(False, 0, "this node is stopping")
+                return ReserveAnswer(False, 0, "this node is stopping")
             before = self._reservations.held(plan.instance_id)
             answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
             if before is not None and self._reservations.held(plan.instance_id) is not before:
@@ -239,7 +239,7 @@ class StageHost:
         """Where this node reaches a peer best."""
         return next(iter(self._hosts_of(peer_id)), None)
 
-    async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+    async def adopt(self, instance_id: str, ballot: Ballot, adopted: Ballot) -> ReserveAnswer:
         """Promise a running stage to a new owner; see Reservations.adopt."""
         async with self._turn:
             answer = self._reservations.adopt(instance_id, ballot, adopted)
@@ -297,16 +297,16 @@ class StageHost:
             return f"ballot {ballot} of {instance_id} does not run here"
         return await why_unwell(runner)
 
-    async def standing(self, instance_id: str) -> Standing:
+    async def standing(self, instance_id: str) -> StageStanding:
         """What this node has of an instance, of whatever plan."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
         promised = self._reservations.promised(instance_id)
         if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
-            return Standing(None, usable_bytes, promised=promised)
+            return StageStanding(None, usable_bytes, promised=promised)
         shard = lease.stage.shard
         linked = runner.beat is not None and runner.beat.linked
-        return Standing(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
+        return StageStanding(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
 
     async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone.

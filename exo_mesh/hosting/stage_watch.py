@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.proto import runner_pb2
 
 BEAT_MOST_S = 1.0
@@ -23,7 +23,7 @@ class Phase(StrEnum):
 class StageWatch:
     """Progress is what counts: of a load, the part done and the runner's own counter; of a frame, that it ends."""
 
-    def __init__(self, limits: Limits, stage_bytes: int) -> None:
+    def __init__(self, limits: RunnerLimits, stage_bytes: int) -> None:
         self._limits = limits
         self._stage_bytes = stage_bytes
         self.phase = Phase.STARTING

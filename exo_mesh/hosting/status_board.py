@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto.runner_pb2 import Heartbeat
-from exo_mesh.tasks import Pulse
+from exo_mesh.tasks import ChangeSignal
 
 _NEVER_S = 3600.0
 
@@ -31,7 +31,7 @@ class StatusBoard:
     def __init__(self) -> None:
         self._latest: dict[str, tuple[int, pb.StageStatus]] = {}
         self._count = 0
-        self._changed = Pulse()
+        self._changed = ChangeSignal()
 
     @property
     def failed(self) -> pb.StageFailed | None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from exo_mesh.domain.runner_limits import DEFAULT_LIMITS, Limits
+from exo_mesh.domain.runner_limits import DEFAULT_LIMITS, RunnerLimits
 from exo_mesh.errors import (
     EngineError,
     MeshError,
@@ -21,7 +21,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.hosting.flight_recorder import FlightLog
 from exo_mesh.hosting.pid_files import PidFiles
-from exo_mesh.hosting.runner_child import Child, spawn
+from exo_mesh.hosting.runner_child import RunnerChild, spawn
 from exo_mesh.hosting.runner_exit import (
     REPORTED,
     End,
@@ -75,10 +75,10 @@ class Runner:
         start: runner_pb2.StartStage,
         host: str,
         *,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: RunnerLimits = DEFAULT_LIMITS,
         command: Sequence[str] = RUNNER_COMMAND,
         environment: Mapping[str, str] = os.environ,
-        spare: Child | None = None,
+        spare: RunnerChild | None = None,
         flight: FlightLog | None = None,
         pid_files: PidFiles | None = None,
     ) -> None:
@@ -206,7 +206,7 @@ class Runner:
         if self._pid_files is not None:
             await asyncio.to_thread(self._pid_files.note, pid, self.label)
 
-    async def _talk(self, child: Child, output: asyncio.Task[None], on_beat: OnBeat) -> None:
+    async def _talk(self, child: RunnerChild, output: asyncio.Task[None], on_beat: OnBeat) -> None:
         """Follow the process until it has ended, is stuck, or is to stop. The end is noted, or raised."""
         await child.open()
         process, reader, self._writer = child.process, child.reader, child.writer

@@ -16,8 +16,8 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rdma_links import broken_cable
-from exo_mesh.domain.runner_limits import Limits
-from exo_mesh.domain.stage import Answer
+from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.instances.liveness import lives
@@ -57,7 +57,7 @@ class Custody:
         membership: Membership,
         members: Members,
         recoverer: Recoverer,
-        runner_limits: Limits,
+        runner_limits: RunnerLimits,
     ) -> None:
         self.keepers: dict[str, RingKeeper] = {}
         self._recoverer = recoverer
@@ -343,11 +343,11 @@ class Custody:
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 
-    async def _ask_to_adopt(self, plan: Plan, seat: Seat, adopted: Ballot) -> Answer:
+    async def _ask_to_adopt(self, plan: Plan, seat: Seat, adopted: Ballot) -> ReserveAnswer:
         try:
             return await self._members.member(seat.peer_id).adopt(plan, seat.stage, adopted)
         except MeshError as exc:
-            return Answer(False, 0, str(exc))
+            return ReserveAnswer(False, 0, str(exc))
 
     async def _end_orphans(self, now: float) -> None:
         instances = [one for _, one in self._membership.view.records_of_instances()]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import Answer, Standing
+from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import MeshError, ReservationError, TransportError
@@ -27,10 +27,10 @@ RankEndpoints = Sequence[tuple[str, str]]
 class Member(Protocol):
     """What an owner asks of a stage's peer. TransportError and DeadlineError: it cannot be asked now."""
 
-    async def reserve(self, plan: Plan, index: int) -> Answer:
+    async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
         """See StageHost.reserve. Raises ReservationError if the stage can never run there."""
 
-    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
         """See StageHost.adopt."""
 
     def commit(
@@ -47,7 +47,7 @@ class Member(Protocol):
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         """See StageHost.look."""
 
-    async def standing(self, instance_id: str) -> Standing:
+    async def standing(self, instance_id: str) -> StageStanding:
         """See StageHost.standing."""
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
@@ -73,10 +73,10 @@ class LocalMember:
         self._host = host
         self._membership = membership
 
-    async def reserve(self, plan: Plan, index: int) -> Answer:
+    async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
         return await self._host.reserve(plan, index)
 
-    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
         return await self._host.adopt(plan.instance_id, plan.ballot, adopted)
 
     def commit(
@@ -93,7 +93,7 @@ class LocalMember:
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return await self._host.look(instance_id, ballot)
 
-    async def standing(self, instance_id: str) -> Standing:
+    async def standing(self, instance_id: str) -> StageStanding:
         return await self._host.standing(instance_id)
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
@@ -107,19 +107,19 @@ class RemoteMember:
         self._client = client
         self._peer_id = peer_id
 
-    async def reserve(self, plan: Plan, index: int) -> Answer:
+    async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
         return await self._ask(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
 
-    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
         request = pb.ReserveRequest(plan=plan_to_proto(plan), stage=index, adopt=ballot_to_proto(adopted))
         return await self._ask(request)
 
-    async def _ask(self, request: pb.ReserveRequest) -> Answer:
+    async def _ask(self, request: pb.ReserveRequest) -> ReserveAnswer:
         reply = await self._client.reserve(request)
         if reply.never:
             raise ReservationError(reply.reason, peer_id=self._peer_id, why=reply.never_code)
         beaten_by = ballot_from_proto(reply.beaten_by) if reply.HasField("beaten_by") else None
-        return Answer(reply.granted, reply.usable_bytes, reply.reason, beaten_by, collective=reply.collective)
+        return ReserveAnswer(reply.granted, reply.usable_bytes, reply.reason, beaten_by, collective=reply.collective)
 
     def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
@@ -149,7 +149,7 @@ class RemoteMember:
         reply = await self._client.look_at_stage(request)
         return "" if reply.runs else reply.reason or "its stage does not run"
 
-    async def standing(self, instance_id: str) -> Standing:
+    async def standing(self, instance_id: str) -> StageStanding:
         # the ballot of no plan: what runs here is told whatever its plan is
         request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(NO_BALLOT))
         return standing_from_proto(await self._client.look_at_stage(request))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.instances.custody import Custody
@@ -41,7 +41,7 @@ class InstanceParts:
         host: StageHost,
         engines_for: Callable[[ModelCard], tuple[str, ...]],
         metrics: Metrics,
-        limits: Limits,
+        limits: RunnerLimits,
         clock: Clock,
         rng: random.Random,
     ) -> InstanceParts:

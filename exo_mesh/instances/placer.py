@@ -25,8 +25,8 @@ from exo_mesh.domain.placement import (
 )
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rings import DEFAULT_HOP_S, without
-from exo_mesh.domain.runner_limits import Limits
-from exo_mesh.domain.stage import Answer
+from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import (
     CrashLoopError,
@@ -109,7 +109,7 @@ class Placer:
         mixing: Mixing,
         metrics: Metrics,
         here: Here,
-        runner_limits: Limits,
+        runner_limits: RunnerLimits,
         groups: GroupKnowledge,
     ) -> None:
         self._settings = settings
@@ -303,7 +303,7 @@ class Placer:
                 ) from exc
             asked = await asyncio.gather(*(self._ask(plan, seat) for seat in plan.seats))
             answers = dict(zip(plan.seats, asked, strict=True))
-            granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, Answer) and a.granted}
+            granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, ReserveAnswer) and a.granted}
             if len(granted) == len(answers):
                 avoided = [text for peer_id, exc in unable.items() if exc.why and (text := f"{peer_id[:8]}: {exc}")]
                 return Reserved(plan, granted, avoided, self._groups.demotion_of(plan))
@@ -322,12 +322,12 @@ class Placer:
                 _log.info("%s: peer %s refused: %s", instance_id, seat.peer_id[:8], reason)
         raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; " + "; ".join(refusals[-3:]))
 
-    async def _ask(self, plan: Plan, seat: Seat) -> Answer | ReservationError:
+    async def _ask(self, plan: Plan, seat: Seat) -> ReserveAnswer | ReservationError:
         """One member's answer, or why it can never run its stage; one that cannot be asked now has nothing to give."""
         try:
             return await self._members.member(seat.peer_id).reserve(plan, seat.stage)
         except (TransportError, DeadlineError) as exc:
-            return Answer(False, 0, str(exc))
+            return ReserveAnswer(False, 0, str(exc))
         except ReservationError as exc:
             return exc
 

@@ -13,8 +13,8 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import Candidate, Surroundings, with_caps
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
-from exo_mesh.domain.runner_limits import Limits
-from exo_mesh.domain.stage import Answer, Standing
+from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, StageLostError, TransportError
 from exo_mesh.instances.members import Members
@@ -61,7 +61,7 @@ class Recoverer:
         placer: Placer,
         mixing: Mixing,
         metrics: Metrics,
-        runner_limits: Limits,
+        runner_limits: RunnerLimits,
     ) -> None:
         self._membership = membership
         self._members = members
@@ -151,13 +151,13 @@ class Recoverer:
             attempt.above = plan.ballot
             attempt.touched |= set(plan.peer_ids)
             answers = await asyncio.gather(*(self._ask(plan, index) for index in range(len(plan.stages))))
-            if all(isinstance(answer, Answer) and answer.granted for answer in answers):
+            if all(isinstance(answer, ReserveAnswer) and answer.granted for answer in answers):
                 return found, _kept_from(found, standings)
             for peer_id, answer in zip(plan.peer_ids, answers, strict=True):
                 _learn(attempt, plan, peer_id, answer)
         raise PlacementError(f"{last.instance_id}: no plan held; " + "; ".join(attempt.refusals[-3:]))
 
-    def _refuse_beaten(self, attempt: _Attempt, standings: Mapping[str, Standing]) -> None:
+    def _refuse_beaten(self, attempt: _Attempt, standings: Mapping[str, StageStanding]) -> None:
         """Raises BallotBeatenError if a member has promised itself to another living peer by a ballot that was not
         known here: that one is at it, or has done it, and its word is on its way."""
         for peer_id, standing in standings.items():
@@ -169,7 +169,12 @@ class Recoverer:
                     raise BallotBeatenError(message, peer_id=peer_id, ballot=standing.promised)
 
     async def _solve(
-        self, card: ModelCard, last: Plan, attempt: _Attempt, standings: Mapping[str, Standing], around: Surroundings
+        self,
+        card: ModelCard,
+        last: Plan,
+        attempt: _Attempt,
+        standings: Mapping[str, StageStanding],
+        around: Surroundings,
     ) -> Recovery:
         candidates = with_caps(self._placer.candidates(card, InstanceSpec(last.model)), attempt.caps)
         usable = {
@@ -192,20 +197,20 @@ class Recoverer:
                 raise PlacementError(f"{last.instance_id}: " + "; ".join(outcome.unmixable.values()), reason="mixing")
         return found
 
-    async def _standings(self, plan: Plan, unable: Collection[str]) -> dict[str, Standing]:
+    async def _standings(self, plan: Plan, unable: Collection[str]) -> dict[str, StageStanding]:
         """What the peers of a ring have of it; of those that answer."""
         asked = [peer_id for peer_id in plan.peer_ids if peer_id not in unable]
         answers = await asyncio.gather(*(self._standing(plan.instance_id, peer_id) for peer_id in asked))
         return {peer_id: answer for peer_id, answer in zip(asked, answers, strict=True) if answer is not None}
 
-    async def _standing(self, instance_id: str, peer_id: str) -> Standing | None:
+    async def _standing(self, instance_id: str, peer_id: str) -> StageStanding | None:
         try:
             return await self._members.member(peer_id).standing(instance_id)
         except MeshError as exc:
             _log.info("%s: peer %s cannot be asked: %s", instance_id, peer_id[:8], exc)
             return None
 
-    async def _ask(self, plan: Plan, index: int) -> Answer | MeshError:
+    async def _ask(self, plan: Plan, index: int) -> ReserveAnswer | MeshError:
         try:
             return await self._members.member(plan.stages[index].peer_id).reserve(plan, index)
         except (TransportError, DeadlineError, ReservationError) as exc:
@@ -233,7 +238,7 @@ def _spares(candidates: Iterable[Candidate], last: Plan, attempt: _Attempt) -> l
     return spares
 
 
-def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: Answer | MeshError) -> None:
+def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAnswer | MeshError) -> None:
     """From one member's refusal. Raises BallotBeatenError if it has promised itself to somebody else."""
     if isinstance(answer, MeshError):
         attempt.unable.add(peer_id)
@@ -250,7 +255,7 @@ def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: Answer | MeshErr
     _log.info("%s: peer %s refused: %s", plan.instance_id, peer_id[:8], reason)
 
 
-def _kept_from(found: Recovery, standings: Mapping[str, Standing]) -> int | None:
+def _kept_from(found: Recovery, standings: Mapping[str, StageStanding]) -> int | None:
     """The stage from which on all keep the KV that they have: those after the last one that has to load, if all of them
     can cut it back to what came round."""
     peer_ids = found.plan.peer_ids

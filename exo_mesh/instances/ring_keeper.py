@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
@@ -59,7 +59,7 @@ class RingKeeper:
         plan: Plan,
         members: Members,
         on_progress: OnProgress,
-        runner_limits: Limits,
+        runner_limits: RunnerLimits,
         adopted: Ballot = NO_BALLOT,
         *,
         endpoints: Sequence[str] = (),

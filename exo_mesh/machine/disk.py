@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from exo_mesh.domain.health import Level, Reason
+from exo_mesh.domain.health import HealthLevel, Reason
 
 FLOOR_SHARE, FLOOR_BYTES = 0.05, 64 * 2**20
 """Nothing is written if less than this would be left: 5 % of the volume, but no more than 64 MiB."""
@@ -116,7 +116,7 @@ class Disk:
         if full or (self._failed is not None and self._failed.errno in _FULL):
             return Reason(
                 "disk_full",
-                Level.DEGRADED,
+                HealthLevel.DEGRADED,
                 f"{_megabytes(free)} of {_megabytes(total)} are free where {self.home} is, or writing is limited; "
                 "requests are served, but nothing new is kept on disk",
                 f"make room on that volume (we leave {_megabytes(self.floor_bytes)} free), raise the limit, or give "
@@ -125,13 +125,13 @@ class Disk:
         if self._failed is not None:
             return Reason(
                 "disk_unwritable",
-                Level.DEGRADED,
+                HealthLevel.DEGRADED,
                 f"{self._failed_what} cannot be written below {self.home}: {self._failed.strerror or self._failed}",
                 "give --home a directory that this user may write",
             )
         if total and free < min(LOW_BYTES, int(LOW_SHARE * total)):
             remedy = "make room before models are added or engines write their caches"
-            return Reason("disk_low", Level.OK, f"only {_megabytes(free)} are free where {self.home} is", remedy)
+            return Reason("disk_low", HealthLevel.OK, f"only {_megabytes(free)} are free where {self.home} is", remedy)
         return None
 
     def _look(self, *, fresh: bool = False) -> tuple[int, int]:

@@ -25,7 +25,7 @@ WARN_BELOW = 0.05
 _log = logging.getLogger(__name__)
 
 
-class Level(IntEnum):
+class PressureLevel(IntEnum):
     """OK: work. WARN: take no new requests on beside those that run. CRITICAL: let the newest one wait."""
 
     OK = 0
@@ -61,10 +61,10 @@ class Snapshot:
     def used_share(self) -> float:
         return 1 - self.available_bytes / self.total_bytes if self.total_bytes else 0.0
 
-    def level(self, threshold: float) -> Level:
+    def level(self, threshold: float) -> PressureLevel:
         if self.used_share >= threshold:
-            return Level.CRITICAL
-        return Level.WARN if self.used_share >= threshold - WARN_BELOW else Level.OK
+            return PressureLevel.CRITICAL
+        return PressureLevel.WARN if self.used_share >= threshold - WARN_BELOW else PressureLevel.OK
 
     def describe(self) -> dict[str, float]:
         return {
@@ -82,7 +82,7 @@ class MemoryMonitor:
     def __init__(
         self,
         read: MemoryReader,
-        tell: Callable[[Level], Awaitable[None]],
+        tell: Callable[[PressureLevel], Awaitable[None]],
         reserved_bytes: Callable[[], int] = lambda: 0,
         now: Callable[[], float] = time.time,
         *,
@@ -96,7 +96,7 @@ class MemoryMonitor:
         self._reserved_bytes = reserved_bytes
         self._now = now
         self._kept: deque[Snapshot] = deque(maxlen=KEPT)
-        self.level = Level.OK
+        self.level = PressureLevel.OK
         first = self._snapshot(read())
         self._used_without_us = first.total_bytes - first.available_bytes
         self._take(first)

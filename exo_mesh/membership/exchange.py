@@ -8,7 +8,7 @@ from exo_mesh.membership.messages import summary_to_proto, update_in_summary
 from exo_mesh.membership.news import News
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import Roster
-from exo_mesh.membership.swim import GONE, Life, State, Update
+from exo_mesh.membership.swim import GONE, Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 
 
@@ -91,5 +91,5 @@ class Exchange:
 
     def _summaries(self) -> list[pb.OwnerSummary]:
         swim, view = self._roster.swim, self._roster.view
-        held = [*swim.updates(), Update(self._roster.own.id, State.ALIVE, swim.life)]
+        held = [*swim.updates(), Update(self._roster.own.id, SwimState.ALIVE, swim.life)]
         return [summary_to_proto(one, view.newest_of(one.peer_id), view.sum_of(one.peer_id)) for one in held]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from exo_mesh.membership.swim import MAX_ACCUSERS, Life, State, Update
+from exo_mesh.membership.swim import MAX_ACCUSERS, Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 
 _STATES = {
-    State.ALIVE: pb.PEER_STATE_ALIVE,
-    State.SUSPECT: pb.PEER_STATE_SUSPECT,
-    State.DEAD: pb.PEER_STATE_DEAD,
-    State.LEFT: pb.PEER_STATE_LEFT,
+    SwimState.ALIVE: pb.PEER_STATE_ALIVE,
+    SwimState.SUSPECT: pb.PEER_STATE_SUSPECT,
+    SwimState.DEAD: pb.PEER_STATE_DEAD,
+    SwimState.LEFT: pb.PEER_STATE_LEFT,
 }
 _STATES_BACK = {number: state for state, number in _STATES.items()}
 

@@ -14,7 +14,7 @@ from exo_mesh.membership.messages import update_from_proto, update_to_proto
 from exo_mesh.membership.peers import reached_at, refusal
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import AdmitResult, Roster
-from exo_mesh.membership.swim import GONE, Life, State, Update
+from exo_mesh.membership.swim import GONE, Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
 
@@ -48,21 +48,21 @@ class News:
             elif (record := roster.records.message(key, roster.clock())) is not None:
                 records.append(record)
         held = roster.swim.member(peer_id)
-        if held is not None and held.state is State.SUSPECT:
+        if held is not None and held.state is SwimState.SUSPECT:
             updates.append(self.update_message(peer_id))  # it must hear of it, to refute it
         return updates, records
 
     def update_message(self, peer_id: str) -> pb.PeerUpdate:
         """What is held of a peer, or of this node; empty if nothing is."""
         roster = self._roster
-        update = Update(peer_id, State.ALIVE, roster.swim.life)
+        update = Update(peer_id, SwimState.ALIVE, roster.swim.life)
         if peer_id != roster.own.id:
             told = roster.swim.update_of(peer_id)
             if told is None:
                 return pb.PeerUpdate()
             update = told
         record = None
-        if update.state is State.ALIVE:
+        if update.state is SwimState.ALIVE:
             record = roster.records.message(RecordKey("peer", peer_id, peer_id), roster.clock())
         return update_to_proto(update, record)
 
@@ -107,17 +107,17 @@ class News:
             self.learn(update, record)
         elif not swim.is_accused(update):
             return
-        elif update.state is State.SUSPECT:
+        elif update.state is SwimState.SUSPECT:
             swim.refute(update)
             self._roster.tell_of(update.peer_id)
-        elif update.state is State.DEAD:
+        elif update.state is SwimState.DEAD:
             self._come_back(update, teller)
 
     def learn(self, update: Update, record: pb.Record | None) -> None:
         """Take in news of another peer."""
         roster = self._roster
         peer = roster.peers.get(update.peer_id)
-        if update.state is State.ALIVE and (peer is None or peer.info.incarnation < update.life.incarnation):
+        if update.state is SwimState.ALIVE and (peer is None or peer.info.incarnation < update.life.incarnation):
             if record is not None:
                 self.take([record], {update.peer_id: update.life})
             return
@@ -127,7 +127,7 @@ class News:
         held = roster.swim.member(update.peer_id)
         if held is None or held.state not in GONE or peer is None:
             return
-        if update.state is State.LEFT:
+        if update.state is SwimState.LEFT:
             roster.remove(peer, "said goodbye", logging.INFO)
         else:
             roster.remove(peer, "is dead, others say", is_lost=True)

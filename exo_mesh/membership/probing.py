@@ -10,7 +10,7 @@ from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.membership.news import News
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.roster import Roster
-from exo_mesh.membership.swim import State
+from exo_mesh.membership.swim import SwimState
 from exo_mesh.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Probing:
         found = self._roster.swim.failed(peer.id, began, self._roster.clock(), asked=asked, answered=answered)
         if found is None:
             return
-        if found.state is State.DEAD:
+        if found.state is SwimState.DEAD:
             self._roster.bury(peer.id)
         else:
             _log.info("peer %s (%s) is suspected: %s", peer.info.name, peer.id[:8], reason)

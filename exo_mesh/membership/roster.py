@@ -17,8 +17,8 @@ from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.records import Records
 from exo_mesh.membership.refusals import Refusals
-from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, State, Swim, Update
-from exo_mesh.tasks import Pulse, TaskOwner
+from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, Swim, SwimState, Update
+from exo_mesh.tasks import ChangeSignal, TaskOwner
 
 RECORD_HOPS = 4
 """How often each peer of a mesh of more than ALL_PROBED passes a changed record on: that reaches 98 %; anti-entropy
@@ -66,8 +66,8 @@ class Roster:
         self.swim = Swim(own.id, own.incarnation, timing, rng)
         self.records = Records(own.id, own.incarnation, self._incarnation_of)
         self.news: GossipQueue[str | RecordKey] = GossipQueue()
-        self.changed = Pulse()
-        self.poke = Pulse()
+        self.changed = ChangeSignal()
+        self.poke = ChangeSignal()
         self.has_fresh_news = False
         self._refusals = Refusals()
         self.tasks = TaskOwner()
@@ -124,7 +124,7 @@ class Roster:
         if len(self.peers) >= MAX_PEERS or not addresses:
             self.note_refusal(info.name, f"{len(self.peers)} peers are known already, or it has no address")
             return AdmitResult.REFUSED
-        if not self.swim.learn(Update(info.id, State.ALIVE, life), self.clock()):
+        if not self.swim.learn(Update(info.id, SwimState.ALIVE, life), self.clock()):
             return AdmitResult.REFUSED
         self.peers[info.id] = Peer(info, addresses, self.dial(addresses[0]), self.clock())
         self._lost.pop(info.id, None)
@@ -168,7 +168,7 @@ class Roster:
         num_others = len(self.peers)
         small = self.is_small
         held = self.swim.member(key) if isinstance(key, str) else None
-        if held is not None and held.state is State.ALIVE and held.life.refutation == 0 and not small:
+        if held is not None and held.state is SwimState.ALIVE and held.life.refutation == 0 and not small:
             times = RECORD_HOPS  # a join, with its record: nobody's life hangs on it
         elif isinstance(key, str):
             times = max(retransmissions(num_others), num_others if small else 0)

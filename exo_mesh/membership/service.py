@@ -24,9 +24,9 @@ from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort, PeerClient
 from exo_mesh.membership.probing import Probing
 from exo_mesh.membership.roster import Roster
-from exo_mesh.membership.swim import State, Update
+from exo_mesh.membership.swim import SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.tasks import Pulse
+from exo_mesh.tasks import ChangeSignal
 
 MAX_SILENT_PROBED = 8
 """Peers that others reach and this node does not, asked each period whether they answer again."""
@@ -85,7 +85,7 @@ class Membership:
         return self._roster.own
 
     @property
-    def changed(self) -> Pulse:
+    def changed(self) -> ChangeSignal:
         return self._roster.changed
 
     @property
@@ -194,7 +194,7 @@ class Membership:
         """The caller leaves on purpose."""
         held = self._roster.swim.member(request.peer_id)
         if held is not None and held.life.incarnation == request.incarnation:
-            self._news.learn(Update(request.peer_id, State.LEFT, held.life), None)
+            self._news.learn(Update(request.peer_id, SwimState.LEFT, held.life), None)
         return pb.GoodbyeReply()
 
     # what goes on

@@ -52,14 +52,14 @@ GONE_S = 60.0
 """How long, and how many, verdicts are remembered: far longer than old news of that peer can be on its way."""
 
 
-class State(StrEnum):
+class SwimState(StrEnum):
     ALIVE = "alive"
     SUSPECT = "suspect"
     DEAD = "dead"
     LEFT = "left"
 
 
-GONE = (State.DEAD, State.LEFT)
+GONE = (SwimState.DEAD, SwimState.LEFT)
 
 
 class Life(NamedTuple):
@@ -73,31 +73,31 @@ class Update(NamedTuple):
     """News of a peer. accusers: of a suspect, peers that could not reach it; at most MAX_ACCUSERS."""
 
     peer_id: str
-    state: State
+    state: SwimState
     life: Life
     accusers: tuple[str, ...] = ()
 
 
-_TAKEN_IF: dict[tuple[State, State], Callable[[Life, Life], bool]] = {
-    (State.ALIVE, State.ALIVE): operator.gt,
-    (State.ALIVE, State.SUSPECT): operator.ge,
-    (State.ALIVE, State.DEAD): operator.ge,
-    (State.ALIVE, State.LEFT): operator.ge,
-    (State.SUSPECT, State.ALIVE): operator.gt,
-    (State.SUSPECT, State.SUSPECT): operator.gt,
-    (State.SUSPECT, State.DEAD): operator.ge,
-    (State.SUSPECT, State.LEFT): operator.ge,
-    (State.DEAD, State.ALIVE): operator.gt,
-    (State.DEAD, State.DEAD): operator.gt,
-    (State.DEAD, State.LEFT): operator.gt,
-    (State.LEFT, State.ALIVE): operator.gt,
-    (State.LEFT, State.DEAD): operator.gt,
-    (State.LEFT, State.LEFT): operator.gt,
+_TAKEN_IF: dict[tuple[SwimState, SwimState], Callable[[Life, Life], bool]] = {
+    (SwimState.ALIVE, SwimState.ALIVE): operator.gt,
+    (SwimState.ALIVE, SwimState.SUSPECT): operator.ge,
+    (SwimState.ALIVE, SwimState.DEAD): operator.ge,
+    (SwimState.ALIVE, SwimState.LEFT): operator.ge,
+    (SwimState.SUSPECT, SwimState.ALIVE): operator.gt,
+    (SwimState.SUSPECT, SwimState.SUSPECT): operator.gt,
+    (SwimState.SUSPECT, SwimState.DEAD): operator.ge,
+    (SwimState.SUSPECT, SwimState.LEFT): operator.ge,
+    (SwimState.DEAD, SwimState.ALIVE): operator.gt,
+    (SwimState.DEAD, SwimState.DEAD): operator.gt,
+    (SwimState.DEAD, SwimState.LEFT): operator.gt,
+    (SwimState.LEFT, SwimState.ALIVE): operator.gt,
+    (SwimState.LEFT, SwimState.DEAD): operator.gt,
+    (SwimState.LEFT, SwimState.LEFT): operator.gt,
 }
 """(held, told): news is taken if taken_if(its life, the held life). What is not here changes nothing."""
 
 
-def is_news(held_state: State, held_life: Life, told: Update) -> bool:
+def is_news(held_state: SwimState, held_life: Life, told: Update) -> bool:
     """Does `told` change what is held of that peer?"""
     taken_if = _TAKEN_IF.get((held_state, told.state))
     return taken_if is not None and taken_if(told.life, held_life)
@@ -127,16 +127,16 @@ class SwimMember:
     """What is held of one other peer. since: when it came to this state (a suspect: when its time began).
     doubted: a suspect of whom others say that it is dead, and which was alive here."""
 
-    state: State
+    state: SwimState
     life: Life
     since: float
     accusers: tuple[str, ...] = ()
     doubted: bool = False
 
     @property
-    def told(self) -> State:
+    def told(self) -> SwimState:
         """The state that is passed on."""
-        return State.DEAD if self.doubted else self.state
+        return SwimState.DEAD if self.doubted else self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,36 +189,38 @@ class Swim:
         """Take news of another peer; True if it was news, also if only who else accuses a suspect."""
         held = self._members.get(told.peer_id)
         is_other_start = held is None or told.life.incarnation != held.life.incarnation
-        if told.peer_id == self.own_id or (told.state is State.SUSPECT and is_other_start):
+        if told.peer_id == self.own_id or (told.state is SwimState.SUSPECT and is_other_start):
             return False  # whoever has not been admitted in this start is not probed here either
         if held is None:
             self._hold(told.peer_id, SwimMember(told.state, told.life, now))
             return True
-        is_known = held.doubted and told.state is State.DEAD and told.life == held.life
+        is_known = held.doubted and told.state is SwimState.DEAD and told.life == held.life
         if is_known or not is_news(held.state, held.life, told):
             return self._confirm(held, told)
-        doubted = told.state is State.DEAD and not is_other_start and (held.state is State.ALIVE or held.doubted)
-        state = State.SUSPECT if doubted else told.state
+        doubted = (
+            told.state is SwimState.DEAD and not is_other_start and (held.state is SwimState.ALIVE or held.doubted)
+        )
+        state = SwimState.SUSPECT if doubted else told.state
         self._hold(told.peer_id, SwimMember(state, told.life, now, told.accusers, doubted))
         return True
 
     def conclude(self, peer_id: str, life: Life, now: float) -> Update:
         """This node itself knows that a peer is dead: no doubt is left."""
-        self._hold(peer_id, SwimMember(State.DEAD, life, now))
-        return Update(peer_id, State.DEAD, life)
+        self._hold(peer_id, SwimMember(SwimState.DEAD, life, now))
+        return Update(peer_id, SwimState.DEAD, life)
 
     def _hold(self, peer_id: str, member: SwimMember) -> None:
         self._members.pop(peer_id, None)  # the gone ones in the order of their going
         self._members[peer_id] = member
         self._suspects.pop(peer_id, None)
-        if member.state is State.SUSPECT:
+        if member.state is SwimState.SUSPECT:
             self._suspects[peer_id] = member
         if member.state in GONE:
             self._forget_oldest(member.since)
 
     def _confirm(self, held: SwimMember, told: Update) -> bool:
         """Count who else could not reach a suspect; True if somebody was new."""
-        if not (held.state is told.state is State.SUSPECT and held.life == told.life):
+        if not (held.state is told.state is SwimState.SUSPECT and held.life == told.life):
             return False
         new = [one for one in dict.fromkeys(told.accusers) if one not in held.accusers]
         new = new[: MAX_ACCUSERS - len(held.accusers)]
@@ -227,7 +229,7 @@ class Swim:
 
     def is_accused(self, told: Update) -> bool:
         """Is this a verdict about ourselves, in this life, that must be answered?"""
-        return told.peer_id == self.own_id and told.state is not State.ALIVE and told.life >= self.life
+        return told.peer_id == self.own_id and told.state is not SwimState.ALIVE and told.life >= self.life
 
     def refute(self, told: Update) -> Update:
         """Rise above a verdict about ourselves; answers what to tell the others. Being accused is a sign of ill
@@ -235,7 +237,7 @@ class Swim:
         if self.is_accused(told):
             self.life = Life(self.life.incarnation, told.life.refutation + 1)
             self._worse()
-        return Update(self.own_id, State.ALIVE, self.life)
+        return Update(self.own_id, SwimState.ALIVE, self.life)
 
     def acked(self, peer_id: str, now: float) -> None:
         """A probe of this peer was answered. If others hold it for dead, it was told so, and gets time to answer."""
@@ -260,12 +262,12 @@ class Swim:
             return None
         if held.doubted:
             return self.conclude(peer_id, held.life, now)
-        suspicion = Update(peer_id, State.SUSPECT, held.life, (self.own_id,))
+        suspicion = Update(peer_id, SwimState.SUSPECT, held.life, (self.own_id,))
         return self.update_of(peer_id) if self.learn(suspicion, now) else None
 
     def helpers(self, peer_id: str) -> list[str]:
         """Whom to ask to probe a peer in our place."""
-        others = [one for one, held in self._members.items() if held.state is State.ALIVE and one != peer_id]
+        others = [one for one, held in self._members.items() if held.state is SwimState.ALIVE and one != peer_id]
         return self._rng.sample(others, min(NUM_HELPERS, len(others)))
 
     def tick(self, now: float) -> Step:
@@ -283,7 +285,7 @@ class Swim:
             return []
         held_all = self._members.values()
         num_others = sum(1 for held in held_all if held.state not in GONE)
-        num_able = sum(1 for held in held_all if held.state is State.ALIVE or held.doubted)
+        num_able = sum(1 for held in held_all if held.state is SwimState.ALIVE or held.doubted)
         base_s = self._timing.suspicion_s
         return [
             peer_id

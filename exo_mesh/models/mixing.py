@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 
 from exo_mesh.domain.agreement import (
+    AgreementVerdict,
     RangeReport,
     Report,
     TensorShape,
-    Verdict,
     common_dtype,
     compare,
     ranges_to_test,
@@ -48,12 +48,12 @@ _log = logging.getLogger(__name__)
 class Tried:
     """A verdict on two builds, and the dtype of the activations that each hands on in a ring of its own."""
 
-    verdict: Verdict
+    verdict: AgreementVerdict
     native: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class MixingOutcome:
     """unmixable: why pairs of builds must not share a ring; empty if all may, who then hand on activation_dtype."""
 
     unmixable: Mapping[frozenset[str], str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Mixing:
         self._failed: dict[str, tuple[str, float]] = {}
         self._turn = asyncio.Lock()
 
-    async def of(self, card: ModelCard, ring: Sequence[Candidate]) -> Outcome:
+    async def of(self, card: ModelCard, ring: Sequence[Candidate]) -> MixingOutcome:
         """May these peers share a ring with these engines, and what do they hand on? Never raises a MeshError."""
         by_build = {candidate.build: candidate for candidate in reversed(ring)}
         refused: dict[frozenset[str], str] = {}
@@ -94,12 +94,12 @@ class Mixing:
             else:
                 native |= tried.native
         if refused:
-            return Outcome(refused)
+            return MixingOutcome(refused)
         dtype = common_dtype(native.values(), [self._accepted(candidate) for candidate in ring])
         if not dtype:
             pair = frozenset(list(by_build)[:2])
-            return Outcome({pair: f"{' and '.join(sorted(by_build))} have no dtype of activations in common"})
-        return Outcome({}, dtype)
+            return MixingOutcome({pair: f"{' and '.join(sorted(by_build))} have no dtype of activations in common"})
+        return MixingOutcome({}, dtype)
 
     def _accepted(self, candidate: Candidate) -> tuple[str, ...]:
         own = self._membership.own

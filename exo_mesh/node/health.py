@@ -8,12 +8,11 @@ from typing import Any
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.domain.health import Level, Reason, worst
+from exo_mesh.domain.health import HealthLevel, Reason, worst
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.guard import Guard
 from exo_mesh.machine.disk import Disk
-from exo_mesh.machine.pressure import Level as MemoryLevel
-from exo_mesh.machine.pressure import MemoryMonitor
+from exo_mesh.machine.pressure import MemoryMonitor, PressureLevel
 from exo_mesh.membership.service import Membership
 from exo_mesh.settings.config import Settings
 
@@ -60,7 +59,7 @@ class Health:
 
     def note(self, code: str, message: str, remedy: str) -> None:
         """Something that was found once, and stays so until the next start."""
-        self._noted.append(Reason(code, Level.DEGRADED, message, remedy))
+        self._noted.append(Reason(code, HealthLevel.DEGRADED, message, remedy))
 
     def reasons(self) -> list[Reason]:
         """What is wrong with this node, or worth knowing of it."""
@@ -73,13 +72,13 @@ class Health:
 
     def problems(self) -> tuple[Reason, ...]:
         """What the other peers are told: whatever is worse than ok."""
-        return tuple(reason for reason in self.reasons() if reason.level is not Level.OK)
+        return tuple(reason for reason in self.reasons() if reason.level is not HealthLevel.OK)
 
     def describe(self, phase: str) -> dict[str, Any]:
         """phase: "starting", "waiting_for_peers", "ok", "draining" or "stopping"."""
         num_others, readings = self._membership.num_peers, self._membership.telemetry
         found = [*self._waiting(phase, num_others), *self.reasons(), *self._refused()]
-        status = "degraded" if phase == "ok" and worst(found) is not Level.OK else phase
+        status = "degraded" if phase == "ok" and worst(found) is not HealthLevel.OK else phase
         return {
             "status": status,
             "level": str(worst(found)),
@@ -94,17 +93,17 @@ class Health:
 
     def _memory(self) -> Reason | None:
         monitor = self._monitor
-        if monitor.level is MemoryLevel.OK:
+        if monitor.level is PressureLevel.OK:
             return None
         shown = monitor.describe()
         effect = (
             "running requests give way to each other, and new ones get a 429"
-            if monitor.level is MemoryLevel.CRITICAL
+            if monitor.level is PressureLevel.CRITICAL
             else "rings with a stage here take nobody new beside those that run"
         )
         return Reason(
             "memory_pressure",
-            Level.DEGRADED,
+            HealthLevel.DEGRADED,
             f"{shown['pressure_pct']:.0f} % of this machine's memory are in use, critical are "
             f"{shown['threshold_pct']:.0f} %: {effect}",
             "end other programs on it, or lower --max-memory and place the model anew",
@@ -114,7 +113,7 @@ class Health:
         offsets = [peer.clock_offset_s for peer in self._membership.peers if peer.clock_offset_s is not None]
         if not offsets or abs(off := median(offsets)) <= MAX_SKEW_S:
             return None
-        level = Level.DEGRADED if self._settings.secret else Level.OK
+        level = HealthLevel.DEGRADED if self._settings.secret else HealthLevel.OK
         return Reason(
             "clock_skew",
             level,
@@ -131,10 +130,10 @@ class Health:
             return None
         if named:
             remedy = "check that they run, their addresses and firewalls; exo-mesh doctor on both helps"
-            return Reason("no_peers", Level.DEGRADED, "none of the peers that were named can be reached", remedy)
+            return Reason("no_peers", HealthLevel.DEGRADED, "none of the peers that were named can be reached", remedy)
         message = "its peers are gone" if self._had_peers else f"no peer was found by {', '.join(settings.discovery)}"
         remedy = "start exo-mesh on another machine; if it runs there, exo-mesh doctor, or name it: --bootstrap-peers"
-        return Reason("alone", Level.OK, message, remedy)
+        return Reason("alone", HealthLevel.OK, message, remedy)
 
     def _versions(self) -> Reason | None:
         own = self._membership.own.version
@@ -144,7 +143,7 @@ class Health:
         if not others:
             return None
         text = f"this node is exo-mesh {own}, others are not: {', '.join(others[:MAX_NAMED])}"
-        return Reason("version_mix", Level.DEGRADED, text, "install one version on all machines")
+        return Reason("version_mix", HealthLevel.DEGRADED, text, "install one version on all machines")
 
     def _slow_links(self) -> Iterable[Reason]:
         """Ways to peers with which this one shares a ring."""
@@ -163,20 +162,20 @@ class Health:
             if figures:
                 yield Reason(
                     "slow_link",
-                    Level.DEGRADED,
+                    HealthLevel.DEGRADED,
                     f"the way to {peer.info.name} by {used.address} {' and '.join(figures)}, and a ring goes over it",
                     "use a cable instead of Wi-Fi or a VPN; exo-mesh topology shows all ways that were measured",
                 )
 
     def _refused(self) -> list[Reason]:
         remedy = "give both one --namespace, secret and version; each its --home"
-        return [Reason("peer_refused", Level.OK, text, remedy) for text in self._membership.refusals]
+        return [Reason("peer_refused", HealthLevel.OK, text, remedy) for text in self._membership.refusals]
 
     def _waiting(self, phase: str, num_others: int) -> list[Reason]:
         if phase != "waiting_for_peers":
             return []
         text = f"{num_others} of {self._settings.wait_for_peers} other peers seen"
-        return [Reason("waiting_for_peers", Level.OK, text, "start them, or see exo-mesh doctor if they run")]
+        return [Reason("waiting_for_peers", HealthLevel.OK, text, "start them, or see exo-mesh doctor if they run")]
 
     # the others
 
@@ -197,16 +196,16 @@ class Health:
     def _of_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> Iterable[Reason]:
         if instance.state is InstanceState.FAILED:
             remedy = "the next request places it anew; the log of the peer that is named says more"
-            yield Reason("failed", Level.FAILED, instance.reason or "it has failed", remedy)
+            yield Reason("failed", HealthLevel.FAILED, instance.reason or "it has failed", remedy)
         elif instance.state is InstanceState.LOADING:
-            yield Reason("loading", Level.OK, "its stages are being loaded", "")
+            yield Reason("loading", HealthLevel.OK, "its stages are being loaded", "")
         for index, _, peer_id in instance.plan.seats:
             own = peer_id == self._membership.own.id
             told = self.problems() if own else readings[peer_id].reasons if peer_id in readings else ()
             for reason in told:
                 if reason.code in ("memory_pressure", "slow_link"):
                     text = f"stage {index} is on a peer where {reason.message}"
-                    yield Reason(reason.code, Level.DEGRADED, text, reason.remedy)
+                    yield Reason(reason.code, HealthLevel.DEGRADED, text, reason.remedy)
 
 
 def _described(peer_id: str, name: str, reasons: Iterable[Reason]) -> dict[str, Any]:
@@ -221,4 +220,4 @@ def _described(peer_id: str, name: str, reasons: Iterable[Reason]) -> dict[str, 
 
 def _unreachable(info: PeerInfo, gone_s: float) -> Reason:
     remedy = "see whether it runs and is connected; it joins again by itself, and is forgotten after ten minutes"
-    return Reason("unreachable", Level.FAILED, f"it has not answered for {gone_s:.0f} s", remedy)
+    return Reason("unreachable", HealthLevel.FAILED, f"it has not answered for {gone_s:.0f} s", remedy)

@@ -36,7 +36,7 @@ from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
 from exo_mesh.runner.replays import Replays, replay_messages
-from exo_mesh.runner.scheduler import Limits, Scheduler, Work
+from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
@@ -57,7 +57,7 @@ class Driver:
     Insert is told Remove, however the request ends.
     """
 
-    def __init__(self, ballot: Ballot, limits: Limits, send: Callable[[Frame], None]) -> None:
+    def __init__(self, ballot: Ballot, limits: SchedulerLimits, send: Callable[[Frame], None]) -> None:
         self._ballot = ballot
         self._ballot_proto = ballot_to_proto(ballot)
         self._pace = Pace(limits.num_stages)
@@ -104,7 +104,7 @@ class Driver:
             told.counts.extend(durations.counts)
             told.sum_s = durations.sum_s
 
-    def change(self, ballot: Ballot, limits: Limits, kept_from: int) -> int:
+    def change(self, ballot: Ballot, limits: SchedulerLimits, kept_from: int) -> int:
         """The ring goes on by this ballot with other stages; answers how many running requests do, at the head of the
         queue. What was on its way is lost, and no token that was drawn.
 

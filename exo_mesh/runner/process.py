@@ -26,7 +26,7 @@ from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
 from exo_mesh.runner.ranks import RankFiles
-from exo_mesh.runner.worker import Change, Prepared, StageSetup, Worker
+from exo_mesh.runner.worker import Change, PreparedEngine, StageSetup, Worker
 from exo_mesh.security.credentials import RenewedCredentials
 from exo_mesh.transport.plan_codec import plan_from_proto, rank_from_proto
 from exo_mesh.transport.runner_pipe import receive_message, send_message
@@ -45,7 +45,7 @@ def run_process(control_fd: int) -> int:
     pipe = socket.socket(fileno=control_fd)
     pipe.settimeout(START_DEADLINE_S)
     first = receive_message(pipe, pb.ToRunner)
-    prepared: Prepared | None = None
+    prepared: PreparedEngine | None = None
     if first is not None and first.HasField("prepare"):
         prepared = _prepare(pipe, first.prepare.engine)
         if prepared is None:
@@ -64,7 +64,7 @@ def run_process(control_fd: int) -> int:
     return thread.run(_serve(pipe, first.start, thread, prepared), factory)
 
 
-def _prepare(pipe: socket.socket, engine: str) -> Prepared | None:
+def _prepare(pipe: socket.socket, engine: str) -> PreparedEngine | None:
     """Import what a stage of this engine will need; None if that fails, which the node has been told."""
     begin = time.monotonic()
     try:
@@ -75,11 +75,11 @@ def _prepare(pipe: socket.socket, engine: str) -> Prepared | None:
     memory_bytes = psutil.Process().memory_info().rss
     answer = pb.Prepared(import_s=time.monotonic() - begin, memory_bytes=memory_bytes)
     send_message(pipe, pb.FromRunner(prepared=answer))
-    return Prepared(engine, made)
+    return PreparedEngine(engine, made)
 
 
 async def _serve(
-    pipe: socket.socket, start: pb.StartStage, thread: EngineThread, prepared: Prepared | None = None
+    pipe: socket.socket, start: pb.StartStage, thread: EngineThread, prepared: PreparedEngine | None = None
 ) -> int:
     """Load, listen, work. Every way to fail is reported to the node before the process ends."""
     loop, stopped = asyncio.get_running_loop(), asyncio.Event()

@@ -57,7 +57,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """num_stages: of the ring. prefill_chunk: most tokens of a prefill frame; prefill_budget_s: longest lap of a chunk
     beside running streams, prefill_alone_s: where there are none. max_rows: decode rows of one frame. max_running,
     max_waiting: requests. max_tokens: positions that all running sequences may hold together as planned, except that
@@ -95,7 +95,7 @@ class Scheduler:
     prefill_budget_s, in turns with their frames.
     """
 
-    limits: Limits
+    limits: SchedulerLimits
     pace: Pace
     _queue: FairQueue[Sequence] = field(init=False)
     _running: dict[int, Sequence] = field(default_factory=dict)
@@ -235,7 +235,7 @@ class Scheduler:
         """What was freed last must have time to show in a reading."""
         return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
 
-    def rewind(self, limits: Limits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
+    def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
         """The ring goes on by a higher ballot, and no frame is on its way: all that ran goes back to the head of the
         queue, to be computed again; answers how many. Their tokens stay.
 

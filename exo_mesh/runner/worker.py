@@ -24,7 +24,7 @@ from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
-from exo_mesh.runner.scheduler import PREFILL_CHUNK, Limits
+from exo_mesh.runner.scheduler import PREFILL_CHUNK, SchedulerLimits
 from exo_mesh.runner.stage import Stage, StageResult
 
 STUCK_S = 120.0
@@ -140,7 +140,7 @@ class StageSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedEngine:
     """An engine whose library was imported before there was a stage for it."""
 
     name: str
@@ -166,7 +166,7 @@ class Worker:
     """
 
     def __init__(
-        self, setup: StageSetup, engine_thread: EngineThread | None = None, prepared: Prepared | None = None
+        self, setup: StageSetup, engine_thread: EngineThread | None = None, prepared: PreparedEngine | None = None
     ) -> None:
         self._setup = setup
         self._thread = engine_thread or EngineThread()
@@ -429,8 +429,8 @@ class Worker:
         if change.setup.index < change.kept_from:
             self._stage.forget(list(self.engine.sequences()))
 
-    def _limits(self) -> Limits:
-        limits = Limits(
+    def _limits(self) -> SchedulerLimits:
+        limits = SchedulerLimits(
             num_stages=self._setup.num_stages,
             max_waiting=self._setup.max_queued,
             max_tokens=self._setup.plan.kv_tokens,

@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<Q")
 _SIGNED_HEAD_BYTES = len(MAGIC) + _HEAD.size + NONCE_BYTES
 
 
-class Verdict(StrEnum):
+class DatagramVerdict(StrEnum):
     """Why a datagram was refused."""
 
     UNSIGNED = "not signed with this mesh's secret"
@@ -50,18 +50,18 @@ class Seal:
         head = MAGIC + _HEAD.pack(int(self._now() * 1000)) + secrets.token_bytes(NONCE_BYTES)
         return head + self._mac(head, payload) + payload
 
-    def open(self, datagram: bytes) -> bytes | Verdict:
+    def open(self, datagram: bytes) -> bytes | DatagramVerdict:
         """The payload, or why it is refused."""
         head, rest = datagram[:_SIGNED_HEAD_BYTES], datagram[_SIGNED_HEAD_BYTES:]
         mac, payload = rest[:MAC_BYTES], rest[MAC_BYTES:]
         if not head.startswith(MAGIC) or not hmac.compare_digest(mac, self._mac(head, payload)):
-            return Verdict.UNSIGNED
+            return DatagramVerdict.UNSIGNED
         now, sent = self._now(), _HEAD.unpack_from(head, len(MAGIC))[0] / 1000
         if abs(now - sent) > MAX_AGE_S:
-            return Verdict.STALE
+            return DatagramVerdict.STALE
         nonce = head[-NONCE_BYTES:]
         if nonce in self._heard:
-            return Verdict.REPLAYED
+            return DatagramVerdict.REPLAYED
         self._remember(nonce, now)
         return payload
 
@@ -75,7 +75,7 @@ class Seal:
         return hmac.digest(self._key, head + payload, hashlib.sha256)
 
 
-class Refusals:
+class RefusedDatagrams:
     """Counts what was refused, and now and then has one line to say about it. now: a monotonic clock."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -22,7 +22,7 @@ TIMEOUTS = frozenset({"deadline_exceeded"})
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """How a request ended. outcome: why generation stopped, or the code of its error. timed_out: it reached the limit
     of a request's time, with or without tokens. ended_at: Unix seconds. memory: bytes in use on this machine, by
     anybody, when the request entered and when it ended."""
@@ -84,14 +84,14 @@ class History:
     ) -> None:
         self._now = now
         self._write = write
-        self._recent: deque[Outcome] = deque(maxlen=max_recent)
+        self._recent: deque[RequestOutcome] = deque(maxlen=max_recent)
         self._counts: Counter[str] = Counter()
         self._tokens = 0
 
     def __len__(self) -> int:
         return len(self._recent)
 
-    def add(self, ended: Outcome) -> None:
+    def add(self, ended: RequestOutcome) -> None:
         """One has ended, now."""
         ended = replace(ended, ended_at=round(self._now(), 3))
         self._recent.append(ended)
@@ -100,7 +100,7 @@ class History:
         if self._write is not None:
             self._write(ended.describe())
 
-    def recent(self, most: int) -> list[Outcome]:
+    def recent(self, most: int) -> list[RequestOutcome]:
         """The last ones, newest first."""
         return list(islice(reversed(self._recent), most))
 

@@ -18,8 +18,8 @@ from exo_mesh.errors import (
     SupersededError,
     TransportError,
 )
-from exo_mesh.serving.history import History, Outcome
-from exo_mesh.serving.traces import Trace
+from exo_mesh.serving.history import History, RequestOutcome
+from exo_mesh.serving.traces import RequestTrace
 
 MAX_LIVE = 1024
 """Requests that one entry peer holds; its own memory bounds this, not the rings."""
@@ -29,7 +29,7 @@ MAX_SHOWN = 128
 
 
 @dataclass(slots=True)
-class Entry:
+class JournalEntry:
     """One live request: what was asked, what came out. on_cancel is set while somebody works for it."""
 
     request: GenerateRequest
@@ -41,7 +41,7 @@ class Entry:
     last_token_at: float | None = None
     ttft_s: float | None = None
     """From its entry to its first token."""
-    trace: Trace | None = None
+    trace: RequestTrace | None = None
     timed_out: bool = False
     memory_before_bytes: int = 0
     instance_id: str = ""
@@ -106,8 +106,8 @@ class Journal:
         clock: Clock = monotonic,
     ) -> None:
         self._clock = clock
-        self._live: dict[str, Entry] = {}
-        self._by_key: dict[bytes, Entry] = {}
+        self._live: dict[str, JournalEntry] = {}
+        self._by_key: dict[bytes, JournalEntry] = {}
         self._replays = ReplayStore()
         self._max_live = max_live
         self._used_bytes = used_bytes
@@ -116,7 +116,7 @@ class Journal:
     def __len__(self) -> int:
         return len(self._live)
 
-    def open(self, request: GenerateRequest, model: str, now: float) -> Entry:
+    def open(self, request: GenerateRequest, model: str, now: float) -> JournalEntry:
         """Begin; who works on the same idempotency key ends. Raises InputError if the id is in use, KeyReusedError if
         the key is, OverloadError if there is no room."""
         before = self._by_key.get(request.key_hash)
@@ -128,27 +128,27 @@ class Journal:
         kept = self._replays.open(request, now) if request.key_hash else None
         if before is not None:
             self._supersede(before)
-        entry = self._live[request.request_id] = Entry(
+        entry = self._live[request.request_id] = JournalEntry(
             request, model, now, memory_before_bytes=self._used_bytes(), kept=kept
         )
         if kept is not None:
             self._by_key[request.key_hash] = entry
         return entry
 
-    def _supersede(self, entry: Entry) -> None:
+    def _supersede(self, entry: JournalEntry) -> None:
         entry.superseded = True
         if self._live.get(entry.request.request_id) is entry:
             del self._live[entry.request.request_id]
         self._cancel(entry)
 
-    def close(self, entry: Entry, outcome: str, now: float) -> None:
+    def close(self, entry: JournalEntry, outcome: str, now: float) -> None:
         """End, however it ended."""
         if self._live.get(entry.request.request_id) is entry:
             del self._live[entry.request.request_id]
         if entry.kept is not None and self._by_key.get(entry.request.key_hash) is entry:
             del self._by_key[entry.request.key_hash]
             self._replays.close(entry.kept, now)
-        ended = Outcome(
+        ended = RequestOutcome(
             entry.request.request_id,
             entry.model,
             outcome,
@@ -195,7 +195,7 @@ class Journal:
         self._cancel(entry)
         return True
 
-    def _cancel(self, entry: Entry) -> None:
+    def _cancel(self, entry: JournalEntry) -> None:
         entry.cancelled = True
         if entry.on_cancel is not None:
             entry.on_cancel()

@@ -23,7 +23,7 @@ MAX_REDIALS = 10
 """Without a new token in between. A long prefill begins anew each time, so this is not for ever."""
 
 
-class Verdict(Enum):
+class RingVerdict(Enum):
     """What the members of a ring say of it."""
 
     WELL = "well"
@@ -31,7 +31,7 @@ class Verdict(Enum):
     UNKNOWN = "unknown"  # nobody says that it is lost, but the peer of the driver cannot be asked
 
 
-async def look_at(plan: Plan, members: Members) -> tuple[Verdict, str]:
+async def look_at(plan: Plan, members: Members) -> tuple[RingVerdict, str]:
     """Ask every member whether its stage runs; the verdict and why.
 
     Lost: a member says that its stage does not run, or the membership has given that member up. A member that cannot
@@ -39,30 +39,30 @@ async def look_at(plan: Plan, members: Members) -> tuple[Verdict, str]:
     """
     answers = await asyncio.gather(*(_answer(plan, peer_id, members) for peer_id in plan.member_ids))
     for verdict, reason in answers:
-        if verdict is Verdict.LOST:
+        if verdict is RingVerdict.LOST:
             return verdict, reason
     return answers[plan.member_ids.index(plan.peer_ids[-1])]
 
 
-async def _answer(plan: Plan, peer_id: str, members: Members) -> tuple[Verdict, str]:
+async def _answer(plan: Plan, peer_id: str, members: Members) -> tuple[RingVerdict, str]:
     asked = asyncio.create_task(_ask(plan, peer_id, members))
     try:
         while members.is_alive(peer_id):
             if (await asyncio.wait((asked,), timeout=ALIVE_EVERY_S))[0]:
                 return asked.result()
-        return Verdict.LOST, f"peer {peer_id[:8]} is gone"
+        return RingVerdict.LOST, f"peer {peer_id[:8]} is gone"
     finally:
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
 
 
-async def _ask(plan: Plan, peer_id: str, members: Members) -> tuple[Verdict, str]:
+async def _ask(plan: Plan, peer_id: str, members: Members) -> tuple[RingVerdict, str]:
     try:
         reason = await members.member(peer_id).look(plan.instance_id, plan.ballot)
     except MeshError as exc:
         await members.try_other_ways(peer_id)
-        return Verdict.UNKNOWN, str(exc)
-    return (Verdict.LOST, f"peer {peer_id[:8]}: {reason}") if reason else (Verdict.WELL, "")
+        return RingVerdict.UNKNOWN, str(exc)
+    return (RingVerdict.LOST, f"peer {peer_id[:8]}: {reason}") if reason else (RingVerdict.WELL, "")
 
 
 class Redial:
@@ -108,17 +108,17 @@ class Redial:
             if (newer := self._members.newer_plan(self._plan)) is not None:
                 raise StageLostError(f"{self._plan.instance_id} goes on by ballot {newer.ballot}")
             verdict, reason = await look_at(self._plan, self._members)
-            if verdict is Verdict.LOST:
+            if verdict is RingVerdict.LOST:
                 raise StageLostError(f"{self._plan.instance_id} is lost: {reason}")
             if self._in_vain > MAX_REDIALS or self._clock() >= self._give_up_at:
                 raise self._given_up(verdict, reason)
             await asyncio.sleep(self._pause_s)
             self._pause_s = min(2 * self._pause_s, REDIAL_MOST_S)
-            if verdict is Verdict.WELL:
+            if verdict is RingVerdict.WELL:
                 return
 
-    def _given_up(self, verdict: Verdict, reason: str) -> MeshError:
-        if verdict is Verdict.WELL:
+    def _given_up(self, verdict: RingVerdict, reason: str) -> MeshError:
+        if verdict is RingVerdict.WELL:
             return TransportError(
                 f"the ring of {self._plan.instance_id} is well, but its last stage, at peer "
                 f"{self._plan.peer_ids[-1][:8]}, cannot be reached from here: look at the firewall, or ask another peer"

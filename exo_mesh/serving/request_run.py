@@ -15,7 +15,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import FinishReason, FrameTrace, Prefilled, Progress, Queued, TokenEvent
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import ContextLengthError, DeadlineError, StageLostError
-from exo_mesh.serving.journal import Entry
+from exo_mesh.serving.journal import JournalEntry
 from exo_mesh.serving.redial import Redial
 from exo_mesh.serving.rings import Rings
 from exo_mesh.telemetry.metrics import Metrics
@@ -42,7 +42,7 @@ class Patience:
     total_s: float = 300.0
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """Where a request is."""
 
     REPLAYING = "replaying"
@@ -58,13 +58,13 @@ class State(StrEnum):
     ENDED = "ended"
 
 
-NEXT_STATES: dict[State, frozenset[State]] = {
-    State.REPLAYING: frozenset({State.PLACING, State.ENDED}),
-    State.PLACING: frozenset({State.ON_RING, State.ENDED}),
-    State.ON_RING: frozenset({State.REDIALLING, State.RESUMING, State.ENDED}),
-    State.REDIALLING: frozenset({State.ON_RING, State.RESUMING, State.ENDED}),
-    State.RESUMING: frozenset({State.PLACING, State.ENDED}),
-    State.ENDED: frozenset(),
+NEXT_STATES: dict[RunState, frozenset[RunState]] = {
+    RunState.REPLAYING: frozenset({RunState.PLACING, RunState.ENDED}),
+    RunState.PLACING: frozenset({RunState.ON_RING, RunState.ENDED}),
+    RunState.ON_RING: frozenset({RunState.REDIALLING, RunState.RESUMING, RunState.ENDED}),
+    RunState.REDIALLING: frozenset({RunState.ON_RING, RunState.RESUMING, RunState.ENDED}),
+    RunState.RESUMING: frozenset({RunState.PLACING, RunState.ENDED}),
+    RunState.ENDED: frozenset(),
 }
 
 
@@ -79,8 +79,8 @@ class RequestRun:
     ring. It has no timers: a watchdog calls `check`.
     """
 
-    def __init__(self, entry: Entry, rings: Rings, patience: Patience, metrics: Metrics) -> None:
-        self.state = State.REPLAYING
+    def __init__(self, entry: JournalEntry, rings: Rings, patience: Patience, metrics: Metrics) -> None:
+        self.state = RunState.REPLAYING
         self._entry = entry
         self._rings = rings
         self._patience = patience
@@ -106,9 +106,9 @@ class RequestRun:
         except _TimeUpError:
             return [self._end_for_time()]
         except StageLostError as exc:
-            if self.state not in (State.ON_RING, State.REDIALLING):
+            if self.state not in (RunState.ON_RING, RunState.REDIALLING):
                 raise
-            await self._leave_ring(State.RESUMING, exc)
+            await self._leave_ring(RunState.RESUMING, exc)
             return []
 
     def check(self, now: float) -> float:
@@ -133,7 +133,7 @@ class RequestRun:
     async def _replay(self) -> Sequence[RequestEvent]:
         """What came out under the same idempotency key before."""
         events = self._entry.replay()
-        self._go(State.ENDED if events and events[-1].finish is not None else State.PLACING)
+        self._go(RunState.ENDED if events and events[-1].finish is not None else RunState.PLACING)
         return events
 
     async def _place(self) -> Sequence[RequestEvent]:
@@ -159,7 +159,7 @@ class RequestRun:
         try:
             event = await self._call.read()
         except DriverStreamError as exc:
-            await self._leave_ring(State.REDIALLING, exc)
+            await self._leave_ring(RunState.REDIALLING, exc)
             return [Progress("recovering")]
         self._redial.heard()
         if isinstance(event, Queued):
@@ -167,7 +167,7 @@ class RequestRun:
         if isinstance(event, Prefilled):
             return [Progress("prefill", event.num_tokens, self._prefill_total)]
         if event.events[-1].finish is not None:
-            self._go(State.ENDED)
+            self._go(RunState.ENDED)
         return [token for token in event.events if self._entry.accept(token)]
 
     async def _dial_again(self) -> Sequence[RequestEvent]:
@@ -197,12 +197,12 @@ class RequestRun:
             self._trouble,
             len(self._entry.emitted),
         )
-        self._go(State.PLACING)
+        self._go(RunState.PLACING)
         return [Progress("recovering")]
 
     # what the steps share
 
-    def _go(self, state: State) -> None:
+    def _go(self, state: RunState) -> None:
         assert state in NEXT_STATES[self.state], f"{self.state} -> {state}"
         self.state = state
 
@@ -223,9 +223,9 @@ class RequestRun:
         silences = Silences(self._patience.first_s, self._patience.next_s, self._patience.queue_s)
         door = redial.door(instance.endpoints[-1])
         self._call = self._rings.call(door, instance, request, silences, self._begin_leg(instance), self._took_ballot)
-        self._go(State.ON_RING)
+        self._go(RunState.ON_RING)
 
-    async def _leave_ring(self, state: State, trouble: StageLostError) -> None:
+    async def _leave_ring(self, state: RunState, trouble: StageLostError) -> None:
         self._trouble = trouble
         await self._let_go()
         self._go(state)
@@ -283,14 +283,14 @@ class RequestRun:
         if not self._entry.emitted:
             raise DeadlineError(f"no token came within the {total_s:g} s that a request may take") from None
         _log.info("request %s ends after %g s, the limit for one request", self._entry.request.request_id, total_s)
-        self._go(State.ENDED)
+        self._go(RunState.ENDED)
         return TokenEvent(self._entry.next_index, None, finish=FinishReason.LENGTH)
 
 
-_STEPS: dict[State, Callable[[RequestRun], Coroutine[Any, Any, Sequence[RequestEvent]]]] = {
-    State.REPLAYING: RequestRun._replay,
-    State.PLACING: RequestRun._place,
-    State.ON_RING: RequestRun._read,
-    State.REDIALLING: RequestRun._dial_again,
-    State.RESUMING: RequestRun._resume,
+_STEPS: dict[RunState, Callable[[RequestRun], Coroutine[Any, Any, Sequence[RequestEvent]]]] = {
+    RunState.REPLAYING: RequestRun._replay,
+    RunState.PLACING: RequestRun._place,
+    RunState.ON_RING: RequestRun._read,
+    RunState.REDIALLING: RequestRun._dial_again,
+    RunState.RESUMING: RequestRun._resume,
 }

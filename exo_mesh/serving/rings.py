@@ -13,7 +13,7 @@ from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.instances.instances import Instances, Load
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.serving.journal import Entry, Journal
+from exo_mesh.serving.journal import Journal, JournalEntry
 from exo_mesh.serving.redial import Redial
 from exo_mesh.transport.control_driver import DriverCall, DriverChannels, Silences
 
@@ -28,14 +28,14 @@ class Rings:
     journal: Journal
     clock: Clock
 
-    async def find(self, entry: Entry) -> InstanceInfo:
+    async def find(self, entry: JournalEntry) -> InstanceInfo:
         """The instance for a request, placed now if there is none. The request counts there from now on, so that the
         next one sees it."""
         chosen = await self._choose(entry)
         entry.instance_id = chosen.plan.instance_id
         return chosen
 
-    async def _choose(self, entry: Entry) -> InstanceInfo:
+    async def _choose(self, entry: JournalEntry) -> InstanceInfo:
         """The instance that keeps this very answer, or the least busy one, or one that is placed now."""
         request = entry.request
         load = Load(self.journal.outstanding(), len(request.prompt_ids) + request.max_tokens)

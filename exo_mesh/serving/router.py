@@ -10,8 +10,8 @@ from exo_mesh.errors import MeshError
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
 from exo_mesh.serving.history import FINE
-from exo_mesh.serving.journal import Entry, Journal
-from exo_mesh.serving.request_run import Patience, RequestEvent, RequestRun, State
+from exo_mesh.serving.journal import Journal, JournalEntry
+from exo_mesh.serving.request_run import Patience, RequestEvent, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
 from exo_mesh.serving.traces import TraceStore
 from exo_mesh.tasks import Watchdog
@@ -53,7 +53,7 @@ class Router:
         run = RequestRun(entry, self._rings, self._patience, self._metrics)
         self._watchdog.watch(run.check)
         try:
-            while run.state is not State.ENDED:
+            while run.state is not RunState.ENDED:
                 for event in await run.step():
                     if isinstance(event, TokenEvent):
                         if event.token_id is not None:
@@ -71,7 +71,7 @@ class Router:
             finally:
                 self._account(entry, outcome)
 
-    def _account(self, entry: Entry, outcome: str) -> None:
+    def _account(self, entry: JournalEntry, outcome: str) -> None:
         """Write down how a request ended."""
         now = self._clock()
         self._metrics.request_ended(outcome, len(entry.request.prompt_ids), failed=outcome not in FINE)
@@ -79,7 +79,7 @@ class Router:
         if entry.trace is not None:
             entry.trace.end(outcome, now)
 
-    def _count_token(self, entry: Entry) -> None:
+    def _count_token(self, entry: JournalEntry) -> None:
         now = self._clock()
         last, entry.last_token_at = entry.last_token_at, now
         if entry.trace is not None:

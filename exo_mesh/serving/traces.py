@@ -27,7 +27,7 @@ class Leg:
 
 
 @dataclass(slots=True)
-class Trace:
+class RequestTrace:
     """trace_id: 32 hex digits, as OpenTelemetry has them. entered: Unix seconds; everything else is seconds since."""
 
     trace_id: str
@@ -73,28 +73,28 @@ class TraceStore:
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._kept: OrderedDict[str, Trace] = OrderedDict()
+        self._kept: OrderedDict[str, RequestTrace] = OrderedDict()
 
-    def open(self, trace_id: str, request_id: str, model: str, prompt_tokens: int, entered_at: float) -> Trace:
+    def open(self, trace_id: str, request_id: str, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
         """Begin one. Another with its id is replaced; the oldest makes room."""
-        trace = Trace(trace_id, request_id, model, self._now(), entered_at, prompt_tokens)
+        trace = RequestTrace(trace_id, request_id, model, self._now(), entered_at, prompt_tokens)
         self._kept.pop(trace_id, None)
         self._kept[trace_id] = trace
         while len(self._kept) > MAX_TRACES:
             self._kept.popitem(last=False)
         return trace
 
-    def find(self, wanted: str) -> Trace | None:
+    def find(self, wanted: str) -> RequestTrace | None:
         """By its trace id, or the id of its request."""
         by_request = (trace for trace in self._kept.values() if trace.request_id == wanted)
         return self._kept.get(wanted) or next(by_request, None)
 
-    def all(self) -> list[Trace]:
+    def all(self) -> list[RequestTrace]:
         """Newest first."""
         return list(reversed(self._kept.values()))
 
 
-def chrome_trace(trace: Trace) -> dict[str, Any]:
+def chrome_trace(trace: RequestTrace) -> dict[str, Any]:
     """In the Trace Event Format, which chrome://tracing and Perfetto show: a row for the request, one for each stage.
 
     Stages measure with clocks of their own, so only durations travel: what a lap took besides waiting and computing is

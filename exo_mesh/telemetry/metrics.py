@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.proto.runner_pb2 import Heartbeat
-from exo_mesh.telemetry.stage_readings import DriverHistograms, Shares
+from exo_mesh.telemetry.stage_readings import DriverHistograms, StageShares
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 RECOVERY_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
@@ -86,7 +86,7 @@ class Metrics:
         self.failed = counter("requests_failed_total", "Requests that entered here and ended in an error.", ("code",))
         self._histograms = DriverHistograms()
         self.registry.register(self._histograms)
-        self._shares: dict[tuple[str, str], Shares] = {}
+        self._shares: dict[tuple[str, str], StageShares] = {}
         self._clock = clock
         self._started: set[str] = set()
 
@@ -146,7 +146,7 @@ class Metrics:
             self.kv_tokens.labels(instance, "used").set(beat.kv_tokens)
             self.kv_tokens.labels(instance, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens))
             self._histograms.take(instance, beat)
-        shares = self._shares.setdefault(labels, Shares())
+        shares = self._shares.setdefault(labels, StageShares())
         shares.take(self._clock(), beat.busy_s, beat.sequences)
         self.stage_busy_ratio.labels(*labels).set(shares.busy)
         self.stage_bubble.labels(*labels).set(shares.bubble)

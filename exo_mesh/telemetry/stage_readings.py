@@ -18,7 +18,7 @@ WINDOW_BEATS = 21
 
 
 @dataclass(slots=True)
-class Shares:
+class StageShares:
     """Of one stage: how it spends its time, by its last heartbeats."""
 
     _beats: deque[tuple[float, float, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW_BEATS))

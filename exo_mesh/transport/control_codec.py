@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
-from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, Level, Reason
+from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
@@ -200,5 +200,5 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
 
 
 def _reason_from_proto(message: pb.HealthReason) -> Reason:
-    level = Level(message.level) if message.level in set(Level) else Level.DEGRADED
+    level = HealthLevel(message.level) if message.level in set(HealthLevel) else HealthLevel.DEGRADED
     return Reason(message.code[:64], level, message.message[:MAX_TEXT], message.remedy[:MAX_TEXT])

@@ -15,7 +15,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.doctor import diagnose, report
-from exo_mesh.cli.doctor_checks import Finding, Level
+from exo_mesh.cli.doctor_checks import Finding, Severity
 from exo_mesh.cli.main import main
 from tests.cli.closed_port import closed_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
@@ -126,7 +126,7 @@ def test_a_check_that_hangs_or_breaks_does_not_hold_up_the_others() -> None:
     def break_down() -> list[Finding]:
         raise PermissionError(13, "Permission denied", "/proc/x")
 
-    fine = Finding("fine", Level.OK, "all is well")
+    fine = Finding("fine", Severity.OK, "all is well")
     found = diagnose({"hang": hang, "break": break_down, "fine": lambda: [fine]}, 0.2)
     never.set()
     assert [(item.check, item.level) for item in found] == [("hang", "warn"), ("break", "warn"), ("fine", "ok")]

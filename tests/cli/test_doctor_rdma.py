@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.doctor_checks import Level
+from exo_mesh.cli.doctor_checks import Severity
 from exo_mesh.cli.doctor_rdma import check_rdma
 from exo_mesh.cli.main import main
 from exo_mesh.cli.topology_picture import picture
@@ -43,8 +43,8 @@ def test_a_mac_with_one_cable_is_told_port_by_port() -> None:
         "port 3 (en4, rdma_en4): PORT_DOWN, no cable, Up to 120 Gb/s",
     ]
     assert told(READING)["macos"].text == "macOS 26.4.1 (build 25E253)"
-    assert not [finding for finding in findings if finding.level is Level.FAIL]
-    assert told(READING)["bridge"].level is Level.WARN
+    assert not [finding for finding in findings if finding.level is Severity.FAIL]
+    assert told(READING)["bridge"].level is Severity.WARN
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_what_is_missing_is_named_with_its_remedy(
     reading: ThunderboltReading, jaccl: bool, check: str, words: str
 ) -> None:
     finding = told(reading, jaccl=jaccl)[check]
-    assert finding.level is Level.FAIL and words in finding.remedy
+    assert finding.level is Severity.FAIL and words in finding.remedy
 
 
 def test_a_cable_whose_other_end_has_no_rdma_is_a_warning() -> None:
     down = READING.ibv_devinfo.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)")
     (port, *_) = [f for f in check_rdma(replace(READING, ibv_devinfo=down), None, UNSET, True) if f.check == "port"]
-    assert port.level is Level.WARN and "the Macs at both ends" in port.remedy
+    assert port.level is Severity.WARN and "the Macs at both ends" in port.remedy
     old = READING.thunderbolt.replace('"80 Gb/s"', '"40 Gb/s"')
     (port, *_) = [
         f

@@ -18,7 +18,7 @@ from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.discovery.udp import MAX_DATAGRAM_BYTES, UdpDiscovery, _Listener, decode, encode
 from exo_mesh.discovery.udp_sockets import GROUP_V6, LOOPBACK_BROADCAST, LOOPBACK_GROUP, Senders, targets
 from exo_mesh.domain.addresses import Interface, LinkKind
-from exo_mesh.security.datagrams import Refusals
+from exo_mesh.security.datagrams import RefusedDatagrams
 
 
 def free_udp_port() -> int:
@@ -105,7 +105,7 @@ async def test_a_loopback_address_counts_only_from_this_machine() -> None:
     heard: list[str] = []
     own = Announcement("home", "me", 7001)
     for loopback_only in (False, True):
-        listener = _Listener(own, heard.append, loopback_only, None, Refusals())
+        listener = _Listener(own, heard.append, loopback_only, None, RefusedDatagrams())
         datagram = encode(Announcement("home", "friend", 7003, host="::1"))
         listener.datagram_received(datagram, ("10.0.0.9", 5678))
         assert heard == []

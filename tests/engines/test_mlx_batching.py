@@ -17,7 +17,7 @@ pytest.importorskip("mlx_lm")
 import mlx.core as mx
 from exo_mesh_mlx import batching
 from exo_mesh_mlx import engine as engine_module
-from exo_mesh_mlx.ghost import GhostStage
+from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS, MAX_GROUPED_TOKENS, MIN_POSITIONS, group_rows, waves
 from exo_mesh_mlx.packets import Group
 
@@ -51,9 +51,9 @@ class Model:
         self.stages = Stages(model_dir, LAYERS)
         self.engines = self.stages.of((CUT,))
         self.rows_per_forward: list[int] = []
-        run = GhostStage.forward
+        run = MlxGhostStage.forward
 
-        def counted(stage: GhostStage, tokens: Any, *args: Any) -> Any:
+        def counted(stage: MlxGhostStage, tokens: Any, *args: Any) -> Any:
             self.rows_per_forward.append(tokens.shape[0])
             return run(stage, tokens, *args)
 

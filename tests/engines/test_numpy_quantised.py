@@ -15,7 +15,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from exo_mesh_numpy import provider
 from exo_mesh_numpy.floats import narrow_to_bfloat16, widen_bfloat16
-from exo_mesh_numpy.quantised import Packing, dequantise
+from exo_mesh_numpy.quantised import NumpyPacking, dequantise
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
@@ -39,7 +39,7 @@ def test_values_are_those_of_mlx(mode: str, bits: int, group_size: int) -> None:
     expected = np.array(mx.dequantize(words, scales, *biases, dtype=mx.float32, **settings))
     out = np.empty(expected.shape, np.float32)
     arrays = [np.array(array) for array in packed]
-    dequantise(arrays[0], arrays[1], arrays[2] if biases else None, Packing(mode, bits, group_size), out)
+    dequantise(arrays[0], arrays[1], arrays[2] if biases else None, NumpyPacking(mode, bits, group_size), out)
     # MLX may fuse scale * value + bias into one rounding
     np.testing.assert_allclose(out, expected, rtol=0, atol=2e-7 * float(np.abs(expected).max()))
 

@@ -18,7 +18,7 @@ import mlx.nn as nn
 import torch
 from exo_mesh_mlx.model_config import model_classes
 from exo_mesh_torch import provider
-from exo_mesh_torch.quantised import Packing, dequantise, unpack
+from exo_mesh_torch.quantised import TorchPacking, dequantise, unpack
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
@@ -53,7 +53,7 @@ def test_affine_weights_have_the_bits_of_mlx(bits: int, dtype: str) -> None:
         packed = mx.quantize(mx.random.normal((48, 384)).astype(FLOATS[dtype]), group_size=group_size, bits=bits)
         want = to_torch(mx.dequantize(*packed, group_size=group_size, bits=bits))
         words, scales, biases = map(to_torch, packed)
-        got = dequantise(words, scales, biases, Packing("affine", bits, group_size))
+        got = dequantise(words, scales, biases, TorchPacking("affine", bits, group_size))
         assert got.dtype == want.dtype
         assert torch.equal(got, want)
 
@@ -64,7 +64,7 @@ def test_weights_of_small_floats_have_the_bits_of_mlx(mode: str, bits: int, grou
     weights = mx.random.normal((48, 384)) * mx.exp(4 * mx.random.normal((48, 1)))  # scales far apart
     packed = mx.quantize(weights, mode=mode)
     words, scales = map(to_torch, packed)
-    got = dequantise(words, scales, None, Packing(mode, bits, group_size))
+    got = dequantise(words, scales, None, TorchPacking(mode, bits, group_size))
     assert torch.equal(got, to_torch(mx.dequantize(*packed, mode=mode)))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.errors import CrashLoopError, QuarantinedError
 from exo_mesh.hosting.pid_files import PidFiles
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND
@@ -21,7 +21,7 @@ from exo_mesh.node.node import Node
 from tests.hosting.test_supervisor import PREAMBLE
 from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 
-QUICK = Limits(first_message_s=20.0, load_base_s=1.0, load_step_s=1.0, load_bytes_per_s=1e12, terminate_s=0.3)
+QUICK = RunnerLimits(first_message_s=20.0, load_base_s=1.0, load_step_s=1.0, load_bytes_per_s=1e12, terminate_s=0.3)
 
 
 def script(text: str) -> tuple[str, ...]:

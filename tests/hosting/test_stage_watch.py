@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from exo_mesh.domain.runner_limits import Limits
-from exo_mesh.hosting.runner_pace import Pace
+from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.hosting.runner_pace import RunnerPace
 from exo_mesh.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.proto import runner_pb2 as pb
 
-LIMITS = Limits(first_message_s=20, silence_s=10, load_base_s=120, load_bytes_per_s=50e6)
+LIMITS = RunnerLimits(first_message_s=20, silence_s=10, load_base_s=120, load_bytes_per_s=50e6)
 GB = 10**9
 
 
@@ -23,7 +23,7 @@ def loading(done: int, total: int = 10) -> pb.FromRunner:
     return pb.FromRunner(loading=pb.Loading(done=done, total=total))
 
 
-def ready_watch(limits: Limits = LIMITS, stage_bytes: int = GB) -> StageWatch:
+def ready_watch(limits: RunnerLimits = LIMITS, stage_bytes: int = GB) -> StageWatch:
     watch = StageWatch(limits, stage_bytes)
     assert not watch.heard(pb.FromRunner(ready=pb.Ready()), 0.1)
     return watch
@@ -95,7 +95,7 @@ def test_a_pause_of_the_machine_is_no_standstill_of_the_runner() -> None:
 
 
 def test_measured_paces_grant_more_time_and_never_less() -> None:
-    pace = Pace()
+    pace = RunnerPace()
     assert pace.scaled(LIMITS, "numpy") == LIMITS
     pace.started(0.5)
     pace.loaded("numpy", GB, 0.1)

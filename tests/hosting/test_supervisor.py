@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.shard import Shard
 from exo_mesh.hosting.runner_exit import End
 from exo_mesh.hosting.supervisor import Runner
@@ -21,7 +21,7 @@ from exo_mesh.proto import runner_pb2
 from exo_mesh.transport.plan_codec import plan_to_proto
 from tests.support.nodes import until
 
-QUICK = Limits(first_message_s=20.0, silence_s=1.0, load_base_s=2.0, polite_s=0.3, terminate_s=0.3)
+QUICK = RunnerLimits(first_message_s=20.0, silence_s=1.0, load_base_s=2.0, polite_s=0.3, terminate_s=0.3)
 
 PREAMBLE = """
 import socket, struct, sys, time
@@ -35,7 +35,7 @@ pipe.recv(65536)
 """
 
 
-def runner(script: str, limits: Limits = QUICK) -> Runner:
+def runner(script: str, limits: RunnerLimits = QUICK) -> Runner:
     stage = StagePlan("me", "dummy", Shard("m", 0, 4, 4), 1)
     plan = Plan("m-1", Ballot(1, "me"), "m", "d", (stage,), 64, PlanInputs((("me", 9),), "memory", 1))
     start = runner_pb2.StartStage(plan=plan_to_proto(plan), stage=0)
@@ -43,7 +43,7 @@ def runner(script: str, limits: Limits = QUICK) -> Runner:
     return Runner("m-1[0:4]", start, "127.0.0.1", limits=limits, command=command)
 
 
-async def verdict(script: str, limits: Limits = QUICK) -> tuple[str, str]:
+async def verdict(script: str, limits: RunnerLimits = QUICK) -> tuple[str, str]:
     """(code, message) that the run ends with."""
     one = runner(script, limits)
     await asyncio.wait_for(one.run(), 20)
@@ -147,7 +147,7 @@ async def test_a_failure_is_told_before_the_process_is_gone() -> None:
 
 
 async def test_a_runner_that_never_speaks_is_ended() -> None:
-    code, message = await verdict("time.sleep(60)", Limits(first_message_s=0.5, terminate_s=0.3))
+    code, message = await verdict("time.sleep(60)", RunnerLimits(first_message_s=0.5, terminate_s=0.3))
     assert code == "deadline_exceeded" and "silent" in message
 
 
@@ -172,7 +172,7 @@ async def test_stop_ends_even_a_stubborn_runner_in_time() -> None:
 
 
 async def test_cancelling_the_owner_ends_the_process_too() -> None:
-    one = runner(READY + "time.sleep(60)", Limits(silence_s=60, polite_s=0.2, terminate_s=0.5))
+    one = runner(READY + "time.sleep(60)", RunnerLimits(silence_s=60, polite_s=0.2, terminate_s=0.5))
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
         async for status in one.board.watch():

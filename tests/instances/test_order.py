@@ -13,7 +13,7 @@ import pytest
 
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot
-from exo_mesh.domain.stage import Answer
+from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.errors import PlacementError
 from exo_mesh.instances import ownership, ring_keeper
 from exo_mesh.instances.spec import InstanceSpec
@@ -176,9 +176,9 @@ async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back
 
         adopt = second._hosting.host.adopt
 
-        async def not_by_the_first(instance_id: str, ballot: Ballot, adopted: Ballot) -> Answer:
+        async def not_by_the_first(instance_id: str, ballot: Ballot, adopted: Ballot) -> ReserveAnswer:
             if adopted.proposer == first.node_id:
-                return Answer(False, 0, "this call gets lost")
+                return ReserveAnswer(False, 0, "this call gets lost")
             return await adopt(instance_id, ballot, adopted)
 
         monkeypatch.setattr(second._hosting.host, "adopt", not_by_the_first)

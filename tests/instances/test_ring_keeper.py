@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.runner_limits import Limits
-from exo_mesh.domain.stage import Answer, Standing
+from exo_mesh.domain.runner_limits import RunnerLimits
+from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import StageLostError
 from exo_mesh.hosting.reservations import Reservations
@@ -40,10 +40,10 @@ class Stage:
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         self.held.release(instance_id, ballot)
 
-    async def standing(self, instance_id: str) -> Standing:
-        return Standing(range(1), 0, linked=False)
+    async def standing(self, instance_id: str) -> StageStanding:
+        return StageStanding(range(1), 0, linked=False)
 
-    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> Answer:
+    async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
         return self.held.adopt(plan.instance_id, plan.ballot, adopted)
 
     async def commit(
@@ -93,7 +93,7 @@ async def keeper(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[R
     monkeypatch.setattr(ring_keeper, "REATTACH_S", 0.5)
     monkeypatch.setattr(ring_keeper, "REATTACH_PAUSE_S", 0.01)
     members: Any = ring
-    keeper = RingKeeper(PLAN, members, lambda done, total: None, Limits())
+    keeper = RingKeeper(PLAN, members, lambda done, total: None, RunnerLimits())
     keeper.watch()
     await until(lambda: all(stage.streams == 1 for stage in ring.stages.values()))
     yield keeper

@@ -19,7 +19,7 @@ from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.grouping import GroupWish
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
@@ -137,7 +137,7 @@ async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipe
     )
     runner.chmod(0o755)
     async with mesh(tmp_path, 2) as nodes:
-        limits = HostLimits(Limits(first_message_s=5.0), command=(str(runner),))
+        limits = HostLimits(RunnerLimits(first_message_s=5.0), command=(str(runner),))
         monkeypatch.setattr(nodes[1]._hosting.host, "_limits", limits)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         instance = await nodes[0].create_instance(PAIR)

@@ -10,7 +10,7 @@ import pytest
 
 from exo_mesh.instances.ring_keeper import REATTACH_S
 from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.membership.swim import Life, State, Swim, Update
+from exo_mesh.membership.swim import Life, Swim, SwimState, Update
 from tests.support.nodes import MODEL, SLOW, Machine, collect, instances, make_node, mesh, until
 
 
@@ -23,7 +23,7 @@ async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
             patch.setattr(Swim, "is_accused", lambda self, told: False)  # nobody refutes
             for one, other in (nodes, nodes[::-1]):
-                for state in (State.SUSPECT, State.DEAD):
+                for state in (SwimState.SUSPECT, SwimState.DEAD):
                     one.membership._news.learn(Update(other.node_id, state, Life(1, 10**6)), None)
             assert all(node.membership.peers == [] for node in nodes)
             begin, before = time.monotonic(), len(got)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from exo_mesh.machine.memory import MemoryReading
-from exo_mesh.machine.pressure import KEPT, Level, MemoryMonitor, critical_share, tier
+from exo_mesh.machine.pressure import KEPT, MemoryMonitor, PressureLevel, critical_share, tier
 
 GIB = 2**30
 
@@ -33,7 +33,7 @@ class Machine:
     def __init__(self) -> None:
         self.used = 0
         self.broken = False
-        self.told: list[Level] = []
+        self.told: list[PressureLevel] = []
         self.monitor = MemoryMonitor(self.read, self.tell, poll_s=0.001)
 
     def read(self) -> MemoryReading:
@@ -41,10 +41,10 @@ class Machine:
             raise OSError("no /proc")
         return MemoryReading(100 * GIB, (100 - self.used) * GIB)
 
-    async def tell(self, level: Level) -> None:
+    async def tell(self, level: PressureLevel) -> None:
         self.told.append(level)
 
-    async def until_told(self, level: Level) -> None:
+    async def until_told(self, level: PressureLevel) -> None:
         async with asyncio.timeout(5):
             while level not in self.told[-1:]:
                 await asyncio.sleep(0.001)
@@ -61,17 +61,22 @@ async def machine() -> AsyncIterator[Machine]:
 
 
 async def test_a_level_is_told_when_it_comes_repeated_while_it_lasts_and_told_when_it_ends(machine: Machine) -> None:
-    for used, level in ((76, Level.WARN), (80, Level.CRITICAL), (79, Level.WARN), (20, Level.OK)):
+    for used, level in (
+        (76, PressureLevel.WARN),
+        (80, PressureLevel.CRITICAL),
+        (79, PressureLevel.WARN),
+        (20, PressureLevel.OK),
+    ):
         machine.used = used
         await machine.until_told(level)
-    assert machine.told.count(Level.OK) == 1
+    assert machine.told.count(PressureLevel.OK) == 1
     told = machine.monitor.describe()
     assert (told["level"], told["threshold_pct"], told["pressure_pct"], told["peak_pct"]) == ("ok", 80.0, 20.0, 80.0)
     assert told["headroom_bytes"] == pytest.approx(60 * GIB, abs=1)
     machine.used = 90
-    await machine.until_told(Level.CRITICAL)
+    await machine.until_told(PressureLevel.CRITICAL)
     machine.told.clear()
-    await machine.until_told(Level.CRITICAL)
+    await machine.until_told(PressureLevel.CRITICAL)
 
 
 async def test_a_minute_and_a_half_is_kept(machine: Machine) -> None:
@@ -91,4 +96,4 @@ async def test_a_reading_that_fails_does_not_end_the_readings(machine: Machine) 
         await asyncio.sleep(0.01)
     assert machine.monitor.last.time - last.time < 5 and machine.told == []
     machine.broken, machine.used = False, 90
-    await machine.until_told(Level.CRITICAL)
+    await machine.until_told(PressureLevel.CRITICAL)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.membership.swim import Life, State, Update
+from exo_mesh.membership.swim import Life, SwimState, Update
 from tests.membership.meshes import Peer, mesh, peer_info, until
 
 
@@ -70,7 +70,7 @@ async def test_a_peer_that_restarts_rejoins_with_a_higher_incarnation() -> None:
 
 async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
     async with mesh("a", "b") as (a, _b):
-        for state in (State.SUSPECT, State.DEAD):
+        for state in (SwimState.SUSPECT, SwimState.DEAD):
             a.membership._news.learn(Update("b", state, Life(1)), None)
         assert a.sees == []
         await until(lambda: a.sees == ["b"])
@@ -78,8 +78,8 @@ async def test_a_peer_that_was_given_up_for_dead_comes_back() -> None:
 
 async def test_a_death_told_of_a_living_peer_is_answered_by_it_and_nobody_drops_it() -> None:
     async with mesh("a", "b", "c") as (a, b, c):
-        a.membership._news.learn(Update("b", State.DEAD, Life(1)), None)
-        alive = Update("b", State.ALIVE, Life(1, 1))
+        a.membership._news.learn(Update("b", SwimState.DEAD, Life(1)), None)
+        alive = Update("b", SwimState.ALIVE, Life(1, 1))
         await until(lambda: all(peer.membership._roster.swim.update_of("b") == alive for peer in (a, c)))
         assert b.num_returns == 1, "it has looked what it must free, once"
         assert a.left == c.left == [] and b.left == []

@@ -17,15 +17,15 @@ from exo_mesh.membership.swim import (
     MAX_HEALTH,
     NUM_HELPERS,
     Life,
-    State,
     Swim,
+    SwimState,
     Update,
     is_news,
     suspicion_s,
 )
 
 TIMING = Timing(period_s=1.0, probe_s=0.5, suspicion_s=2.0, stall_s=1.0)
-ALIVE, SUSPECT, DEAD, LEFT = State
+ALIVE, SUSPECT, DEAD, LEFT = SwimState
 OLD, SAME, NEW = Life(4, 9), Life(5, 1), Life(5, 2)
 
 
@@ -68,7 +68,7 @@ TABLE = {
 
 
 def test_every_pair_of_states_is_decided_and_what_is_illegal_changes_nothing() -> None:
-    assert TABLE.keys() == set(product(State, State))
+    assert TABLE.keys() == set(product(SwimState, SwimState))
     for (held, told), expected in TABLE.items():
         got = tuple(is_news(held, SAME, Update("p", told, life)) for life in (OLD, SAME, NEW))
         assert got == expected, (held, told)
@@ -84,7 +84,7 @@ def test_every_pair_of_states_is_decided_and_what_is_illegal_changes_nothing() -
 
 
 def test_news_in_any_order_ends_in_the_same_state() -> None:
-    news = [Update("p", state, Life(1, number)) for state in State for number in range(3)]
+    news = [Update("p", state, Life(1, number)) for state in SwimState for number in range(3)]
     ends = set()
     for seed in range(50):
         one = swim("p")

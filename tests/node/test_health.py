@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.domain.health import Level, Reason
+from exo_mesh.domain.health import HealthLevel, Reason
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.machine.pressure import Level as MemoryLevel
+from exo_mesh.machine.pressure import PressureLevel
 from exo_mesh.node.health import ALONE_S, Health
 from exo_mesh.settings.config import Settings
 
@@ -41,7 +41,7 @@ class World:
     refusals: list[str] = field(default_factory=list)
     guarded: list[Reason] = field(default_factory=list)
     disk: Reason | None = None
-    memory: MemoryLevel = MemoryLevel.OK
+    memory: PressureLevel = PressureLevel.OK
     instances: list[InstanceInfo] = field(default_factory=list)
     now: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
@@ -81,16 +81,16 @@ def test_a_node_with_nothing_wrong_says_so() -> None:
 @pytest.mark.parametrize(
     ("world", "code", "level", "words"),
     [
-        (World(memory=MemoryLevel.WARN), "memory_pressure", "degraded", "82 % of this machine's memory"),
-        (World(memory=MemoryLevel.CRITICAL), "memory_pressure", "degraded", "429"),
+        (World(memory=PressureLevel.WARN), "memory_pressure", "degraded", "82 % of this machine's memory"),
+        (World(memory=PressureLevel.CRITICAL), "memory_pressure", "degraded", "429"),
         (World(peers=[a_peer("o", offset_s=-9.0)]), "clock_skew", "ok", "-9 s off"),
         (World(peers=[a_peer("o", offset_s=9.0)], settings={"secret": "x"}), "clock_skew", "degraded", "certificates"),
         (World(peers=[a_peer("o", version="0.2.0")]), "version_mix", "degraded", "o 0.2.0"),
         (World(peers=[a_peer("o", rtt_ms=85.0)], instances=[ring("me", "o")]), "slow_link", "degraded", "takes 85 ms"),
         (World(peers=[a_peer("o", mb_per_s=1.2)], instances=[ring("o", "me")]), "slow_link", "degraded", "1.2 MB/s"),
         (World(refusals=["x: other namespace"]), "peer_refused", "ok", "other namespace"),
-        (World(disk=Reason("disk_full", Level.DEGRADED, "full", "make room")), "disk_full", "degraded", "full"),
-        (World(guarded=[Reason("quarantined", Level.DEGRADED, "q", "r")]), "quarantined", "degraded", "q"),
+        (World(disk=Reason("disk_full", HealthLevel.DEGRADED, "full", "make room")), "disk_full", "degraded", "full"),
+        (World(guarded=[Reason("quarantined", HealthLevel.DEGRADED, "q", "r")]), "quarantined", "degraded", "q"),
     ],
 )
 def test_each_thing_that_is_wrong_has_a_reason_and_a_remedy(world: World, code: str, level: str, words: str) -> None:
@@ -133,7 +133,7 @@ def test_to_be_alone_is_only_wrong_if_peers_were_named() -> None:
 
 
 def test_what_peers_say_of_themselves_is_passed_on_and_so_is_who_is_gone() -> None:
-    full = Reason("memory_pressure", Level.DEGRADED, "90 % are in use", "end other programs")
+    full = Reason("memory_pressure", HealthLevel.DEGRADED, "90 % are in use", "end other programs")
     world = World(
         peers=[a_peer("o")],
         readings={"o": Telemetry("o", 1, 0, 0, 0, reasons=(full,))},
@@ -154,4 +154,4 @@ def test_what_peers_say_of_themselves_is_passed_on_and_so_is_who_is_gone() -> No
 def test_a_node_that_waits_or_stops_says_what_for() -> None:
     shown = World(settings={"wait_for_peers": 2}).shown("waiting_for_peers")
     assert shown["status"] == "waiting_for_peers" and shown["reasons"][0]["message"] == "0 of 2 other peers seen"
-    assert World(memory=MemoryLevel.CRITICAL).shown("draining")["status"] == "draining"
+    assert World(memory=PressureLevel.CRITICAL).shown("draining")["status"] == "draining"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import Limits, Scheduler, Work
+from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
 from exo_mesh.runner.scheduler import Sequence as Request
 
 Cost = Callable[[Work], float]
@@ -33,7 +33,7 @@ class RingModel:
         self.now = 0.0
         self.busy = [0.0] * len(stages)
         self.pace = pace or Pace(len(stages))
-        self.scheduler = Scheduler(Limits(len(stages), **limits), self.pace)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(SchedulerLimits(len(stages), **limits), self.pace)  # type: ignore[arg-type]
         self.drawn: dict[int, list[float]] = {}
         self.live: dict[int, tuple[Request, int]] = {}
         self._free_at = [0.0] * len(stages)

@@ -12,7 +12,7 @@ import pytest
 from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.engine.contract import StageInput, StageOutput
-from exo_mesh.runner.scheduler import Limits
+from exo_mesh.runner.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import Change
 from tests.runner.test_stage_and_driver import Caller, Ring, TinyEngine, expected, request
@@ -40,7 +40,7 @@ class LosingRing(Ring):
         super().__init__(num_stages, **limits)
         self.engines = [CountingEngine(i == 0, i == num_stages - 1) for i in range(num_stages)]
         self.stages = [Stage(engine, i) for i, engine in enumerate(self.engines)]
-        self.limits = Limits(num_stages, **limits)  # type: ignore[arg-type]
+        self.limits = SchedulerLimits(num_stages, **limits)  # type: ignore[arg-type]
 
     def lose(self, *lost: int, kept_from: int | None = None, laps_before: int = 0) -> int:
         """After some laps; then nothing that is on its way comes round, and the stages before `kept_from` are empty."""

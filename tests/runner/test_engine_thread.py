@@ -21,7 +21,7 @@ from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.scheduler import Limits
+from exo_mesh.runner.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import Ended, StageSetup, Submit, Worker
 from tests.runner.test_stage_and_driver import Caller, TinyEngine, expected, ids, request
@@ -96,7 +96,7 @@ def workers(engines: list[SlowEngine], thread: EngineThread) -> list[Worker]:
         worker.engine, worker._stage = engine, Stage(engine, index)
         worker._budget = KvBudget(engine, 0, 10_000)
         ring.append(worker)
-    ring[-1].driver = Driver(BALLOT, Limits(count), ring[-1]._outbox.append)
+    ring[-1].driver = Driver(BALLOT, SchedulerLimits(count), ring[-1]._outbox.append)
     return ring
 
 

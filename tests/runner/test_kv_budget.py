@@ -7,7 +7,7 @@ from exo_mesh.domain.frame import Frame, Insert, Remove, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.runner.kv_budget import LOOK_EVERY, KvBudget
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import Limits, Scheduler, Sequence
+from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Sequence
 from tests.runner.test_stage_and_driver import TinyEngine
 
 BALLOT = Ballot(1, "test")
@@ -65,7 +65,7 @@ def test_weights_that_leave_nothing_let_one_request_run_at_a_time() -> None:
     engine = Hungry()
     budget = KvBudget(engine, ENGINE_OVERHEAD_BYTES + WEIGHTS // 2, 500)
     assert hold(engine, budget, 1, 10) == 0
-    scheduler = Scheduler(Limits(2), Pace(2))
+    scheduler = Scheduler(SchedulerLimits(2), Pace(2))
     scheduler.room = 0
     for number in (1, 2):
         scheduler.submit(Sequence(number, [0] * 10))
@@ -78,7 +78,7 @@ def test_without_a_reservation_a_stage_holds_what_was_planned() -> None:
 
 
 def test_who_outgrows_the_poorest_stage_waits_and_comes_back() -> None:
-    scheduler = Scheduler(Limits(2, max_tokens=1000), Pace(2))
+    scheduler = Scheduler(SchedulerLimits(2, max_tokens=1000), Pace(2))
     for number in (1, 2, 3):
         scheduler.submit(Sequence(number, [0] * 100))
     assert len(list(scheduler.admit())) == 3

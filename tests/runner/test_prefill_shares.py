@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import Limits, Scheduler, Sequence
+from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Sequence
 
 CHUNK = 512
 
@@ -14,7 +14,7 @@ def scheduler(*prompts: int) -> Scheduler:
     """Of a ring of one stage that takes a microsecond for a token, with sequences 0, 1, … of these lengths."""
     pace = Pace(1)
     pace.prefilled(CHUNK, CHUNK * 1e-6, 0.0)
-    made = Scheduler(Limits(1, prefill_chunk=CHUNK), pace)
+    made = Scheduler(SchedulerLimits(1, prefill_chunk=CHUNK), pace)
     for number, length in enumerate(prompts):
         assert made.submit(Sequence(number, list(range(length + 1))))  # the last token is decoded, not prefilled
     assert len(list(made.admit())) == len(prompts)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.runner.pace import Pace
-from exo_mesh.runner.scheduler import EVICTION_TURNS, Limits, Scheduler, Sequence, Work
+from exo_mesh.runner.scheduler import EVICTION_TURNS, Scheduler, SchedulerLimits, Sequence, Work
 
 
 def scheduler_of(num_stages: int, **limits: int) -> Scheduler:
-    return Scheduler(Limits(num_stages, **limits), Pace(num_stages))
+    return Scheduler(SchedulerLimits(num_stages, **limits), Pace(num_stages))
 
 
 def admitted(scheduler: Scheduler, *prompts: int) -> list[Sequence]:
@@ -101,7 +101,7 @@ class DrawnPace(Pace):
 def test_between_two_steps_of_a_stream_at_most_one_chunk_is_sent(
     batches: list[int], streams: int, max_rows: int
 ) -> None:
-    scheduler = Scheduler(Limits(4, prefill_chunk=4, max_rows=max_rows), DrawnPace(batches))
+    scheduler = Scheduler(SchedulerLimits(4, prefill_chunk=4, max_rows=max_rows), DrawnPace(batches))
     sequences = {sequence.id: sequence for sequence in admitted(scheduler, *[1] * streams, 120)}
     chunks_since = dict.fromkeys(sequences, 0)
     ring: list[Work] = []

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from exo_mesh.domain.agreement import MAX_DIFFERENCE, RangeReport, Report, Verdict, compare
+from exo_mesh.domain.agreement import MAX_DIFFERENCE, AgreementVerdict, RangeReport, Report, compare
 from exo_mesh.engine.registry import providers
 from exo_mesh.runner.selftest import MAX_VALUES, NUM_TOKENS, counted_values, parse_ranges, run, sample, token_ids
 from tests.support.checkpoints import TinyModel, config_json, write_checkpoint, write_json
@@ -36,7 +36,7 @@ def made_by(engine: str, model_dir: Path, scratch: Path, ranges: str) -> Report:
     return report(engine, run(engine, model_dir, scratch / model_dir.name, parse_ranges(ranges), {}))
 
 
-def verdict(one: Report, other: Report) -> Verdict:
+def verdict(one: Report, other: Report) -> AgreementVerdict:
     return compare(one, other, {})
 
 

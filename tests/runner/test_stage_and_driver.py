@@ -22,7 +22,7 @@ from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, St
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.scheduler import Limits
+from exo_mesh.runner.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 from tests.support.serving import Answers
 
@@ -94,7 +94,7 @@ class Ring:
         self.stages = [Stage(engine, i) for i, engine in enumerate(self.engines)]
         self.sent: deque[Frame] = deque()
         self.shut_down = 0
-        self.driver = Driver(BALLOT, Limits(num_stages, **limits), self.sent.append)
+        self.driver = Driver(BALLOT, SchedulerLimits(num_stages, **limits), self.sent.append)
 
     def lap(self) -> None:
         frame, logits = self.sent.popleft(), None

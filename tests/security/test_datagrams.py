@@ -11,7 +11,7 @@ from exo_mesh.discovery.port import Announcement
 from exo_mesh.discovery.udp import UdpDiscovery, encode
 from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security import datagrams
-from exo_mesh.security.datagrams import MAGIC, MAX_AGE_S, MAX_NONCES, Refusals, Seal, Verdict
+from exo_mesh.security.datagrams import MAGIC, MAX_AGE_S, MAX_NONCES, DatagramVerdict, RefusedDatagrams, Seal
 from tests.discovery.test_udp import free_udp_port, until
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -29,7 +29,7 @@ def test_what_is_sealed_can_be_opened_once() -> None:
     here, there = Seal(KEY), Seal(KEY)
     datagram = here.close(b"hello")
     assert there.open(datagram) == b"hello"
-    assert there.open(datagram) is Verdict.REPLAYED
+    assert there.open(datagram) is DatagramVerdict.REPLAYED
     assert there.open(here.close(b"hello")) == b"hello"
 
 
@@ -39,15 +39,15 @@ def test_no_bit_of_it_can_be_changed() -> None:
         for bit in range(8):
             altered = bytearray(datagram)
             altered[index] ^= 1 << bit
-            assert Seal(KEY).open(bytes(altered)) is Verdict.UNSIGNED
+            assert Seal(KEY).open(bytes(altered)) is DatagramVerdict.UNSIGNED
 
 
 def test_another_secret_and_no_secret_are_refused() -> None:
     for datagram in (Seal(OTHER_KEY).close(b"hello"), b"hello", b"", MAGIC, encode(Announcement("n", "i", 1))):
-        assert Seal(KEY).open(datagram) is Verdict.UNSIGNED
+        assert Seal(KEY).open(datagram) is DatagramVerdict.UNSIGNED
     datagram = Seal(KEY).close(b"hello")
     for length in range(len(datagram)):
-        assert Seal(KEY).open(datagram[:length]) is Verdict.UNSIGNED
+        assert Seal(KEY).open(datagram[:length]) is DatagramVerdict.UNSIGNED
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_another_secret_and_no_secret_are_refused() -> None:
     [
         (0, b"hello"),
         (MAX_AGE_S, b"hello"),
-        (MAX_AGE_S + 1, Verdict.STALE),
+        (MAX_AGE_S + 1, DatagramVerdict.STALE),
         (-MAX_AGE_S, b"hello"),
-        (-MAX_AGE_S - 1, Verdict.STALE),
+        (-MAX_AGE_S - 1, DatagramVerdict.STALE),
     ],
 )
-def test_it_is_good_for_half_a_minute(later_s: float, verdict: bytes | Verdict) -> None:
+def test_it_is_good_for_half_a_minute(later_s: float, verdict: bytes | DatagramVerdict) -> None:
     clock = Clock()
     datagram = Seal(KEY, clock).close(b"hello")
     clock.now += later_s
@@ -75,7 +75,7 @@ def test_a_datagram_from_a_fast_clock_is_remembered_for_as_long_as_it_is_good() 
     assert there.open(datagram) == b"hello"
     for _ in range(int(2 * MAX_AGE_S)):
         there.open(Seal(KEY, receiver).close(b"more"))
-        assert there.open(datagram) is Verdict.REPLAYED
+        assert there.open(datagram) is DatagramVerdict.REPLAYED
         receiver.now += 1
 
 
@@ -83,7 +83,7 @@ def test_memory_stays_flat_under_floods_with_and_without_the_secret() -> None:
     clock, rng = Clock(), random.Random(1)
     here, there = Seal(KEY, clock), Seal(KEY, clock)
     for _ in range(100_000):
-        assert there.open(rng.randbytes(80)) is Verdict.UNSIGNED
+        assert there.open(rng.randbytes(80)) is DatagramVerdict.UNSIGNED
     assert len(there._heard) == 0
     for _ in range(MAX_NONCES + 1000):
         there.open(here.close(b""))
@@ -95,7 +95,7 @@ def test_memory_stays_flat_under_floods_with_and_without_the_secret() -> None:
 
 def test_refusals_are_said_once_a_minute() -> None:
     clock = Clock(0)
-    refusals = Refusals(clock)
+    refusals = RefusedDatagrams(clock)
     assert refusals.note("10.0.0.9", "why") == "refused 1 announcement, the last one from 10.0.0.9: why"
     assert [refusals.note("10.0.0.9", "why") for _ in range(99)] == [""] * 99
     clock.now += datagrams.REPORT_EVERY_S

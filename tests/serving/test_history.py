@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.serving.history import History, Outcome
+from exo_mesh.serving.history import History, RequestOutcome
 
 MAX_RECENT = 50
 
@@ -17,8 +17,8 @@ def add(history: History, number: int, outcome: str = "stop", tokens: int = 11, 
 
 def ended(
     request_id: str, outcome: str = "stop", *, tokens: int = 11, duration_s: float = 2.0, **fields: Any
-) -> Outcome:
-    return Outcome(request_id, "m", outcome, 3, tokens, 0.5, duration_s, **fields)
+) -> RequestOutcome:
+    return RequestOutcome(request_id, "m", outcome, 3, tokens, 0.5, duration_s, **fields)
 
 
 def test_the_newest_comes_first_and_details_are_bounded() -> None:

@@ -17,7 +17,7 @@ from exo_mesh.errors import CancelledRequestError, DeadlineError, StageLostError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
 from exo_mesh.serving import redial
-from exo_mesh.serving.redial import Redial, Verdict, look_at
+from exo_mesh.serving.redial import Redial, RingVerdict, look_at
 from exo_mesh.transport.control_client import ControlClient
 from tests.support.cutting import cut_connections_to
 from tests.support.nodes import GB, MODEL, SLOW, a_request, collect, instances, mesh, runners, tokens, until
@@ -107,7 +107,7 @@ async def test_members_say_of_a_ring_whether_it_runs(tmp_path: Path) -> None:
         before = await placed(nodes)
         (instance,) = nodes[2]._owning.instances.of_model(MODEL)
         members = nodes[2]._serving.router._rings.members
-        assert await look_at(instance.plan, members) == (Verdict.WELL, "")
+        assert await look_at(instance.plan, members) == (RingVerdict.WELL, "")
         first = next(node for node in nodes if node.node_id == before["stages"][0]["peer"])
         host = first._hosting.host
         assert "does not run here" in await host.look(before["id"], Ballot(9, "x")), "another plan of the same instance"
@@ -116,7 +116,7 @@ async def test_members_say_of_a_ring_whether_it_runs(tmp_path: Path) -> None:
             while not await host.look(before["id"], instance.plan.ballot):
                 await asyncio.sleep(0.01)
         verdict, reason = await look_at(instance.plan, members)
-        assert verdict is Verdict.LOST and first.node_id[:8] in reason
+        assert verdict is RingVerdict.LOST and first.node_id[:8] in reason
 
 
 async def test_a_ring_that_is_well_is_not_placed_anew_because_one_peer_cannot_reach_it(

@@ -32,8 +32,8 @@ from exo_mesh.errors import (
     PlacementError,
     StageLostError,
 )
-from exo_mesh.serving.journal import Entry, Journal
-from exo_mesh.serving.request_run import NEXT_STATES, Patience, RequestEvent, RequestRun, State
+from exo_mesh.serving.journal import Journal, JournalEntry
+from exo_mesh.serving.request_run import NEXT_STATES, Patience, RequestEvent, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.control_driver import DriverStreamError
@@ -100,7 +100,7 @@ class ScriptedRings:
     def clock(self) -> float:
         return 0.0
 
-    async def find(self, entry: Entry) -> InstanceInfo:
+    async def find(self, entry: JournalEntry) -> InstanceInfo:
         if self.placing_fails is not None:
             raise self.placing_fails
         return INSTANCE
@@ -130,16 +130,16 @@ class ScriptedRings:
         return self.calls[-1]
 
 
-def begin(rings: ScriptedRings, max_tokens: int = 20) -> tuple[RequestRun, Entry]:
+def begin(rings: ScriptedRings, max_tokens: int = 20) -> tuple[RequestRun, JournalEntry]:
     entry = Journal().open(GenerateRequest("r", (1, 2, 3), max_tokens), "m", 0.0)
     return RequestRun(entry, cast(Rings, rings), Patience(max_resumes=2, total_s=60), Metrics()), entry
 
 
-async def follow(run: RequestRun) -> tuple[list[State], list[RequestEvent], MeshError | None]:
+async def follow(run: RequestRun) -> tuple[list[RunState], list[RequestEvent], MeshError | None]:
     """(states in order without repeats, events, the error that ended it)."""
     states, events, error = [run.state], list[RequestEvent](), None
     try:
-        while run.state is not State.ENDED:
+        while run.state is not RunState.ENDED:
             events += await run.step()
             states += [run.state] if run.state is not states[-1] else []
     except MeshError as exc:
@@ -155,7 +155,7 @@ def ids(events: Sequence[RequestEvent]) -> list[int | None]:
 async def test_an_answer_without_trouble() -> None:
     rings = ScriptedRings([[Queued(2), Prefilled(3), tokens(0, 2), tokens(2, end=True)]])
     states, events, error = await follow(begin(rings)[0])
-    assert (states, error) == ([State.REPLAYING, State.PLACING, State.ON_RING, State.ENDED], None)
+    assert (states, error) == ([RunState.REPLAYING, RunState.PLACING, RunState.ON_RING, RunState.ENDED], None)
     assert events[:2] == [Progress("queued", 2), Progress("prefill", 3, 3)]
     assert ids(events) == [100, 101, 102]
     assert rings.calls[0].closed
@@ -164,7 +164,7 @@ async def test_an_answer_without_trouble() -> None:
 async def test_a_broken_stream_is_called_again_under_another_id_and_goes_on_after_the_last_token() -> None:
     rings = ScriptedRings([[tokens(0, 2), DriverStreamError("cut")], [tokens(1, 3, end=True)]], redials=[None])
     states, events, error = await follow(begin(rings)[0])
-    assert states[2:] == [State.ON_RING, State.REDIALLING, State.ON_RING, State.ENDED] and error is None
+    assert states[2:] == [RunState.ON_RING, RunState.REDIALLING, RunState.ON_RING, RunState.ENDED] and error is None
     assert ids(events) == [100, 101, 102, 103], "a repeated token is dropped"
     assert [one.request_id for one in rings.asked] == ["r", "r~1"]
     assert rings.asked[1].resume_ids == (100, 101) and rings.asked[1].resumed
@@ -177,7 +177,7 @@ async def test_a_lost_ring_is_avoided_and_another_one_goes_on(loss: str) -> None
     first = [tokens(0), lost if loss == "at once" else DriverStreamError("cut")]
     rings = ScriptedRings([first, [tokens(1, end=True)]], redials=[lost])
     states, events, error = await follow(begin(rings)[0])
-    assert states[-4:] == [State.RESUMING, State.PLACING, State.ON_RING, State.ENDED] and error is None
+    assert states[-4:] == [RunState.RESUMING, RunState.PLACING, RunState.ON_RING, RunState.ENDED] and error is None
     assert ids(events) == [100, 101]
     assert rings.avoided == 1 and all(call.closed for call in rings.calls)
 
@@ -186,14 +186,14 @@ async def test_a_request_whose_rings_are_lost_again_and_again_ends_with_the_loss
     lost = StageLostError("gone")
     rings = ScriptedRings([[lost]] * 5)
     states, _, error = await follow(begin(rings)[0])
-    assert error is lost and states.count(State.RESUMING) == 3, "max_resumes is 2"
+    assert error is lost and states.count(RunState.RESUMING) == 3, "max_resumes is 2"
 
 
 @pytest.mark.parametrize("error", [EngineError("no"), OverloadError("later"), DeadlineError("late")])
 async def test_what_a_driver_refuses_ends_the_request(error: MeshError) -> None:
     rings = ScriptedRings([[error]])
     states, events, ended_by = await follow(begin(rings)[0])
-    assert ended_by is error and states[-1] is State.ON_RING and not events
+    assert ended_by is error and states[-1] is RunState.ON_RING and not events
     assert rings.calls[0].closed
 
 
@@ -228,14 +228,14 @@ async def test_after_its_time_a_request_ends_with_what_it_has(num_tokens: int) -
     rings = ScriptedRings([[*([tokens(0, num_tokens)] if num_tokens else []), SILENT]])
     run, entry = begin(rings)
     following = asyncio.create_task(follow(run))
-    while run.state is not State.ON_RING or len(entry.emitted) < num_tokens:
+    while run.state is not RunState.ON_RING or len(entry.emitted) < num_tokens:
         await asyncio.sleep(0)
     assert run.check(59.9) == 60.0
     run.check(60.0)
     async with asyncio.timeout(10):
         states, events, error = await following
     if num_tokens:
-        assert states[-1] is State.ENDED and error is None
+        assert states[-1] is RunState.ENDED and error is None
         assert events[-1] == TokenEvent(2, None, finish=FinishReason.LENGTH)
     else:
         assert isinstance(error, DeadlineError)
@@ -243,6 +243,6 @@ async def test_after_its_time_a_request_ends_with_what_it_has(num_tokens: int) -
 
 
 def test_every_state_can_be_reached_and_only_the_end_is_final() -> None:
-    assert set(NEXT_STATES) == set(State)
-    assert set[State]().union(*NEXT_STATES.values()) == set(State) - {State.REPLAYING}
-    assert [state for state, following in NEXT_STATES.items() if not following] == [State.ENDED]
+    assert set(NEXT_STATES) == set(RunState)
+    assert set[RunState]().union(*NEXT_STATES.values()) == set(RunState) - {RunState.REPLAYING}
+    assert [state for state, following in NEXT_STATES.items() if not following] == [RunState.ENDED]

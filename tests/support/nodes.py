@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenEvent
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.hosting.stage_host import HostLimits
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND
 from exo_mesh.machine.memory import MemoryReading
@@ -62,7 +62,7 @@ def make_node(
     *,
     max_resumes: int = 3,
     silence_s: float = 10.0,
-    limits: Limits | None = None,
+    limits: RunnerLimits | None = None,
     command: Sequence[str] = RUNNER_COMMAND,
     **settings: Any,
 ) -> Node:
@@ -78,7 +78,7 @@ def make_node(
         "engine_options": {},
         "context_limit": 2048,
     }
-    host = HostLimits(limits or Limits(silence_s=silence_s, stopped_s=silence_s / 5), command)
+    host = HostLimits(limits or RunnerLimits(silence_s=silence_s, stopped_s=silence_s / 5), command)
     tuning = Tuning(timing=FAST, host=host, patience=Patience(max_resumes=max_resumes))
     return Node(Settings(**{**values, **settings}), memory_reader=machine.read_memory, tuning=tuning)
 

@@ -23,7 +23,7 @@ from exo_mesh.engine.contract import LoadRequest, StageEngine
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.mailbox import Mailbox
-from exo_mesh.runner.scheduler import Limits
+from exo_mesh.runner.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
 
 BALLOT = Ballot(1, "test")
@@ -92,7 +92,7 @@ class ServingRing:
         self._computing_s = computing_s
         self._stages = [Stage(engine, index) for index, engine in enumerate(engines)]
         self._inboxes: list[deque[Frame]] = [deque() for _ in engines]
-        self.driver = Driver(BALLOT, Limits(len(engines), **limits), self._sent)  # type: ignore[arg-type]
+        self.driver = Driver(BALLOT, SchedulerLimits(len(engines), **limits), self._sent)  # type: ignore[arg-type]
         self._names: dict[int, str] = {}
 
     def submit(self, prompt: Tokens, tokens: int, **fields: object) -> Asked:

@@ -14,7 +14,7 @@ from typing import Any, cast
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Ballot, Plan
-from exo_mesh.domain.runner_limits import Limits
+from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.view import Record
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import MeshError, StageLostError
@@ -252,7 +252,7 @@ class SimNode(SimPeer):
         members = Members(self.host, membership)
         surveys: Any = AnyCut()
         here = Here(self.host.usable_bytes, lambda card: ())
-        limits = Limits()
+        limits = RunnerLimits()
         groups = GroupKnowledge(settings, nothing, membership.view.peers, nothing, self.network.loop.time)
         self.placer = Placer(settings, membership, members, surveys, nothing, nothing, here, limits, groups)
         self.network.listens = self.ledger.listens

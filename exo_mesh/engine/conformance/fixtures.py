@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from exo_mesh.engine.conformance.stages import Model, Stages, assert_close
+from exo_mesh.engine.conformance.stages import CutModel, Stages, assert_close
 from exo_mesh.engine.conformance.subject import Subject
 from exo_mesh.engine.contract import EngineProvider
 
@@ -27,12 +27,12 @@ def engine_provider(subject: Subject) -> EngineProvider:
 
 
 @pytest.fixture(scope="module")
-def model(subject: Subject, engine_provider: EngineProvider, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(subject, subject.write_model(tmp_path_factory.mktemp("subject")))
+def model(subject: Subject, engine_provider: EngineProvider, tmp_path_factory: pytest.TempPathFactory) -> CutModel:
+    return CutModel(subject, subject.write_model(tmp_path_factory.mktemp("subject")))
 
 
 @pytest.fixture(scope="module")
-def loaded_stages(model: Model) -> Iterator[Stages]:
+def loaded_stages(model: CutModel) -> Iterator[Stages]:
     """Two stages (one, where the model cannot be cut), loaded once for all tests."""
     with model.cut(model.middle) as stages:
         yield stages

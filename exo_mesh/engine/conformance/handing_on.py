@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.domain.frame import HIDDEN, Row
-from exo_mesh.engine.conformance.stages import Model, Stages, assert_close
+from exo_mesh.engine.conformance.stages import CutModel, Stages, assert_close
 from exo_mesh.engine.contract import EngineProvider, StageInput
 from exo_mesh.errors import MeshError
 
@@ -44,7 +44,7 @@ def test_an_engine_declares_what_kinds_of_kv_it_keeps(stages: Stages) -> None:
         assert len(set(kinds)) == len(kinds)
 
 
-def test_activations_go_in_every_dtype_that_it_declares(model: Model, stages: Stages) -> None:
+def test_activations_go_in_every_dtype_that_it_declares(model: CutModel, stages: Stages) -> None:
     if not model.middle:
         pytest.skip("this model runs in one piece only")
     stages.insert(1)
@@ -58,6 +58,6 @@ def test_activations_go_in_every_dtype_that_it_declares(model: Model, stages: St
             assert_close(agreed.logits(rows), want, DTYPE_TOLERANCE.get(dtype, 0.0))
 
 
-def test_a_dtype_that_it_does_not_know_is_refused(model: Model, subject: object) -> None:
+def test_a_dtype_that_it_does_not_know_is_refused(model: CutModel, subject: object) -> None:
     with pytest.raises(MeshError, match="float8_e3m4"):
         model.stage(0, (*model.cuts, model.num_layers)[0], activation_dtype="float8_e3m4")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.conformance.stages import CONTEXT, Model, nobody
+from exo_mesh.engine.conformance.stages import CONTEXT, CutModel, nobody
 from exo_mesh.engine.conformance.subject import Damage, Subject
 from exo_mesh.engine.contract import EngineProvider, LoadRequest
 from exo_mesh.errors import InputError, MeshError, ModelError
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-def test_progress_rises_to_the_total(model: Model) -> None:
+def test_progress_rises_to_the_total(model: CutModel) -> None:
     seen: list[tuple[int, int]] = []
     model.stage(0, model.num_layers, progress=lambda done, total: seen.append((done, total))).close()
     done, totals = zip(*seen, strict=True)
@@ -38,7 +38,7 @@ def test_a_spoilt_model_is_refused_by_name(
 
 
 def _refused(subject: Subject, provider: EngineProvider, directory: Path, damage: Damage) -> None:
-    model = Model(subject, subject.write_model(directory))
+    model = CutModel(subject, subject.write_model(directory))
     damage.spoil(directory)
     with pytest.raises(ModelError) as caught:
         provider.create().load(model.request(0, model.num_layers), nobody)
@@ -46,7 +46,9 @@ def _refused(subject: Subject, provider: EngineProvider, directory: Path, damage
     assert not missing, f"{caught.value} does not say {missing}"
 
 
-def test_a_shard_of_another_model_is_refused(subject: Subject, engine_provider: EngineProvider, model: Model) -> None:
+def test_a_shard_of_another_model_is_refused(
+    subject: Subject, engine_provider: EngineProvider, model: CutModel
+) -> None:
     if not subject.reads_weights:
         pytest.skip("it makes things up for any number of layers")
     shard = Shard("subject", 0, 1, model.num_layers + 1)
@@ -55,7 +57,7 @@ def test_a_shard_of_another_model_is_refused(subject: Subject, engine_provider: 
 
 
 def test_an_option_that_it_does_not_have_is_refused(
-    subject: Subject, engine_provider: EngineProvider, model: Model
+    subject: Subject, engine_provider: EngineProvider, model: CutModel
 ) -> None:
     options = {**subject.options, "no_such_option": "1"}
     request = LoadRequest(Shard("subject", 0, model.num_layers, model.num_layers), model.directory, CONTEXT, options)

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from exo_mesh.engine.conformance.stages import Model
+from exo_mesh.engine.conformance.stages import CutModel
 from exo_mesh.engine.conformance.subject import Subject
 from exo_mesh.engine.contract import Compute, EngineProvider, Surveyor
 from exo_mesh.weights.card import read_card
@@ -33,7 +33,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 
 
-def test_the_provider_describes_itself(engine_provider: EngineProvider, model: Model) -> None:
+def test_the_provider_describes_itself(engine_provider: EngineProvider, model: CutModel) -> None:
     look = engine_provider.availability()
     assert engine_provider.kind == "stage"
     assert engine_provider.name.strip() == engine_provider.name != ""
@@ -49,7 +49,7 @@ def test_asking_the_provider_imports_no_heavy_library(subject: Subject) -> None:
     assert not set(asked.stdout.split()) & set(HEAVY)
 
 
-def test_a_survey_fits_the_model(subject: Subject, engine_provider: EngineProvider, model: Model) -> None:
+def test_a_survey_fits_the_model(subject: Subject, engine_provider: EngineProvider, model: CutModel) -> None:
     if not isinstance(engine_provider, Surveyor):
         pytest.skip("it offers no survey: every boundary is legal, bytes are those of the files")
     survey = engine_provider.survey(model.directory, subject.options)
@@ -61,7 +61,7 @@ def test_a_survey_fits_the_model(subject: Subject, engine_provider: EngineProvid
     assert min((*survey.layer_bytes, *survey.kv_bytes_per_token, *survey.kv_fixed_bytes), default=0) >= 0
 
 
-def test_what_is_surveyed_is_what_is_held(subject: Subject, engine_provider: EngineProvider, model: Model) -> None:
+def test_what_is_surveyed_is_what_is_held(subject: Subject, engine_provider: EngineProvider, model: CutModel) -> None:
     survey = engine_provider.survey(model.directory, subject.options) if isinstance(engine_provider, Surveyor) else None
     if survey is None or not survey.layer_bytes:
         pytest.skip("it surveys no bytes")

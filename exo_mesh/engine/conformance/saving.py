@@ -11,7 +11,7 @@ import pytest
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.conformance.fixtures import Alike
-from exo_mesh.engine.conformance.stages import Model, Stages
+from exo_mesh.engine.conformance.stages import CutModel, Stages
 from exo_mesh.engine.contract import SavedSequence, SequenceSaver
 from exo_mesh.errors import EngineError
 
@@ -55,7 +55,7 @@ def savers(stages: Stages) -> Saver:
 
 
 @pytest.fixture(scope="module")
-def others(model: Model) -> Iterator[Saver]:
+def others(model: CutModel) -> Iterator[Saver]:
     """The same split once more, in objects of its own."""
     with model.cut(model.middle) as stages:
         yield Saver(stages)

@@ -9,7 +9,7 @@ import pytest
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.engine.conformance.fixtures import Alike
-from exo_mesh.engine.conformance.stages import Model, Stages
+from exo_mesh.engine.conformance.stages import CutModel, Stages
 
 __all__ = [
     "of_the_whole",
@@ -28,20 +28,20 @@ def run_schedule(stages: Stages) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def of_the_whole(model: Model) -> np.ndarray:
+def of_the_whole(model: CutModel) -> np.ndarray:
     with model.cut(()) as whole:
         logits = run_schedule(whole)
     assert len(set(logits.argmax(1).tolist())) > 5, "the tokens are nearly all the same: this would prove little"
     return logits
 
 
-def compare(model: Model, cuts: Sequence[int], want: np.ndarray, same_work: Alike) -> None:
+def compare(model: CutModel, cuts: Sequence[int], want: np.ndarray, same_work: Alike) -> None:
     with model.cut(cuts) as stages:
         same_work(run_schedule(stages), want)
 
 
 def test_every_cut_into_two_gives_the_whole_models_logits(
-    model: Model, of_the_whole: np.ndarray, same_work: Alike
+    model: CutModel, of_the_whole: np.ndarray, same_work: Alike
 ) -> None:
     if not model.cuts:
         pytest.skip("this model runs in one piece only")
@@ -49,7 +49,7 @@ def test_every_cut_into_two_gives_the_whole_models_logits(
         compare(model, (cut,), of_the_whole, same_work)
 
 
-def test_three_stages_give_the_whole_models_logits(model: Model, of_the_whole: np.ndarray, same_work: Alike) -> None:
+def test_three_stages_give_the_whole_models_logits(model: CutModel, of_the_whole: np.ndarray, same_work: Alike) -> None:
     if len(model.cuts) < 2:
         pytest.skip("this model has fewer than two places to cut")
     compare(model, (model.cuts[0], model.cuts[-1]), of_the_whole, same_work)

@@ -21,7 +21,7 @@ def nobody(done: int, total: int) -> None:
     """Progress that nobody looks at."""
 
 
-class Model:
+class CutModel:
     """A model directory, where this engine may cut it, and random token ids to feed it.
 
     tokens: int32 `[CONTEXT]`; what a row is given unless a test says otherwise, by position.
@@ -74,7 +74,7 @@ class Model:
 class Stages:
     """A split of a model. Token ids default to those of `model.tokens` at each row's positions."""
 
-    def __init__(self, model: Model, engines: Sequence[StageEngine]) -> None:
+    def __init__(self, model: CutModel, engines: Sequence[StageEngine]) -> None:
         self.model = model
         self.engines = list(engines)
 

@@ -1,0 +1,50 @@
+"""Rules of the code's structure that the import contracts do not have."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PROMISE = re.compile(r"\bPure[.:]|\bpure functions\b|; pure\.|\b[Nn]o clock\b|: pure\b")
+"""How a docstring says that its module or class knows no clock, socket or event loop."""
+
+
+def product() -> list[Path]:
+    """Every module that a user gets, but generated ones."""
+    found = [path for folder in ("exo_mesh", "engines") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in found if "proto" not in path.parts]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "engines" else parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def promises_to_be_pure(tree: ast.Module) -> bool:
+    documented = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    return any(PROMISE.search(ast.get_docstring(node) or "") for node in documented)
+
+
+def test_a_module_that_says_it_is_pure_is_checked_for_it() -> None:
+    contracts = configparser.ConfigParser()
+    contracts.read(ROOT / ".importlinter")
+    checked = contracts["importlinter:contract:pure"]["source_modules"].split()
+    promised = [module_name(path) for path in product() if promises_to_be_pure(ast.parse(path.read_text()))]
+    assert len(promised) > 15, "the pattern finds what it is for"
+    unchecked = [name for name in promised if not any(f"{name}.".startswith(f"{known}.") for known in checked)]
+    assert not unchecked, "list them in the contract 'pure' of .importlinter"
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in product():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not {name: where for name, where in places.items() if len(where) > 1}
