@@ -16,6 +16,7 @@ from exo_mesh_mlx.ranks import AGREE_EVERY
 
 from exo_mesh.domain.frame import Row
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.heavy import checkpoint_bytes
 from tests.support.ranks import Job, run_ranks
 from tests.support.ring import Ring
 
@@ -103,6 +104,7 @@ def test_a_later_stage_takes_hidden_states_of_no_group(llama: Path, tmp_path: Pa
 def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
     """Of a checkpoint of 512 MB each rank may take 0.7 of what one process takes, besides the libraries that both
     import: these are a third of a process here, and nothing of a real model."""
+    checkpoint_bytes(3.0, [550_000_000])  # one process that holds all of it, then two with half of it each
     model = TinyModel("llama", 8, 1024, 16, 16, 4096, 2048, dtype="float32")
     model_dir = write_checkpoint(tmp_path / "model", model)
     size = (model_dir / "model.safetensors").stat().st_size
