@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@functools.cache
+def sources() -> list[tuple[str, ast.Module]]:
+    """(path, syntax tree) of every module of exo_mesh and the engines."""
+    paths = [path for folder in ("exo_mesh", "engines") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [(str(path.relative_to(ROOT)), ast.parse(path.read_text())) for path in paths]
 
 
 def uses_of_wait_for(tree: ast.AST) -> Iterator[int]:
@@ -31,12 +39,7 @@ def uses_of_wait_for(tree: ast.AST) -> Iterator[int]:
 def test_nothing_waits_by_wait_for_which_may_swallow_a_cancellation() -> None:
     """In Python 3.11 a task that is cancelled just when what it waits for ends goes on as if nothing had been said;
     `async with asyncio.timeout(…)` does not."""
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for folder in ("exo_mesh", "engines")
-        for path in sorted((ROOT / folder).rglob("*.py"))
-        for line in uses_of_wait_for(ast.parse(path.read_text()))
-    ]
+    found = [f"{path}:{line}" for path, tree in sources() for line in uses_of_wait_for(tree)]
     assert not found, "use asyncio.timeout"
 
 
@@ -51,3 +54,45 @@ def test_the_rule_sees_each_way_to_break_it(source: str) -> None:
 
 def test_other_things_of_that_name_are_allowed() -> None:
     assert not list(uses_of_wait_for(ast.parse("import asyncio\nself.wait_for(x)\nasyncio.wait({x})")))
+
+
+POINT_TO_POINT = {"send", "recv", "recv_like"}
+
+
+def uses_of_point_to_point(tree: ast.AST) -> Iterator[int]:
+    """Lines that use send, recv or recv_like of a module named `distributed`, under whatever name it was imported."""
+    known_as: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known_as |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            known_as |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("distributed"):
+            yield from (node.lineno for alias in node.names if alias.name in POINT_TO_POINT)
+        elif isinstance(node, ast.Attribute) and node.attr in POINT_TO_POINT:
+            first, dot, rest = ast.unparse(node.value).partition(".")
+            if f"{known_as.get(first, first)}{dot}{rest}".split(".")[-1] == "distributed":
+                yield node.lineno
+
+
+def test_ranks_of_a_tensor_group_meet_in_collectives_only() -> None:
+    """send and recv between two ranks crash over RDMA when one side comes late (SIGBUS in MLX's JACCL), so ranks use
+    all_sum and all_gather; everything else between processes goes through gRPC."""
+    found = [f"{path}:{line}" for path, tree in sources() for line in uses_of_point_to_point(tree)]
+    assert not found, "use a collective of the group, or a frame"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import mlx.core as mx\nmx.distributed.send(x, 1)", "import mlx.core\nmlx.core.distributed.recv((1,), d, 0)",
+     "from mlx.core import distributed as d\nd.recv_like(x, 0)", "from mlx.core.distributed import send",
+     "import torch.distributed as dist\ndist.send(x, 1)", "from mlx import core\nreceive = core.distributed.recv"],
+)  # fmt: skip
+def test_the_rule_sees_each_way_to_send_to_one_rank(source: str) -> None:
+    assert list(uses_of_point_to_point(ast.parse(source)))
+
+
+def test_other_ways_to_send_are_allowed() -> None:
+    source = "import mlx.core as mx\nmx.distributed.all_sum(x)\nself.link.send(frame)\nsend(frame)\nsocket.recv(9)"
+    assert not list(uses_of_point_to_point(ast.parse(source)))

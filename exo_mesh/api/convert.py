@@ -120,10 +120,13 @@ def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, par
 
 
 def choose_model(name: str | None, entries: list[ModelEntry]) -> str:
-    """The model of a request that names none: the only loaded one, else the only known one, else the demo model."""
+    """The model of a request that names none: the only loaded one, else the only known one, else the demo model.
+
+    A model whose ring is recovering counts as loaded: another one must not answer in its place.
+    """
     if name is not None:
         return name
-    loaded = [entry.name for entry in entries if entry.instance_ids]
+    loaded = [entry.name for entry in entries if entry.instance_ids or entry.is_loading]
     for candidates in (loaded, [entry.name for entry in entries]):
         if len(candidates) == 1:
             return candidates[0]

@@ -17,8 +17,9 @@ from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
-from exo_mesh.domain.view import InstanceInfo, Record
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.hosting.local_models import LocalModels
@@ -288,20 +289,20 @@ class Node:
     # MeshService
 
     def models(self) -> list[ModelEntry]:
-        return [self._entry(name, peers) for name, peers in self._models.catalogue.names().items()]
+        known = self._models.catalogue.known_card
+        return [self._entry(name, peers, known(name)) for name, peers in self._models.catalogue.names().items()]
 
     async def model(self, name: str) -> ModelEntry:
         card = await self._models.catalogue.card(name)
-        return next((entry for entry in self.models() if entry.name == name), None) or ModelEntry(
-            name, (self.node_id,), self._instance_ids(name), card.context_length, card.eos_ids
-        )
+        known = next((entry for entry in self.models() if entry.name == name), None)
+        return known or self._entry(name, (self.node_id,), card)
 
     async def text_files(self, name: str) -> Path:
         return await self._models.texts.directory(name)
 
     async def context_limit(self, name: str) -> int:
-        placed = self._owning.instances.of_model(name)
-        if placed:
+        placed = self._owning.instances.of_model(name) or self._owning.instances.of_model(name, InstanceState.LOADING)
+        if placed:  # a ring that recovers keeps its limit, and the request waits for that ring
             return max(instance.plan.context_limit for instance in placed)
         card = await self._models.catalogue.card(name)
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
@@ -387,9 +388,7 @@ class Node:
     async def _before_refute(self) -> None:
         await self._owning.custody.free_beaten()
 
-    def _entry(self, name: str, peers: Sequence[str]) -> ModelEntry:
-        card = self._models.catalogue.known_card(name)
-        return ModelEntry(name, tuple(peers), self._instance_ids(name), card.context_length, card.eos_ids)
-
-    def _instance_ids(self, name: str) -> tuple[str, ...]:
-        return tuple(instance.plan.instance_id for instance in self._owning.instances.of_model(name))
+    def _entry(self, name: str, peers: Sequence[str], card: ModelCard) -> ModelEntry:
+        ready = tuple(instance.plan.instance_id for instance in self._owning.instances.of_model(name))
+        is_loading = bool(self._owning.instances.of_model(name, InstanceState.LOADING))
+        return ModelEntry(name, tuple(peers), ready, card.context_length, card.eos_ids, is_loading)

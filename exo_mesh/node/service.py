@@ -13,13 +13,17 @@ from exo_mesh.instances.spec import InstanceSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that some live peer has on disk. context_length is the checkpoint's own."""
+    """A model that some live peer has on disk. context_length is the checkpoint's own.
+
+    instance_ids: the instances that are ready. is_loading: another instance is starting, or recovers from a loss.
+    """
 
     name: str
     peers: tuple[str, ...]
     instance_ids: tuple[str, ...]
     context_length: int
     eos_ids: tuple[int, ...]
+    is_loading: bool = False
 
 
 class MeshObservation(Protocol):

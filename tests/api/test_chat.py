@@ -13,16 +13,19 @@ import openai
 import pytest
 
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.convert import choose_model
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent
 from exo_mesh.errors import (
     DeadlineError,
     EngineError,
+    InputError,
     MeshError,
     ModelError,
     OverloadError,
     PlacementError,
     StageLostError,
 )
+from exo_mesh.node.service import ModelEntry
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 
@@ -468,3 +471,32 @@ async def test_the_loop_stays_free_while_a_template_runs_wild(mesh: ScriptedMesh
         status, body = await call
     assert (status, body["error"]["param"]) == (400, "messages")
     assert num_answers > 3
+
+
+READY, LOADING, ON_DISK = (("i-1",), False), ((), True), ((), False)
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        ({"one": ON_DISK}, "one"),
+        ({"one": READY, "two": ON_DISK}, "one"),
+        ({"one": LOADING, "two": ON_DISK}, "one"),
+        ({"one": LOADING, "two": READY, MODEL: ON_DISK}, MODEL),
+        ({"one": READY, "two": READY, MODEL: ON_DISK}, MODEL),
+        ({"one": ON_DISK, "two": READY, MODEL: LOADING}, MODEL),
+        ({}, MODEL),
+    ],
+)
+def test_a_request_without_a_model_gets_the_only_loaded_one_and_never_another_while_that_recovers(
+    states: dict[str, tuple[tuple[str, ...], bool]], expected: str
+) -> None:
+    entries = [ModelEntry(name, ("peer1",), ready, 256, (), loading) for name, (ready, loading) in states.items()]
+    assert choose_model(None, entries) == expected
+    assert choose_model("two", entries) == "two"
+
+
+def test_a_request_without_a_model_is_refused_where_several_could_be_meant() -> None:
+    entries = [ModelEntry(name, ("peer1",), (), 256, (), is_loading=True) for name in ("one", "two")]
+    with pytest.raises(InputError, match="several to choose from: one, two"):
+        choose_model(None, entries)

@@ -23,6 +23,7 @@ from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, num_parameters, write_checkpoint
+from tests.support.heavy import checkpoint_bytes, eight_layers
 from tests.support.processes import run
 
 REAL = sorted(
@@ -168,7 +169,7 @@ def test_an_engine_is_compared_with_the_loop_of_its_own_library(engine: str, tmp
 @pytest.mark.parametrize("engine", REAL)
 @pytest.mark.timeout(600)
 def test_loading_a_stage_of_a_large_checkpoint_takes_its_share_of_memory(engine: str, tmp_path: Path) -> None:
-    table = memory_table([engine], tmp_path)
+    table = memory_table([engine], tmp_path, eight_layers(checkpoint_bytes(2.0)))  # half of it, as float32
     print(table.text())
     for row in table.rows:
         assert not row.reason

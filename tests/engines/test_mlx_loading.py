@@ -31,6 +31,7 @@ from exo_mesh.engine.contract import LoadRequest, StageEngine
 from exo_mesh.errors import EngineError, ModelError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel, tensor_shapes, write_checkpoint, write_json, write_safetensors
+from tests.support.heavy import checkpoint_bytes, eight_layers
 from tests.support.ring import Ring
 
 SMALL = TinyModel(layers=4)
@@ -235,16 +236,7 @@ def peak_rss_bytes(model_dir: Path, start: int, stop: int) -> int:
 
 @pytest.mark.slow
 def test_peak_memory_of_a_stage_of_a_large_checkpoint(tmp_path: Path) -> None:
-    model = TinyModel(
-        layers=BIG_LAYERS,
-        hidden=2048,
-        heads=16,
-        kv_heads=8,
-        intermediate=11008,
-        vocab=32000,
-        dtype="bfloat16",
-        shards=4,
-    )
+    model = eight_layers(checkpoint_bytes(1.5))  # the largest stage is half of it
     card = read_card(write_checkpoint(tmp_path, model, repeat=True), "big")
     bare = peak_rss_bytes(tmp_path, 0, 0)
     print(f"checkpoint {card.total_bytes / 1e6:.0f} MB, bare import {bare / 1e6:.0f} MB")

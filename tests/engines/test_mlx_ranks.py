@@ -16,6 +16,7 @@ from exo_mesh_mlx.ranks import AGREE_EVERY
 
 from exo_mesh.domain.frame import Row
 from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.heavy import checkpoint_bytes
 from tests.support.ranks import Job, run_ranks
 from tests.support.ring import Ring
 
@@ -68,6 +69,8 @@ def test_a_group_is_checked_and_gives_what_one_process_gives_from_half_of_the_by
             "input_layernorm.weight",
             "post_attention_layernorm.weight",
         }
+        heads = TinyModel().kv_heads // 2
+        assert outcome.answer["kv_heads"] == [heads] * LAYERS * 2, "of each layer of two sequences"
         assert 0 < outcome.answer["worst"] < 1e-5 and outcome.answer["chunk_s"] > outcome.answer["all_reduce_s"] > 0
 
 
@@ -103,6 +106,7 @@ def test_a_later_stage_takes_hidden_states_of_no_group(llama: Path, tmp_path: Pa
 def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
     """Of a checkpoint of 512 MB each rank may take 0.7 of what one process takes, besides the libraries that both
     import: these are a third of a process here, and nothing of a real model."""
+    checkpoint_bytes(3.0, [550_000_000])  # one process that holds all of it, then two with half of it each
     model = TinyModel("llama", 8, 1024, 16, 16, 4096, 2048, dtype="float32")
     model_dir = write_checkpoint(tmp_path / "model", model)
     size = (model_dir / "model.safetensors").stat().st_size

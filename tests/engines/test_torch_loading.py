@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from exo_mesh.engine.contract import LoadRequest, ModelSurvey, StageEngine, Stag
 from exo_mesh.errors import EngineError, InputError, ModelError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel, tensor_shapes, write_checkpoint, write_json, write_safetensors
+from tests.support.heavy import checkpoint_bytes, eight_layers
 from tools.torch_architectures.check import Stages, split_logits, whole_model_logits, write_random_model
 
 SMALL = TinyModel(layers=4)
@@ -299,8 +300,7 @@ def peak_rss_bytes(model_dir: Path, dtype: str, start: int, stop: int, num_layer
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_peak_memory_of_a_stage_of_a_large_checkpoint(tmp_path: Path, dtype: str) -> None:
     """Against what torch takes for a tiny model: imports, compiled kernels, the warm-up."""
-    sizes: Mapping[str, int] = {"hidden": 2048, "heads": 16, "kv_heads": 8, "intermediate": 11008, "vocab": 32000}
-    model = TinyModel(layers=BIG_LAYERS, dtype="bfloat16", shards=4, **sizes)
+    model = eight_layers(checkpoint_bytes(2.0))  # half of it, as float32
     card = read_card(write_checkpoint(tmp_path / "big", model, repeat=True), "big")
     bare = peak_rss_bytes(write_checkpoint(tmp_path / "small", SMALL), dtype, 0, 2, 4)
     scale = 2 if dtype == "float32" else 1

@@ -89,6 +89,20 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
         assert len(await tokens(nodes[2], a_request("next"))) == 12
 
 
+async def test_while_a_ring_recovers_its_context_limit_stands_and_its_model_counts_as_loaded(tmp_path: Path) -> None:
+    """A new request waits for that ring: it must neither get the limit of a ring yet to be placed nor another model."""
+    async with mesh(tmp_path, 1, engine_options={"load_ms": "300"}) as (node,):
+        placed = await node.create_instance(InstanceSpec(MODEL, context_limit=256))
+        assert await node.context_limit(MODEL) == 256 and not (await node.model(MODEL)).is_loading
+        os.kill(placed["stages"][0]["pid"], signal.SIGKILL)
+        await until(lambda: not ready(node))
+        entry = await node.model(MODEL)
+        assert entry.is_loading and not entry.instance_ids
+        assert await node.context_limit(MODEL) == 256
+        await until(lambda: ready(node))
+        assert ready(node)[0]["ballot"] != placed["ballot"]
+
+
 async def test_a_spare_takes_the_layers_of_a_dead_peer_and_nobody_else_loads(tmp_path: Path) -> None:
     async with mesh(tmp_path, 4, engine_options=SLOW) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))

@@ -141,3 +141,16 @@ def test_the_files_of_a_rank_are_there_until_they_are_read(monkeypatch: pytest.M
     files.remove()
     files.remove()
     assert not hosts.parent.exists()
+
+
+def test_two_ranks_on_one_machine_share_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.setenv(name, "left over")  # and taken back after the test
+    folders, both = [], [RankFiles(), RankFiles()]
+    for rank, files in enumerate(both):
+        files.write(RankWiring("ring", rank, ("127.0.0.1:9", "127.0.0.1:10")))
+        folders.append(Path(os.environ[HOSTFILE]).parent)
+    assert folders[0] != folders[1] and [folder.stat().st_mode & 0o777 for folder in folders] == [0o700] * 2
+    both[0].remove()
+    assert [folder.exists() for folder in folders] == [False, True]
+    both[1].remove()

@@ -36,6 +36,7 @@ class Peer:
 
     @property
     def url(self) -> str:
+        """Empty with --no-api."""
         return str(self.ready["api_url"])
 
     @property
@@ -93,8 +94,8 @@ def text_of(reply: dict[str, Any]) -> str:
 
 @contextmanager
 def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> Iterator[list[Peer]]:
-    """One node per item of `flags`, all of which know each other. Afterwards no process of theirs is left, and none
-    of them has written a traceback."""
+    """One node per item of `flags`, all of which know each other, as those with an API say. Afterwards no process of
+    theirs is left, and none of them has written a traceback."""
     children: list[ChildNode] = []
     family: list[psutil.Process] = []
     unharmed: list[ChildNode] = []
@@ -105,7 +106,7 @@ def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> 
             if index == 0:  # the others dial it
                 peers.append(Peer(children[0], children[0].wait_ready(START_S)))
         peers += [Peer(child, child.wait_ready(START_S)) for child in children[1:]]
-        for peer in peers:
+        for peer in (peer for peer in peers if peer.url):
             assert eventually(lambda peer=peer: knows(peer, len(peers)), 30), peer.child.log_tail(30)  # type: ignore[misc]
         yield peers
         family = [process for peer in peers if peer.child.alive for process in peer.runners()]

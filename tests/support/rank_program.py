@@ -51,6 +51,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         answer |= {"worst": check.worst, "all_reduce_s": check.all_reduce_s, "chunk_s": check.chunk_s}
     run_frames(stage, job)
     answer["peak_all"] = peak_bytes()
+    answer["kv_heads"] = [entry.keys.shape[1] for one in stage._sequences.values() for entry in one.cache.own_entries()]
     return answer
 
 

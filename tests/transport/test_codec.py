@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Remove, Row, Shutdown, StageReport
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Remove, Retain, Row, Shutdown, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
@@ -34,7 +34,8 @@ def frames(draw: st.DrawFn) -> Frame:
         for sequence, pos0, n in draw(st.lists(st.tuples(ids, ids, st.integers(1, 5)), max_size=4))
     )
     total = sum(row.n for row in rows)
-    op = st.one_of(st.builds(Insert, ids, ids), st.builds(Remove, ids), st.just(Shutdown()))
+    retain = st.builds(Retain, st.lists(ids, max_size=3).map(tuple))
+    op = st.one_of(st.builds(Insert, ids, ids), st.builds(Remove, ids), retain, st.just(Shutdown()))
     return Frame(
         ballot=BALLOT,
         step=draw(ids),
@@ -44,7 +45,8 @@ def frames(draw: st.DrawFn) -> Frame:
         ops=tuple(draw(st.lists(op, max_size=3))),
         tensors=draw(st.dictionaries(st.text(max_size=5), tensors(), max_size=3)),
         faults=tuple(draw(st.lists(st.builds(Fault, ids, st.integers(0, 9), st.text(), st.text()), max_size=2))),
-        reports=tuple(draw(st.lists(st.builds(StageReport, seconds, seconds), max_size=3))),
+        reports=tuple(draw(st.lists(st.builds(StageReport, seconds, seconds, st.integers(0, 2), ids), max_size=3))),
+        upto=draw(st.integers(0, 9)),
     )
 
 
