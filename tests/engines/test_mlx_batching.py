@@ -57,7 +57,7 @@ class Model:
             self.rows_per_forward.append(tokens.shape[0])
             return run(stage, tokens, *args)
 
-        monkeypatch.setattr(engine_module.GhostStage, "forward", counted)
+        monkeypatch.setattr(engine_module.MlxGhostStage, "forward", counted)
 
     def prefill(self) -> None:
         with_sequences(self.engines, len(self.alone), insert=True)
