@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.cli.bench_group import measure
+from exo_mesh.cli.bench.group import measure
 from exo_mesh.cli.main import main
 from tests.support.checkpoints import TinyModel, write_checkpoint
 

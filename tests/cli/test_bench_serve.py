@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.bench.rival_server import why_not
+from exo_mesh.cli.bench.serve_report import compare, plot, table
 from exo_mesh.cli.main import main
-from exo_mesh.cli.rival_server import why_not
-from exo_mesh.cli.serve_report import compare, plot, table
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.bench_engines import parse_size
+from exo_mesh.cli.bench.engines import parse_size
+from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop
+from exo_mesh.cli.bench.rival_server import mlx_server, why_not
+from exo_mesh.cli.bench.serve_report import check_plot, compare, plot, table
 from exo_mesh.cli.client import ApiClient
-from exo_mesh.cli.load import LoadResult, Question, closed_loop, open_loop
 from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.places import models_dirs
-from exo_mesh.cli.rival_server import mlx_server, why_not
-from exo_mesh.cli.serve_report import check_plot, compare, plot, table
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.cli import doctor_checks as checks
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client import ApiClient, NoNodeError
-from exo_mesh.cli.doctor_checks import Finding, Level
+from exo_mesh.cli.doctor import checks
+from exo_mesh.cli.doctor.checks import Finding, Level
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.tables import print_json
@@ -96,7 +96,7 @@ def ask_node(client: ApiClient) -> LocalNode:
 
 def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
     """The findings of all checks, in their order. One that does not end, or cannot be done, is a warning."""
-    from exo_mesh.cli.doctor_readings import in_time
+    from exo_mesh.cli.doctor.readings import in_time
 
     findings: list[Finding] = []
     for name, answer in in_time(work, deadline_s).items():
@@ -110,7 +110,7 @@ def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
 
 def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """Every check by name, in the order in which they are told."""
-    from exo_mesh.cli import doctor_readings as readings
+    from exo_mesh.cli.doctor import readings
     from exo_mesh.cli.engines import describe_engines
     from exo_mesh.machine.memory import read_memory, usable_bytes
 
@@ -160,7 +160,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
 
 def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """The one check of `doctor rdma`."""
-    from exo_mesh.cli.doctor_rdma import check_rdma
+    from exo_mesh.cli.doctor.rdma import check_rdma
     from exo_mesh.domain.fast_synch import resolve
     from exo_mesh.machine.thunderbolt_readings import read_thunderbolt
 

@@ -6,19 +6,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-import exo_mesh.cli.bench_engines as bench_engines
-import exo_mesh.cli.bench_group as bench_group
-import exo_mesh.cli.bench_ring as bench_ring
-import exo_mesh.cli.bench_serve as bench_serve
+from exo_mesh.cli.bench import engines, group, ring, serve
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser per benchmark."""
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
-    bench_ring.add_parser(subparsers)
-    bench_serve.add_parser(subparsers)
-    bench_engines.add_parser(subparsers)
-    bench_group.add_parser(subparsers)
+    ring.add_parser(subparsers)
+    serve.add_parser(subparsers)
+    engines.add_parser(subparsers)
+    group.add_parser(subparsers)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from exo_mesh.cli.bench_memory import memory_table
-from exo_mesh.cli.measuring import Child, ask_once, engine_command
+from exo_mesh.cli.bench.measuring import Child, ask_once, engine_command
+from exo_mesh.cli.bench.memory import memory_table
 from exo_mesh.cli.tables import columns, print_json
 from exo_mesh.engine.measure import decode_bytes
 from exo_mesh.engine.registry import load_registry
