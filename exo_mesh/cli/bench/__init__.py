@@ -6,11 +6,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from exo_mesh.cli.bench import engines, group, ring, serve
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser per benchmark."""
+    # imported here: the child of `bench ring` is a module of this folder, and shall start fast
+    from exo_mesh.cli.bench import engines, group, ring, serve
+
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     ring.add_parser(subparsers)
     serve.add_parser(subparsers)
