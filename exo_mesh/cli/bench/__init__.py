@@ -1,5 +1,5 @@
 """Measure this machine: `bench ring` times frames against plain TCP, `bench engines` the engines on one checkpoint,
-`bench serve` asks a whole mesh many things at once, `bench group` tries a tensor group on this machine."""
+`bench serve` a whole mesh under many requests at once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections.abc import Callable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser per benchmark."""
     # imported here: the child of `bench ring` is a module of this folder, and shall start fast
-    from exo_mesh.cli.bench import engines, group, ring, serve
+    from exo_mesh.cli.bench import engines, ring, serve
 
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     ring.add_parser(subparsers)
     serve.add_parser(subparsers)
     engines.add_parser(subparsers)
-    group.add_parser(subparsers)
 
 
 def run(args: argparse.Namespace) -> int:
