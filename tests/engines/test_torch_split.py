@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import torch
 from exo_mesh_torch import provider
+from exo_mesh_torch.survey import survey
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
@@ -25,7 +26,6 @@ from tools.torch_architectures.check import (
     check_rows,
     forward,
     split_logits,
-    survey,
     whole_model_logits,
     write_random_model,
 )

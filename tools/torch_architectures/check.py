@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from exo_mesh_torch import provider
-from exo_mesh_torch.survey import survey
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
 from exo_mesh.domain.frame import Row
@@ -154,7 +153,7 @@ def check_rows(directory: Path, stages: Sequence[StageEngine]) -> float:
 def check_family(directory: Path, family: str, *, quick: bool = False) -> Outcome:
     """Every legal cut, in two and in three; quick: the whole, one cut and a pair. Raises what the engine does."""
     write_random_model(directory, family)
-    cuts = survey(directory).legal_cuts
+    cuts = provider.survey(directory, {}).legal_cuts
     want = whole_model_logits(directory)
     assert np.ptp(want) > 0.1, "the logits are all alike: this proves little"
     stages = Stages(directory)
