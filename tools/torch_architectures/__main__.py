@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         with tempfile.TemporaryDirectory() as directory:
             try:
                 outcome = check_family(Path(directory), family, quick=options.quick)
-            except (MeshError, AssertionError) as exc:
+            except (MeshError, AssertionError, RuntimeError) as exc:
                 print(f"{family}: {exc}", flush=True)
                 failed += 1
                 continue
