@@ -24,7 +24,6 @@ class Checkpoint:
     """A checkpoint whose config and headers have been checked. quantisation: in MLX's format, or None."""
 
     model_dir: Path
-    raw_config: dict[str, Any]
     table: TensorTable
     quantisation: Quantisation | None
 
@@ -37,9 +36,7 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
     """Raises ModelError naming file and key or tensor: unreadable, of unknown quantisation, or with code of its own."""
     config = read_json(model_dir / "config.json")
     _refuse_foreign_code(model_dir / "config.json", config)
-    return Checkpoint(
-        model_dir, config, read_tensor_table(model_dir), read_quantisation(model_dir / "config.json", config)
-    )
+    return Checkpoint(model_dir, read_tensor_table(model_dir), read_quantisation(model_dir / "config.json", config))
 
 
 def _refuse_foreign_code(file: Path, config: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ from exo_mesh.engine.measure import PREFILLS, ROWS, decode_bytes, made_up, measu
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh.weights.card import read_card
-from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, num_parameters, write_checkpoint
+from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
+from tests.support.checkpoints import num_parameters
 from tests.support.processes import run
 
 REAL = sorted(
