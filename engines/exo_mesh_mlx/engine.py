@@ -36,8 +36,8 @@ from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
+from exo_mesh_mlx.options import check_options
 from exo_mesh_mlx.packets import Group
-from exo_mesh_mlx.provider import check_options
 from exo_mesh_mlx.ragged import RaggedMode
 from exo_mesh_mlx.ranks import Ranks
 from exo_mesh_mlx.sharding import RankShares, coarsest_dtype, share_out

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
-from exo_mesh.errors import InputError
 from exo_mesh_mlx.divisibility import division_obstacle
+from exo_mesh_mlx.options import check_options
 
 _REMEDY = 'pip install "exo-mesh[mlx]"'
 _CPU_BACKEND = "mlx-cpu"
@@ -84,12 +84,6 @@ class MlxProvider:
 
         check_options(options)
         return survey(open_checkpoint(model_dir))
-
-
-def check_options(options: Mapping[str, str]) -> None:
-    """Raises InputError: this engine has no settings of its own."""
-    for name in options:
-        raise InputError(f"the mlx engine has no option {name!r}", param=name)
 
 
 @cache

@@ -24,7 +24,6 @@ class TorchCheckpoint:
     """A checkpoint whose config and headers have been checked. quantisation: in MLX's format, or None."""
 
     model_dir: Path
-    raw_config: dict[str, Any]
     table: TensorTable
     quantisation: Quantisation | None
 
@@ -38,7 +37,7 @@ def open_checkpoint(model_dir: Path) -> TorchCheckpoint:
     config = read_json(model_dir / "config.json")
     _refuse_foreign_code(model_dir / "config.json", config)
     return TorchCheckpoint(
-        model_dir, config, read_tensor_table(model_dir), read_quantisation(model_dir / "config.json", config)
+        model_dir, read_tensor_table(model_dir), read_quantisation(model_dir / "config.json", config)
     )
 
 

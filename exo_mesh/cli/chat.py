@@ -11,7 +11,7 @@ from exo_mesh.cli.client import ApiClient
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """What came back. first_token_s counts from the request; tokens_per_s is of the tokens after the first."""
 
     text: str
@@ -39,7 +39,7 @@ def ask(
     messages: list[dict[str, str]],
     parameters: dict[str, Any],
     write: Callable[[str], object],
-) -> Answer:
+) -> ChatAnswer:
     """Stream the answer: `write` gets each piece of text as it comes. Raises MeshError."""
     body = {
         "model": model,
@@ -62,7 +62,7 @@ def ask(
                 pieces.append(piece)
                 write(piece)
     ended = time.monotonic()
-    return Answer(
+    return ChatAnswer(
         text="".join(pieces),
         finish_reason=finish_reason,
         prompt_tokens=usage.get("prompt_tokens", 0),

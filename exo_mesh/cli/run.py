@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.chat import Answer, ask
+from exo_mesh.cli.chat import ChatAnswer, ask
 from exo_mesh.cli.client import ApiClient, NoNodeError
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
@@ -168,7 +168,7 @@ def _system(args: argparse.Namespace) -> list[dict[str, str]]:
     return [{"role": "system", "content": args.system}] if args.system else []
 
 
-def _as_json(model: str, answer: Answer) -> dict[str, Any]:
+def _as_json(model: str, answer: ChatAnswer) -> dict[str, Any]:
     return {
         "model": model,
         "text": answer.text,
@@ -179,7 +179,7 @@ def _as_json(model: str, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _report(args: argparse.Namespace, answer: Answer) -> None:
+def _report(args: argparse.Namespace, answer: ChatAnswer) -> None:
     if answer.finish_reason == "length":
         print("exo-mesh: the answer was cut at the most tokens allowed", file=sys.stderr)
     if args.verbose:

@@ -143,10 +143,6 @@ class Plan:
         canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    def stage_of(self, peer_id: str) -> int | None:
-        """Index of the stage that `peer_id` runs, alone or as a rank of its group, or None."""
-        return next((i for i, stage in enumerate(self.stages) if peer_id in stage.peers), None)
-
     def describe(self) -> list[dict[str, Any]]:
         """The stages as plain JSON values, for people."""
         return [

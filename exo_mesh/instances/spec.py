@@ -34,10 +34,6 @@ class InstanceSpec:
     groups: tuple[tuple[str, ...], ...] = ()
     group_backend: WishedBackend | None = None
 
-    @property
-    def asks_for_group(self) -> bool:
-        return bool(self.groups) or (self.tensor_group or 1) > 1
-
     def group_wish(self, settings: Settings) -> GroupWish:
         """With what the wish leaves open as the settings have it."""
         size = self.tensor_group if self.tensor_group or self.groups else settings.tensor_group or None

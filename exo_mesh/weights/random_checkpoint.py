@@ -61,11 +61,6 @@ def model_of_size(parameters: int, dtype: str = "bfloat16") -> TinyModel:
     return TinyModel("llama", layers, hidden, heads, heads // 4, 3 * hidden, vocab, 4096, dtype=dtype)
 
 
-def num_parameters(model: TinyModel) -> int:
-    """Of all its tensors."""
-    return sum(math.prod(shape) for shape in tensor_shapes(model).values())
-
-
 def tensor_shapes(model: TinyModel) -> dict[str, tuple[int, ...]]:
     """{tensor name: shape} in file order."""
     hidden, kv_width = model.hidden, model.kv_heads * model.head_dim

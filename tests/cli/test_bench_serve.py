@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.bench.serve_report import NAMES, compare, plot, table
 from exo_mesh.cli.main import main
-from exo_mesh.cli.rival_server import why_not
-from exo_mesh.cli.serve_report import compare, plot, table
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
 
@@ -76,18 +75,7 @@ def test_single_group_and_ring_get_the_same_load(tmp_path: Path, capsys: pytest.
     assert "all_reduce_share" not in ring
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "mlx_lm.server is here")
-def test_beside_one_stage_and_mlx_lm_server_the_load_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--random", "5M", "--engine", "mlx", "--prompt", "16", "--tokens", "8", "--streams", "1,2", "--json"]
-    assert main(["bench", "serve", *argv, "--against-one", "--against-mlx-server"]) == exit_codes.OK
-    result = json.loads(capsys.readouterr().out)
-    for key in ("runs", "one", "mlx_lm_server"):
-        for run, streams in zip(result[key], (1, 2), strict=True):
-            assert (run["streams"], run["requests"], run["failed"]) == (streams, 2 * streams, 0)
-            assert run["tokens_per_s"] * run["wall_s"] == pytest.approx(2 * streams * 8, rel=0.01)
-    assert all(run["against_one"] > 0 and run["against_mlx_lm_server"] > 0 for run in result["runs"])
+WITH_RIVAL = NAMES | {"other": "other.server"}
 
 
 def figures(streams: int, tokens_per_s: float) -> dict[str, Any]:
@@ -105,20 +93,20 @@ def figures(streams: int, tokens_per_s: float) -> dict[str, Any]:
 
 def result() -> dict[str, Any]:
     made: dict[str, Any] = {"peers": 2, "model": "m", "cores": 2, "runs": [figures(1, 30.0), figures(2, 60.0)]}
-    made["one"], made["mlx_lm_server"] = [figures(1, 20.0), figures(2, 0.0)], [figures(1, 40.0), figures(2, 60.0)]
-    compare(made)
+    made["one"], made["other"] = [figures(1, 20.0), figures(2, 0.0)], [figures(1, 40.0), figures(2, 60.0)]
+    compare(made, WITH_RIVAL)
     return made
 
 
 def test_the_table_has_a_line_for_each_run_and_ratios_of_the_same_load() -> None:
-    lines = table(result()).splitlines()
+    lines = table(result(), WITH_RIVAL).splitlines()
     assert len(lines) == 1 + 6
-    assert "1.50 x one stage, 0.75 x mlx_lm.server" in lines[1] and "25%" in lines[1]
+    assert "1.50 x one stage, 0.75 x other.server" in lines[1] and "25%" in lines[1]
     assert "x one stage" not in lines[2], "nothing came there to compare with"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib (extra `plot`) is not installed")
 def test_the_picture_names_all_that_is_compared(tmp_path: Path) -> None:
-    plot(result(), tmp_path / "figure.svg")
+    plot(result(), tmp_path / "figure.svg", WITH_RIVAL)
     drawn = (tmp_path / "figure.svg").read_text()
-    assert drawn.count("<!-- ring, 8 x 4 -->") == drawn.count("<!-- mlx_lm.server, 8 x 4 -->") == 1
+    assert drawn.count("<!-- ring, 8 x 4 -->") == drawn.count("<!-- other.server, 8 x 4 -->") == 1

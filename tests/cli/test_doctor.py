@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.cli import doctor_readings as readings
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
-from exo_mesh.cli.doctor import diagnose, report
-from exo_mesh.cli.doctor_checks import Finding, Severity
+from exo_mesh.cli.doctor import readings, report
+from exo_mesh.cli.doctor.checks import Finding, Severity
+from exo_mesh.cli.doctor.diagnosis import diagnose
 from exo_mesh.cli.main import main
 from tests.cli.closed_port import closed_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually

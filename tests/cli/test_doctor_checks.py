@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli import doctor_checks as checks
-from exo_mesh.cli.doctor_checks import (
+from exo_mesh.cli.doctor import checks
+from exo_mesh.cli.doctor.checks import (
     ClockReading,
     DirectoryReading,
     EchoReading,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.doctor_checks import Severity
-from exo_mesh.cli.doctor_rdma import check_rdma
+from exo_mesh.cli.doctor.checks import Severity
+from exo_mesh.cli.doctor.rdma import check_rdma
 from exo_mesh.cli.main import main
 from exo_mesh.cli.topology_picture import picture
 from exo_mesh.domain.device import RdmaPort

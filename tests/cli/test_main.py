@@ -47,6 +47,13 @@ def test_light_verbs_import_nothing_heavy(argv: list[str], tmp_path: Path) -> No
     assert set(done.stderr.split()) & HEAVY == set()
 
 
+def test_the_child_of_the_ring_benchmark_imports_nothing_heavy() -> None:
+    code = "import sys, exo_mesh.cli.bench.tcp; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "exo_mesh" in done.stdout.split()
+    assert set(done.stdout.split()) & HEAVY == set()
+
+
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == exit_codes.OK
     shown = capsys.readouterr().out

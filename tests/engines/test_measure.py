@@ -12,9 +12,9 @@ import psutil
 import pytest
 from exo_mesh_dummy import provider as dummy
 
-from exo_mesh.cli.bench_engines import Work, measure_engine, parse_size
-from exo_mesh.cli.bench_memory import SLACK, memory_table
-from exo_mesh.cli.measuring import Child, ask_once, engine_command
+from exo_mesh.cli.bench.engines import EngineWork, measure_engine, parse_size
+from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
+from exo_mesh.cli.bench.memory import SLACK, memory_table
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.bandwidth import bandwidth_of, cpu_bandwidth
 from exo_mesh.engine.contract import TensorSpec
@@ -22,7 +22,8 @@ from exo_mesh.engine.measure import PREFILLS, ROWS, decode_bytes, made_up, measu
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError
 from exo_mesh.weights.card import read_card
-from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, num_parameters, write_checkpoint
+from exo_mesh.weights.random_checkpoint import TinyModel, model_of_size, write_checkpoint
+from tests.support.checkpoints import num_parameters
 from tests.support.heavy import checkpoint_bytes, eight_layers
 from tests.support.processes import run
 
@@ -123,7 +124,7 @@ def test_a_child_says_why_it_cannot(model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_a_child_takes_work_as_long_as_it_is_asked_and_refuses_nonsense(model_dir: Path) -> None:
-    with Child([*engine_command("dummy", model_dir, {}, 30), "--what", "engine"], 30) as child:
+    with MeasuringChild([*engine_command("dummy", model_dir, {}, 30), "--what", "engine"], 30) as child:
         assert child.read()["ready"]
         assert [child.ask("8 2")["num_steps"], child.ask("8 3")["num_steps"]] == [2, 3]
         with pytest.raises(EngineError, match="PROMPT STEPS"):
@@ -131,7 +132,7 @@ def test_a_child_takes_work_as_long_as_it_is_asked_and_refuses_nonsense(model_di
 
 
 def test_a_child_that_hangs_is_given_up_and_ended() -> None:
-    with pytest.raises(EngineError, match="in time"), Child([sys.executable, "-c", "input()"], 0.2) as child:
+    with pytest.raises(EngineError, match="in time"), MeasuringChild([sys.executable, "-c", "input()"], 0.2) as child:
         process = psutil.Process(child._process.pid)
         child.read()
     assert not process.is_running()
@@ -157,7 +158,7 @@ def test_the_command_prints_a_line_for_each_engine_and_says_why_not(tmp_path: Pa
 @pytest.mark.parametrize("engine", REAL)
 def test_an_engine_is_compared_with_the_loop_of_its_own_library(engine: str, tmp_path: Path) -> None:
     model_dir = write_checkpoint(tmp_path, model_of_size(20_000_000), repeat=True)
-    lines = list(measure_engine(engine, model_dir, Work(32, 8, 2, 300.0)))
+    lines = list(measure_engine(engine, model_dir, EngineWork(32, 8, 2, 300.0)))
     for line in lines:
         print(line)
     ours = lines[0]

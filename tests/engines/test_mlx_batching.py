@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("mlx_lm")
 
 import mlx.core as mx
-from exo_mesh_mlx import batching
+from exo_mesh_mlx import batching, provider
 from exo_mesh_mlx import engine as engine_module
 from exo_mesh_mlx.ghost import MlxGhostStage
 from exo_mesh_mlx.grouping import MAX_GROUPED_ROWS, MAX_GROUPED_TOKENS, MIN_POSITIONS, group_rows, waves
@@ -27,7 +27,7 @@ from tools.architectures.checkpoint import write_checkpoint
 from tools.architectures.configs import tiny_config
 from tools.architectures.sequences import Alone, compute_alone
 from tools.architectures.sizes import LAYERS
-from tools.architectures.splits import Stages, forward, with_sequences
+from tools.stages import Stages, forward, insert
 
 CUT = 2
 
@@ -48,8 +48,8 @@ class Model:
     def __init__(self, directory: Path, architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
         model_dir = write_checkpoint(directory, tiny_config(architecture))
         self.alone = compute_alone(model_dir)
-        self.stages = Stages(model_dir, LAYERS)
-        self.engines = self.stages.of((CUT,))
+        self.stages = Stages(provider, model_dir, LAYERS)
+        self.engines = self.stages.ring((CUT,))
         self.rows_per_forward: list[int] = []
         run = MlxGhostStage.forward
 
@@ -60,7 +60,7 @@ class Model:
         monkeypatch.setattr(engine_module.MlxGhostStage, "forward", counted)
 
     def prefill(self) -> None:
-        with_sequences(self.engines, len(self.alone), insert=True)
+        insert(self.engines, range(1, len(self.alone) + 1))
         for sequence, alone in enumerate(self.alone, 1):
             for pos0, n in alone.schedule[:2]:
                 forward(self.engines, [Row(sequence, pos0, n)], alone.token_ids[pos0 : pos0 + n])

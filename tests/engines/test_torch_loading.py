@@ -27,7 +27,9 @@ from exo_mesh.errors import EngineError, InputError, ModelError
 from exo_mesh.weights.card import read_card
 from tests.support.checkpoints import TinyModel, tensor_shapes, write_checkpoint, write_json, write_safetensors
 from tests.support.heavy import checkpoint_bytes, eight_layers
-from tools.torch_architectures.check import Stages, split_logits, whole_model_logits, write_random_model
+from tools.stages import Stages
+from tools.torch_architectures.check import split_logits, whole_model_logits, write_random_model
+from tools.torch_architectures.families import NUM_LAYERS
 
 SMALL = TinyModel(layers=4)
 BIG_LAYERS = 8
@@ -169,7 +171,7 @@ def test_a_text_tower_is_loaded_out_of_a_larger_model(tmp_path: Path) -> None:
         len(raw).to_bytes(8, "little") + raw + file[8 + head_bytes :] + bytes(8)
     )
     write_json(tmp_path / "config.json", {"model_type": "gemma3", "text_config": text})
-    stages = Stages(tmp_path, threads="1")
+    stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
     np.testing.assert_array_equal(split_logits(stages.ring((4,))), want)
     stages.close()
 

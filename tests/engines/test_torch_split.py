@@ -12,20 +12,19 @@ pytest.importorskip("transformers")
 
 import torch
 from exo_mesh_torch import provider
+from exo_mesh_torch.survey import survey
 
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
+from tools.stages import Stages, forward
 from tools.torch_architectures.__main__ import README
 from tools.torch_architectures.check import (
     TOLERANCE,
-    Stages,
     check_family,
     check_rows,
-    forward,
     split_logits,
-    survey,
     whole_model_logits,
     write_random_model,
 )
@@ -52,7 +51,7 @@ def one_thread() -> None:
 @pytest.mark.parametrize("family", QUICK)
 def test_a_cut_model_has_the_bits_of_the_whole(tmp_path: Path, family: str) -> None:
     write_random_model(tmp_path, family)
-    stages = Stages(tmp_path, threads="1")
+    stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
     want = whole_model_logits(tmp_path)
     assert np.ptp(want) > 0.1, "the logits are all alike: this proves little"
     np.testing.assert_array_equal(split_logits(stages.ring(QUICK[family])), want)
@@ -62,7 +61,7 @@ def test_a_cut_model_has_the_bits_of_the_whole(tmp_path: Path, family: str) -> N
 def test_rows_of_different_lengths_decode_together(tmp_path: Path) -> None:
     """Windows are shorter than the rows, which differ by up to 14 positions."""
     write_random_model(tmp_path, "gpt_oss")
-    stages = Stages(tmp_path, threads="1")
+    stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
     assert check_rows(tmp_path, stages.ring((3,))) < TOLERANCE
     stages.close()
 
@@ -91,7 +90,7 @@ def test_a_model_whose_layers_hand_on_more_runs_in_one_piece(tmp_path: Path) -> 
     write_random_model(tmp_path, "glm_moe_dsa")
     found = survey(tmp_path, {})
     assert found.legal_cuts == () and "more than one value" in found.reason
-    stages = Stages(tmp_path, threads="1")
+    stages = Stages(provider, tmp_path, NUM_LAYERS, threads="1")
     want = whole_model_logits(tmp_path)
     np.testing.assert_allclose(split_logits(stages.ring(())), want, atol=TOLERANCE)
     stages.close()
@@ -111,7 +110,7 @@ def test_a_window_that_no_sequence_can_outgrow_is_none(tmp_path: Path) -> None:
 def test_drafts_that_are_rejected_row_by_row_leave_no_trace(tmp_path: Path) -> None:
     """Two rows of different lengths; each loses another number of positions, beyond a window."""
     write_random_model(tmp_path, "gemma2")
-    ring = Stages(tmp_path, threads="1").ring((3,))
+    ring = Stages(provider, tmp_path, NUM_LAYERS, threads="1").ring((3,))
     ids = np.arange(3, 50, dtype=np.int32)
     for stage in ring:
         for sequence in (1, 2, 3, 4):

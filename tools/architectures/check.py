@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from exo_mesh_mlx import provider
+from exo_mesh_mlx.engine import MlxStage
 
 from exo_mesh.errors import MeshError
 from tools.architectures.checkpoint import write_checkpoint
@@ -15,12 +16,12 @@ from tools.architectures.configs import num_layers, tiny_config
 from tools.architectures.sequences import Alone, compute_alone
 from tools.architectures.splits import (
     Split,
-    Stages,
     one_sequence_difference,
     restored_difference,
     splits_of,
     together_difference,
 )
+from tools.stages import Stages
 
 
 @dataclass
@@ -66,7 +67,7 @@ def check(architecture: str, *, few: bool = False) -> Outcome:
 def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone], few: bool) -> None:
     survey = provider.survey(model_dir, {})
     outcome.legal_cuts, outcome.reason = survey.legal_cuts, survey.reason.removeprefix(f"{model_dir} ")
-    stages = Stages(model_dir, outcome.layers)
+    stages = Stages(provider, model_dir, outcome.layers)
     try:
         splits = splits_of(survey.legal_cuts, few=few)
         for split in splits:
@@ -83,7 +84,7 @@ def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone],
 def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[Alone], *, restored: bool) -> None:
     name = "|".join(map(str, split)) or "whole"
     try:
-        engines = stages.of(split)
+        engines = stages.ring(split)
         differences = {
             "": one_sequence_difference(engines, sequences[0]),
             " together": together_difference(engines, sequences),
@@ -97,7 +98,8 @@ def _run_split(stages: Stages, split: Split, outcome: Outcome, sequences: list[A
 
 def _describe(stages: Stages, outcome: Outcome) -> None:
     """Kinds of KV and rollback of the whole model; what crosses the cut that the most crosses."""
-    (whole,) = stages.of(())
+    (whole,) = stages.ring(())
+    assert isinstance(whole, MlxStage)
     outcome.kv, outcome.rollback = whole.capabilities.kv, whole.capabilities.rollback
     outcome.batched = whole.batched
     for stage in stages.all():

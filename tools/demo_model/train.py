@@ -137,8 +137,13 @@ def report(run: Run, size: int) -> None:
     run.losses.clear()
 
 
-def train(run: Run, budget: float, tokens: int, weights: dict[str, float], out: Path, target: Path | None) -> None:
-    """Train until `budget` tokens were seen; report, save and export (if asked) now and then."""
+def train(
+    run: Run, budget: float, tokens: int, weights: dict[str, float], out: Path, target: Path | None, size: int
+) -> None:
+    """Train until `budget` tokens were seen; report, save and export (if asked) now and then.
+
+    size: held-out questions of each kind in the last report.
+    """
     batches = training_batches(build_tokenizer(), seed=run.steps, tokens=tokens, weights=weights)
     last, reported = time.monotonic(), run.tokens
     while run.tokens < budget:
@@ -148,7 +153,7 @@ def train(run: Run, budget: float, tokens: int, weights: dict[str, float], out: 
         if run.tokens - reported > REPORT_EVERY:
             reported = run.tokens
             finish(run, out, target, size=60)
-    finish(run, out, target, size=200)
+    finish(run, out, target, size)
 
 
 def finish(run: Run, out: Path, target: Path | None, size: int) -> None:
@@ -177,12 +182,14 @@ def main() -> None:
     parser.add_argument("--adam-rate", type=float, default=4e-3)
     parser.add_argument("--weights", default="", help="changes of the mix, such as repeat=40,add=10")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--size", type=int, default=200, help="held-out questions of each kind in the last report")
     options = parser.parse_args()
     torch.set_num_threads(1)  # the replicas work side by side; threads inside an operation would wait too often
     run = new_run(options.muon_rate, options.adam_rate, options.threads)
     if options.resume:
         restore(run, options.resume)
-    train(run, options.millions * 1e6, options.tokens, parse_weights(options.weights), options.out, options.target)
+    weights, budget = parse_weights(options.weights), options.millions * 1e6
+    train(run, budget, options.tokens, weights, options.out, options.target, options.size)
 
 
 if __name__ == "__main__":

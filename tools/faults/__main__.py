@@ -22,7 +22,7 @@ from tools.faults import record
 from tools.faults.drawn import Case, cases, play
 from tools.faults.mesh import Meshes, why_not
 from tools.faults.soak import soak
-from tools.faults.table import write_tables
+from tools.faults.table import PAGE, write_tables
 from tools.faults.verdicts import misses, summary
 
 RECORD = Path("build/faults.jsonl")
@@ -91,9 +91,10 @@ def main() -> int:
     verbs.add_parser("classes")
     table = verbs.add_parser("table")
     table.add_argument("records", type=Path, nargs="+")
+    table.add_argument("--page", type=Path, default=PAGE, help="the page with the tables (docs/faults.md)")
     args = parser.parse_args()
     if args.verb == "table":
-        write_tables([row for path in args.records for row in record.read(path)])
+        write_tables([row for path in args.records for row in record.read(path)], args.page)
         return 0
     if reason := why_not():
         print(f"every node needs an address of its own: {reason}", file=sys.stderr)

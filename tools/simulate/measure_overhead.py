@@ -1,4 +1,4 @@
-"""python -m tools.simulate.measure_overhead: bytes on the wire of a control call, besides its two protobufs.
+"""python -m tools.simulate.measure_overhead [CALLS]: bytes on the wire of a control call, besides its two protobufs.
 
 Run it where nothing else uses the loopback: `unshare -rn sh -c "ip link set lo up; python -m ..."`.
 """
@@ -6,6 +6,7 @@ Run it where nothing else uses the loopback: `unshare -rn sh -c "ip link set lo 
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 
 CALLS = 200
+"""How many are measured if nothing else is asked for."""
 
 
 class _Echo:
@@ -30,7 +32,7 @@ def loopback_bytes() -> int:
     raise SystemExit("there is no loopback here")
 
 
-async def measure() -> None:
+async def measure(calls: int) -> None:
     handler: Any = _Echo()
     server = ControlServer(handler)
     port = await server.start("127.0.0.1", 0)
@@ -38,15 +40,15 @@ async def measure() -> None:
     request = pb.ProbeRequest(from_peer="a" * 32, incarnation=1, target="b" * 32)
     reply = await client.probe(request, 5.0)
     before = loopback_bytes()
-    for _ in range(CALLS):
+    for _ in range(calls):
         await client.probe(request, 5.0)
         await asyncio.sleep(0.02)  # as far apart as real ones: nothing is sent together
     passed = loopback_bytes() - before
-    per_call = passed / CALLS
+    per_call = passed / calls
     print(f"{per_call:.0f} bytes per call, {(per_call - request.ByteSize() - reply.ByteSize()) / 2:.0f} per message")
     await client.close()
     await server.stop()
 
 
 if __name__ == "__main__":
-    asyncio.run(measure())
+    asyncio.run(measure(int(sys.argv[1]) if sys.argv[1:] else CALLS))

@@ -1,12 +1,14 @@
-"""`python -m tools.torch_architectures [--quick] [FAMILY…]`: check families, write the engine's README.
+"""`python -m tools.torch_architectures [--quick] [--write] [FAMILY…]`: check families, write the engine's README.
 
 Every legal cut in two and in three, prefill in two chunks and six decode steps, float32, against transformers' own
 model; then three rows of different lengths that decode together. Without names all families are checked, which takes
-the better part of an hour; --quick tries three splits of each. Lines of families that are not named stay as they are.
+the better part of an hour; --quick tries three splits of each. With --write, only the lines of families that were
+checked are new. Exit status 1 if one failed.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -20,7 +22,7 @@ from tools.torch_architectures.check import TOLERANCE, Outcome, check_family
 from tools.torch_architectures.families import FAMILIES, NUM_LAYERS
 
 README = Path(__file__).resolve().parents[2] / "engines" / "exo_mesh_torch" / "README.md"
-BEGIN, END = "<!-- families: written by python -m tools.torch_architectures -->", "<!-- end -->"
+BEGIN, END = "<!-- families: written by python -m tools.torch_architectures --write -->", "<!-- end -->"
 HEAD = "| family | cuts | splits tried | worst difference | rows together | KV | rollback |\n" + "|---" * 7 + "|\n"
 
 
@@ -43,26 +45,32 @@ def write(lines: dict[str, str]) -> None:
     README.write_text(f"{before}{BEGIN}\n{table}{END}{after}", encoding="utf-8")
 
 
-def main(names: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """0 if every family that was checked is as exact as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m tools.torch_architectures", description=__doc__)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="all that are known if none is given")
+    parser.add_argument("--quick", action="store_true", help="three splits of each")
+    parser.add_argument("--write", action="store_true", help="write the lines into the engine's README as they come")
+    options = parser.parse_args(argv)
+    if unknown := set(options.families) - set(FAMILIES):
+        parser.error(f"no config here for {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    quick = "--quick" in names
-    names = [name for name in names if name != "--quick"]
     failed = 0
-    for family in names or list(FAMILIES):
+    for family in options.families or list(FAMILIES):
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as directory:
             try:
-                outcome = check_family(Path(directory), family, quick=quick)
-            except (MeshError, AssertionError) as exc:
+                outcome = check_family(Path(directory), family, quick=options.quick)
+            except (MeshError, AssertionError, RuntimeError) as exc:
                 print(f"{family}: {exc}", flush=True)
                 failed += 1
                 continue
         failed += outcome.worst > TOLERANCE or outcome.rows > TOLERANCE
         print(line(family, outcome), f"{time.monotonic() - start:.0f} s", flush=True)
-        write({family: line(family, outcome)})
+        if options.write:
+            write({family: line(family, outcome)})
     return min(failed, 1)
 
 

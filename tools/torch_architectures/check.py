@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from exo_mesh_torch import provider
-from exo_mesh_torch.survey import survey
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache
 
 from exo_mesh.domain.frame import Row
-from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.tensor import Tensor
-from exo_mesh.engine.contract import LoadRequest, StageEngine, StageInput
+from exo_mesh.engine.contract import StageEngine
+from tools.stages import Stages, forward, insert, remove
 from tools.torch_architectures.families import COMMON, FAMILIES, NUM_LAYERS, VOCAB
 
 TOLERANCE = 1e-4
@@ -77,66 +75,25 @@ def whole_model_logits(
     return np.concatenate(parts)
 
 
-class Stages:
-    """Stages of one checkpoint, each loaded once."""
-
-    def __init__(self, directory: Path, num_layers: int = NUM_LAYERS, **options: str) -> None:
-        self._directory, self._num_layers, self._options = directory, num_layers, options
-        self._loaded: dict[tuple[int, int], StageEngine] = {}
-
-    def ring(self, cuts: Sequence[int]) -> list[StageEngine]:
-        return [self.stage(a, b) for a, b in zip([0, *cuts], [*cuts, self._num_layers], strict=True)]
-
-    def stage(self, start: int, stop: int) -> StageEngine:
-        if (start, stop) not in self._loaded:
-            stage = provider.create()
-            shard = Shard("m", start, stop, self._num_layers)
-            stage.load(LoadRequest(shard, self._directory, 512, self._options), lambda done, total: None)
-            self._loaded[start, stop] = stage
-        return self._loaded[start, stop]
-
-    def close(self) -> None:
-        for stage in self._loaded.values():
-            stage.close()
-
-
-def forward(stages: Sequence[StageEngine], rows: Sequence[Row], token_ids: np.ndarray) -> np.ndarray:
-    """Once round the ring. Raises AssertionError for any fault."""
-    tensors: dict[str, Tensor] = {}
-    logits = None
-    for stage in stages:
-        output = stage.forward(StageInput(tuple(rows), tuple(token_ids.tolist()), tensors))
-        assert not output.faults, output.faults
-        tensors, logits = dict(output.tensors), output.logits
-    assert logits is not None
-    return logits
-
-
 def split_logits(stages: Sequence[StageEngine]) -> np.ndarray:
     """Logits of every position by a ring, in the same schedule."""
-    for stage in stages:
-        stage.insert(1, 64)
+    insert(stages, [1], 64)
     parts = [forward(stages, [Row(1, pos0, n, n)], IDS[pos0 : pos0 + n]) for pos0, n in SCHEDULE]
-    for stage in stages:
-        stage.remove(1)
+    remove(stages, [1])
     return np.concatenate(parts)
 
 
 def rows_logits(stages: Sequence[StageEngine]) -> tuple[np.ndarray, list[int]]:
     """Logits of three rows with prompts of different lengths, which decode in common frames: `[row, step, vocab]`."""
     starts = [41 - less for less in SHORTER]
-    for stage in stages:
-        for sequence in range(len(starts)):
-            stage.insert(sequence, 64)
+    insert(stages, range(len(starts)), 64)
     for sequence, start in enumerate(starts):
         forward(stages, [Row(sequence, 0, start)], IDS[:start])
     steps = []
     for step in range(6):
         rows = [Row(sequence, start + step, 1, 1) for sequence, start in enumerate(starts)]
-        steps.append(forward(stages, rows, np.array([IDS[start + step] for start in starts])))
-    for stage in stages:
-        for sequence in range(len(starts)):
-            stage.remove(sequence)
+        steps.append(forward(stages, rows, [IDS[start + step] for start in starts]))
+    remove(stages, range(len(starts)))
     return np.stack(steps, 1), starts
 
 
@@ -154,10 +111,10 @@ def check_rows(directory: Path, stages: Sequence[StageEngine]) -> float:
 def check_family(directory: Path, family: str, *, quick: bool = False) -> Outcome:
     """Every legal cut, in two and in three; quick: the whole, one cut and a pair. Raises what the engine does."""
     write_random_model(directory, family)
-    cuts = survey(directory).legal_cuts
+    cuts = provider.survey(directory, {}).legal_cuts
     want = whole_model_logits(directory)
     assert np.ptp(want) > 0.1, "the logits are all alike: this proves little"
-    stages = Stages(directory)
+    stages = Stages(provider, directory, NUM_LAYERS)
     splits: list[tuple[int, ...]] = [(), *((cut,) for cut in cuts), *combinations(cuts, 2)]
     if quick and len(cuts) > 1:
         splits = [(), cuts[len(cuts) // 2 :][:1], (cuts[1], cuts[-1])]

@@ -1,12 +1,7 @@
-"""Check this machine: what a node needs, what peers need to reach it, and what the node that runs here sees.
-
-Takes the flags of a node, and checks what a node with these settings would use. Changes nothing. Exit code 1 if
-something fails; warnings alone do not count. `exo-mesh doctor rdma` looks at RDMA over Thunderbolt alone.
-"""
+"""Lists the checks of `exo-mesh doctor`, each a reading and what follows from it, and runs them all at once."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -16,25 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.cli import doctor_checks as checks
-from exo_mesh.cli import exit_codes
 from exo_mesh.cli.client import ApiClient, NoNodeError
-from exo_mesh.cli.doctor_checks import Finding, Severity
-from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
+from exo_mesh.cli.doctor import checks
+from exo_mesh.cli.doctor.checks import Finding, Severity
 from exo_mesh.cli.places import models_dirs
-from exo_mesh.cli.tables import print_json
 from exo_mesh.cli.version import library_versions
 from exo_mesh.errors import MeshError
-from exo_mesh.settings.config import LoadedSettings, load_settings
+from exo_mesh.settings.config import LoadedSettings
 
 NEEDED = ("aiohttp", "grpcio", "jinja2", "msgspec", "numpy", "protobuf", "psutil", "tokenizers", "zeroconf")
 """Packages without which no node starts."""
-
-CHECK_DEADLINE_S = 10.0
-"""Most do not take a second; a check that hangs, say on a dead network drive, must not hold up the others."""
-
-RDMA_DEADLINE_S = 60.0
-"""Six tools of macOS one after the other, and MLX imported in a process of its own."""
 
 MLX_S = 30.0
 
@@ -50,40 +36,6 @@ class LocalNode:
     why_not: str = ""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`rdma`, `--json`, `--api-url`, and the settings of a node."""
-    parser.add_argument(
-        "about", nargs="?", choices=("rdma",), help="look at this alone: cables, ports, what is missing"
-    )
-    add_api_flags(parser)
-    add_node_flags(parser)
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do all checks at once and print what each found."""
-    loaded = load_settings(node_flags(args), os.environ)
-    node = ask_node(ApiClient(args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)))
-    try:
-        work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
-        findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)
-    except ImportError as exc:  # then even the tools of the other checks are not there
-        findings = [*_versions(), Finding("versions", Severity.FAIL, str(exc), "pip install exo-mesh")]
-    failed = any(finding.level is Severity.FAIL for finding in findings)
-    if args.json:
-        print_json({"ok": not failed, "findings": [_as_json(finding) for finding in findings]})
-    else:
-        print(report(findings))
-    return exit_codes.FAILED if failed else exit_codes.OK
-
-
-def own_url(loaded: LoadedSettings) -> str:
-    """Where a node with these settings would answer on this machine."""
-    host = loaded.settings.host
-    here = "127.0.0.1" if host in ("0.0.0.0", "::", "[::]") else host
-    here = f"[{here}]" if ":" in here and not here.startswith("[") else here
-    return f"http://{here}:{loaded.settings.api_port or 52415}"
-
-
 def ask_node(client: ApiClient) -> LocalNode:
     """What the node at this address sees."""
     try:
@@ -96,7 +48,7 @@ def ask_node(client: ApiClient) -> LocalNode:
 
 def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
     """The findings of all checks, in their order. One that does not end, or cannot be done, is a warning."""
-    from exo_mesh.cli.doctor_readings import in_time
+    from exo_mesh.cli.doctor.readings import in_time
 
     findings: list[Finding] = []
     for name, answer in in_time(work, deadline_s).items():
@@ -110,7 +62,7 @@ def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
 
 def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """Every check by name, in the order in which they are told."""
-    from exo_mesh.cli import doctor_readings as readings
+    from exo_mesh.cli.doctor import readings
     from exo_mesh.cli.engines import describe_engines
     from exo_mesh.machine.memory import read_memory, usable_bytes
 
@@ -132,7 +84,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
         return checks.check_clock(*(readings.read_clocks(node.state) if node.state else ([], 0)))
 
     return {
-        "versions": _versions,
+        "versions": version_findings,
         "config": lambda: [_config_finding(loaded)],
         "engines": lambda: checks.check_engines(describe_engines(), settings.engine),
         "ports": lambda: [
@@ -160,7 +112,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
 
 def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """The one check of `doctor rdma`."""
-    from exo_mesh.cli.doctor_rdma import check_rdma
+    from exo_mesh.cli.doctor.rdma import check_rdma
     from exo_mesh.domain.fast_synch import resolve
     from exo_mesh.machine.thunderbolt_readings import read_thunderbolt
 
@@ -172,7 +124,7 @@ def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
 
 
 def has_jaccl() -> bool | None:
-    """Has the MLX here the RDMA backend? Asked in a process of its own; None if it does not answer."""
+    """Tell whether the MLX here has the RDMA backend, by a process of its own; None if that does not answer."""
     question = "import mlx.core as mx; print(mx.distributed.is_available('jaccl'))"
     try:
         done = subprocess.run([sys.executable, "-c", question], capture_output=True, timeout=MLX_S, check=False)
@@ -198,7 +150,8 @@ def reserved_by(node: LocalNode) -> int:
     return int(node.state["telemetry"].get(node.state["node_id"], {}).get("reserved_bytes", 0))
 
 
-def _versions() -> list[Finding]:
+def version_findings() -> list[Finding]:
+    """Findings about Python, the protocol and the packages that a node needs."""
     return checks.check_versions(sys.version_info[:3], __version__, PROTOCOL_VERSION, library_versions(NEEDED))
 
 
@@ -209,18 +162,3 @@ def _config_finding(loaded: LoadedSettings) -> Finding:
     return Finding(
         "config", Severity.OK, text, "exo-mesh config show --origin tells where each came from" if num_set else ""
     )
-
-
-def report(findings: Sequence[Finding]) -> str:
-    """For people: a line per finding, its remedy below it, and a count."""
-    lines = []
-    for finding in findings:
-        lines.append(f"{finding.level:4}  {finding.check:9}  {finding.text}")
-        if finding.remedy:
-            lines.append(f"{'':15}  -> {finding.remedy}")
-    failed, warned = (sum(f.level is level for f in findings) for level in (Severity.FAIL, Severity.WARN))
-    return "\n".join([*lines, "", f"{failed} failed, {warned} warnings"])
-
-
-def _as_json(finding: Finding) -> dict[str, str]:
-    return {"check": finding.check, "level": finding.level, "finding": finding.text, "remedy": finding.remedy}

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from exo_mesh.cli.bench_memory import memory_table
-from exo_mesh.cli.measuring import Child, ask_once, engine_command
+from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
+from exo_mesh.cli.bench.memory import memory_table
 from exo_mesh.cli.tables import columns, print_json
 from exo_mesh.engine.measure import decode_bytes
 from exo_mesh.engine.registry import load_registry
@@ -33,7 +33,7 @@ _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EngineWork:
     """What each loop does, how often, and how long a child may take for all of it."""
 
     prompt: int
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
                 result = {"model": label, "slices": [_slice(name, model_dir) for name in names]}
                 text = _slices_text(label, result["slices"])
             else:
-                work = Work(args.prompt, args.steps, args.rounds, 600.0)
+                work = EngineWork(args.prompt, args.steps, args.rounds, 600.0)
                 lines = [line for name in names for line in measure_engine(name, model_dir, work)]
                 result = {"model": label, "work": asdict(work), "engines": [asdict(line) for line in lines]}
                 text = _lines_text(label, work, lines)
@@ -108,7 +108,7 @@ def real_engines() -> list[str]:
     return sorted(name for name, provider in found if provider.availability().preference >= 0)
 
 
-def measure_engine(name: str, model_dir: Path, work: Work) -> Iterator[Line]:
+def measure_engine(name: str, model_dir: Path, work: EngineWork) -> Iterator[Line]:
     """The lines of an engine in each of its variants, each followed by that of its library's loop if there is one."""
     reason = why_not(name, model_dir)
     for options in VARIANTS.get(name, ({},)):
@@ -134,12 +134,14 @@ def why_not(name: str, model_dir: Path) -> str:
     return "" if provider.supports(architecture) else f"does not run {architecture} models"
 
 
-def _measure_variant(name: str, label: str, model_dir: Path, options: Mapping[str, str], work: Work) -> Iterator[Line]:
+def _measure_variant(
+    name: str, label: str, model_dir: Path, options: Mapping[str, str], work: EngineWork
+) -> Iterator[Line]:
     """The engine and its library take turns, so that a machine that slows down slows both."""
     with contextlib.ExitStack() as stack:
         command = engine_command(name, model_dir, options, work.deadline_s)
-        ours = stack.enter_context(Child([*command, "--what", "engine"], work.deadline_s))
-        theirs = stack.enter_context(Child([*command, "--what", "library"], work.deadline_s))
+        ours = stack.enter_context(MeasuringChild([*command, "--what", "engine"], work.deadline_s))
+        theirs = stack.enter_context(MeasuringChild([*command, "--what", "library"], work.deadline_s))
         loops, ready, why = [ours], ours.read(), ""
         try:
             theirs.read()
@@ -204,7 +206,7 @@ def count(most: int) -> Any:
     return parse
 
 
-def _lines_text(label: str, work: Work, lines: Sequence[Line]) -> str:
+def _lines_text(label: str, work: EngineWork, lines: Sequence[Line]) -> str:
     def number(value: float | None, digits: int) -> str:
         return "-" if value is None else f"{value:.{digits}f}"
 

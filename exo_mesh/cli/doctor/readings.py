@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 import psutil
 
-from exo_mesh.cli import doctor_checks as checks
-from exo_mesh.cli.doctor_checks import ClockReading, DirectoryReading, EchoReading, FirewallReading, PortReading
+from exo_mesh.cli.doctor import checks
+from exo_mesh.cli.doctor.checks import ClockReading, DirectoryReading, EchoReading, FirewallReading, PortReading
 from exo_mesh.discovery.choose import is_loopback
 from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.errors import DeadlineError, MeshError

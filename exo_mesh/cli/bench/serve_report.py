@@ -10,8 +10,8 @@ from typing import Any
 from exo_mesh.cli.tables import columns
 from exo_mesh.settings.config import ConfigError
 
-NAMES = {"runs": "ring", "group": "group", "one": "one stage", "mlx_lm_server": "mlx_lm.server"}
-"""What is compared: key of the result, and what people read."""
+NAMES = {"runs": "ring", "group": "group", "one": "one stage"}
+"""What `exo-mesh bench serve` compares: keys of its result, and what people read. Rivals add keys of their own."""
 
 _HEADER = [
     "",
@@ -31,35 +31,36 @@ _HEADER = [
 _FORMATS = (".svg", ".png", ".pdf")
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """For people."""
-    rows = [_row(name, run) for key, name in NAMES.items() for run in result.get(key, ())]
+def table(result: Mapping[str, Any], names: Mapping[str, str] = NAMES) -> str:
+    """The result for people: a line for each run."""
+    rows = [_row(key, run, names) for key in names for run in result.get(key, ())]
     return columns(_HEADER, rows)
 
 
-def _row(name: str, run: Mapping[str, Any]) -> list[object]:
-    row: list[object] = [name, f"{run['prompt']} x {run['tokens']}", run.get("streams", f"{run.get('rate')}/s")]
+def _row(key: str, run: Mapping[str, Any], names: Mapping[str, str]) -> list[object]:
+    row: list[object] = [names[key], f"{run['prompt']} x {run['tokens']}", run.get("streams", f"{run.get('rate')}/s")]
     row.append(f"{run['tokens_per_s']:.1f}")
     row += [_ms(run[kind], quantile) for kind in ("ttft_s", "itl_s") for quantile in ("p50", "p99")]
     row += [" ".join(f"{share:.0%}" for share in run.get(kind, ())) or "-" for kind in ("busy", "bubble")]
     held = run.get("memory_bytes", ())
     row.append(" ".join(f"{size / 2**20:.0f}" for size in held) or "-")
-    ratios = [f"{run[key]:.2f} x {NAMES[what]}" for what, key in RATIOS.items() if key in run]
+    ratios = [f"{run[_ratio(other)]:.2f} x {name}" for other, name in names.items() if _ratio(other) in run]
     if "all_reduce_share" in run:
         ratios.append(f"all-reduces {run['all_reduce_share']:.0%} of a step at least")
     return [*row, run["failed"], ", ".join(ratios)]
 
 
-RATIOS = {"one": "against_one", "group": "against_group", "mlx_lm_server": "against_mlx_lm_server"}
-"""Key of a rival's runs, and key in our runs of our tokens per second over its."""
-
-
-def compare(result: dict[str, Any]) -> None:
-    """Write into each run of the ring how it did against the same load elsewhere."""
-    for rival, key in RATIOS.items():
-        for ours, theirs in zip(result.get("runs", ()), result.get(rival, ()), strict=False):
+def compare(result: dict[str, Any], names: Mapping[str, str] = NAMES) -> None:
+    """Write into each run of the ring its tokens per second over those of the same load elsewhere."""
+    for other in (key for key in names if key != "runs"):
+        for ours, theirs in zip(result.get("runs", ()), result.get(other, ()), strict=False):
             if theirs["tokens_per_s"]:
-                ours[key] = round(ours["tokens_per_s"] / theirs["tokens_per_s"], 3)
+                ours[_ratio(other)] = round(ours["tokens_per_s"] / theirs["tokens_per_s"], 3)
+
+
+def _ratio(other: str) -> str:
+    """The key, in a run of the ring, of its tokens per second over those of `other`."""
+    return f"against_{other}"
 
 
 def _ms(quantiles: Mapping[str, float], name: str) -> str:
@@ -76,9 +77,11 @@ def check_plot(file: Path) -> None:
         raise ConfigError(f"--plot {file}: matplotlib is needed: pip install 'exo-mesh[plot]'")
 
 
-def plot(result: Mapping[str, Any], file: Path) -> None:
-    """Tokens per second, time to the first token and between tokens, against the load; a line for each grid cell of
-    each of those that were compared."""
+def plot(result: Mapping[str, Any], file: Path, names: Mapping[str, str] = NAMES) -> None:
+    """Draw tokens per second, time to the first token and between tokens, against the load.
+
+    There is a line for each grid cell of each system that was compared.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -86,9 +89,9 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
     titles = ("tokens per second, all together", "first token: p50, and p99 dotted, ms", "between tokens: same, ms")
     for panel, title in zip(panels, titles, strict=True):
         panel.set_title(title, fontsize=9)
-        panel.set_xlabel("requests a second" if "rate" in _first(result) else "streams")
+        panel.set_xlabel("requests a second" if "rate" in _first(result, names) else "streams")
         panel.grid(alpha=0.3)
-    for label, runs in _lines(result):
+    for label, runs in _lines(result, names):
         load = [run.get("streams", run.get("rate")) for run in runs]
         (line,) = panels[0].plot(load, [run["tokens_per_s"] for run in runs], marker="o", label=label)
         for panel, kind in zip(panels[1:], ("ttft_s", "itl_s"), strict=True):
@@ -102,14 +105,14 @@ def plot(result: Mapping[str, Any], file: Path) -> None:
     figure.savefig(file)
 
 
-def _first(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next(run for key in NAMES for run in result.get(key, ()))
+def _first(result: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+    return next(run for key in names for run in result.get(key, ()))
 
 
-def _lines(result: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+def _lines(result: Mapping[str, Any], names: Mapping[str, str]) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
     """(label, runs by load) of each curve."""
     found: dict[str, list[Mapping[str, Any]]] = {}
-    for key, name in NAMES.items():
+    for key, name in names.items():
         for run in result.get(key, ()):
             found.setdefault(f"{name}, {run['prompt']} x {run['tokens']}", []).append(run)
     return list(found.items())

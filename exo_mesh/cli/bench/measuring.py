@@ -30,11 +30,11 @@ def engine_command(engine: str, model_dir: Path, options: Mapping[str, str], dea
 
 def ask_once(command: Sequence[str], deadline_s: float) -> dict[str, Any]:
     """The one line that a child says. Raises EngineError with its reason if it cannot."""
-    with Child(command, deadline_s) as child:
+    with MeasuringChild(command, deadline_s) as child:
         return child.read()
 
 
-class Child:
+class MeasuringChild:
     """One measuring process, from entering to leaving; whatever happens it does not outlive the block."""
 
     def __init__(self, command: Sequence[str], deadline_s: float) -> None:
@@ -42,7 +42,7 @@ class Child:
         self._end = time.monotonic() + deadline_s
         self._rest = b""
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> MeasuringChild:
         self._log = tempfile.TemporaryFile()  # a pipe that nobody reads would fill up and stop the child
         self._process = subprocess.Popen(
             self._command,

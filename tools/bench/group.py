@@ -1,8 +1,8 @@
-"""`exo-mesh bench group`: a tensor group whose ranks all run on this machine, over TCP: is it right, what does it cost?
+"""`python -m tools.bench group` checks and measures a tensor group whose ranks all run on this machine, over TCP.
 
-The same figures come from every group that is formed, as its leader checks it before traffic. On one machine they tell
-whether this model, mlx and mlx-lm give the right result as a group, and whether it holds under load; how fast a link is
-shows only between two.
+The leader of every group that is formed measures the same before traffic. On one machine the figures show whether this
+model, mlx and mlx-lm compute the right result as a group, and whether the group holds under load; the speed of a link
+shows only between two machines.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.bench_engines import count, parse_size
-from exo_mesh.cli.local_ring import LocalRunner, local_ring
+from exo_mesh.cli.bench.engines import count, parse_size
+from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.group_worth import GroupTimes, group_verdict
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
@@ -54,7 +54,7 @@ class Stress:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add `group` to the verbs of `exo-mesh bench`."""
+    """Add `group` to the verbs of `python -m tools.bench`."""
     parser = subparsers.add_parser("group", help="a tensor group on this machine: correctness, costs, stress")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--model", metavar="NAME", help="a model of this machine, or a directory")
@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if the group is right."""
+    """Measure, print, and answer 0 if the group computed what one process does."""
     if args.ranks < 2:
         raise InputError("a tensor group has at least two ranks", param="ranks")
     with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:

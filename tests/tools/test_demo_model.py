@@ -16,7 +16,7 @@ from tools.demo_model.example import Example, is_held_out
 from tools.demo_model.tasks import TESTED, TRAIN_DRAWS, WEIGHTS, draw_mixed, held_out_set
 from tools.demo_model.tokenizer import SPECIALS, TURN_END, VOCAB_SIZE, build_tokenizer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "exo_mesh" / "weights" / "shipped" / "exo-mesh-demo"
 TOKENIZER = build_tokenizer()
 

@@ -2,9 +2,9 @@
 
 Starts a mesh of real nodes on this machine (or takes one that runs: --url), asks through the HTTP API, and reports for
 each load: tokens a second of all together, time to the first token, time between tokens, and how busy each stage was.
-The rest of a stage's time, in which it waits for frames, is the bubble. Beside it, with the same client and load, the
-same stack with one stage (--against-one) and mlx_lm.server (--against-mlx-server). --compare single,group,ring has the
-same model on one node, on N nodes as one tensor group, and on N nodes as stages.
+The rest of a stage's time, in which it waits for frames, is the bubble. --against-one gives the same load to one node
+as well. --compare single,group,ring has the same model on one node, on N nodes as one tensor group, and on N nodes as
+stages.
 """
 
 from __future__ import annotations
@@ -16,27 +16,24 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from exo_mesh.cli.bench_engines import parse_size
+from exo_mesh.cli.bench.engines import parse_size
+from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop
+from exo_mesh.cli.bench.serve_report import NAMES, check_plot, compare, plot, table
 from exo_mesh.cli.client import ApiClient
-from exo_mesh.cli.load import LoadResult, Question, closed_loop, open_loop
 from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
-from exo_mesh.cli.places import models_dirs
-from exo_mesh.cli.rival_server import mlx_server, why_not
-from exo_mesh.cli.serve_report import check_plot, compare, plot, table
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
-from exo_mesh.settings.config import ConfigError, load_settings
-from exo_mesh.weights.card import read_card
+from exo_mesh.settings.config import ConfigError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
-from exo_mesh.weights.store import ModelStore
 
 LOAD_DEADLINE_S = 600.0
 MODEL = "exo-mesh-demo"
@@ -44,12 +41,10 @@ WARM_UP_TOKENS = 16
 MAX_CELLS = 64
 REPORTS_S = 1.2
 """A stage reports twice a second; this is more than two of them."""
-NEVER = -100
-"""A bias that keeps a token from ever being drawn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class BenchModel:
     """What is asked for, by the name that every peer knows it by. models_dir: where peers shall look besides; "" if
     they find it anyway. directory: for those who are given one."""
 
@@ -59,7 +54,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ServeLoad:
     """One run: `amount` streams or, if is_rate, requests a second; prompts and answers of so many tokens."""
 
     amount: float
@@ -84,9 +79,27 @@ class System:
     num_reduces: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """A server of another project that gets the same load. key: of its runs in the result; name: what people read.
+
+    start: starts it with the model, for as long as the context lasts.
+    """
+
+    key: str
+    name: str
+    start: Callable[[BenchModel], AbstractContextManager[System]]
+
+
 def add_parser(subparsers: Any) -> None:
     """Add `serve` to the verbs of `exo-mesh bench`."""
     parser = subparsers.add_parser("serve", help="requests at once, over real nodes", description=__doc__)
+    add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """What to start, which load it gets, and what to print."""
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="nodes, one stage each (default 2)")
     parser.add_argument("--url", default="", metavar="URL", help="measure this mesh instead of starting one")
     parser.add_argument("--engine", default="auto", metavar="NAME", help="engine of the stages")
@@ -104,36 +117,38 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--pin", action="store_true", help="stage i computes on core i only (Linux)")
     parser.add_argument("--compare", metavar="WHAT,…", help="some of single, group, ring (default: ring)")
     parser.add_argument("--against-one", action="store_true", help="the same with one node, and the ratio")
-    parser.add_argument("--against-mlx-server", action="store_true", help="the same with mlx_lm.server, and the ratio")
     parser.add_argument("--plot", metavar="FILE", help="draw the figures: .svg, .png or .pdf (needs matplotlib)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the bench and print its figures."""
+    return run_beside(args)
+
+
+def run_beside(args: argparse.Namespace, *rivals: Rival) -> int:
+    """Run the bench with `rivals` that take turns with what it starts, and print all figures."""
     loads = list(_loads(args))
-    _check(args)
+    _check(args, rivals)
     with _model(args) as model:
         result: dict[str, Any] = {"peers": args.peers, "model": args.random or model.name, "cores": os.cpu_count()}
-        result |= _measure(args, loads, model)
-    compare(result)
+        result |= _measure(args, loads, model, rivals)
+    names = NAMES | {rival.key: rival.name for rival in rivals}
+    compare(result, names)
     if args.plot:
-        plot(result, Path(args.plot))
+        plot(result, Path(args.plot), names)
     if args.json:
         print_json(result)
     else:
-        print(table(result))
+        print(table(result, names))
     return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    """What cannot work is said before anything is measured. Raises ConfigError."""
+def _check(args: argparse.Namespace, rivals: Sequence[Rival]) -> None:
+    """Refuse what cannot work before anything is measured. Raises ConfigError."""
     _compared(args)
-    if args.url and (args.random or args.compare or args.against_one or args.against_mlx_server):
+    if args.url and (args.random or args.compare or args.against_one or rivals):
         raise ConfigError("--url measures a mesh that runs: --random, --compare and --against-… start one here")
-    if args.against_mlx_server and (why := why_not()):
-        raise ConfigError(f"--against-mlx-server: {why}")
     if args.plot:
         check_plot(Path(args.plot))
 
@@ -149,33 +164,37 @@ def _compared(args: argparse.Namespace) -> dict[str, tuple[int, bool]]:
     return {key: (peers, grouped) for name, (key, peers, grouped) in known.items() if name in named}
 
 
-def _loads(args: argparse.Namespace) -> Iterator[Load]:
+def _loads(args: argparse.Namespace) -> Iterator[ServeLoad]:
     """Every amount for every cell of the grid. Raises ConfigError."""
     cells = _cells(args.grid) if args.grid else [(args.prompt, args.tokens)]
     amounts = _rates(args.rate) if args.rate else [float(count) for count in _counts(args.streams)]
     for prompt, tokens in cells:
         for amount in amounts:
             requests = args.requests or (32 if args.rate else 2 * int(amount))
-            yield Load(amount, bool(args.rate), prompt, tokens, requests)
+            yield ServeLoad(amount, bool(args.rate), prompt, tokens, requests)
 
 
 @contextlib.contextmanager
-def _model(args: argparse.Namespace) -> Iterator[Model]:
+def _model(args: argparse.Namespace) -> Iterator[BenchModel]:
     """What was named, or a random checkpoint that exists as long as the block."""
     if args.random:
         with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
             made = write_checkpoint(Path(scratch) / "random", model_of_size(parse_size(args.random)), repeat=True)
-            yield Model(made.name, scratch, made)
+            yield BenchModel(made.name, scratch, made)
     elif not args.url and (directory := Path(args.model).expanduser()).is_dir():
         directory = directory.resolve()  # only a name means the same model to every peer
-        yield Model(directory.name, str(directory.parent), directory)
+        yield BenchModel(directory.name, str(directory.parent), directory)
     else:
-        yield Model(args.model)
+        yield BenchModel(args.model)
 
 
-def _measure(args: argparse.Namespace, loads: Sequence[Load], model: Model) -> dict[str, list[dict[str, Any]]]:
-    """The runs of all that are compared. For each load they take turns, so that a machine that slows down slows all;
-    whoever has no turn stands still."""
+def _measure(
+    args: argparse.Namespace, loads: Sequence[ServeLoad], model: BenchModel, rivals: Sequence[Rival]
+) -> dict[str, list[dict[str, Any]]]:
+    """The runs of all that are compared, by their keys.
+
+    For each load they take turns, so that a machine that slows down slows all; a system without a turn is idle.
+    """
     with contextlib.ExitStack() as stack:
         if args.url:
             systems = {
@@ -186,8 +205,7 @@ def _measure(args: argparse.Namespace, loads: Sequence[Load], model: Model) -> d
                 key: stack.enter_context(_ring(args, model, peers, grouped))
                 for key, (peers, grouped) in _compared(args).items()
             }
-        if args.against_mlx_server:
-            systems["mlx_lm_server"] = stack.enter_context(_rival(model))
+        systems |= {rival.key: stack.enter_context(rival.start(model)) for rival in rivals}
         longest = max(load.prompt for load in loads)
         for system in systems.values():
             warm_up = replace(system.question, prompt=longest, tokens=WARM_UP_TOKENS)
@@ -200,7 +218,7 @@ def _measure(args: argparse.Namespace, loads: Sequence[Load], model: Model) -> d
 
 
 @contextlib.contextmanager
-def _ring(args: argparse.Namespace, model: Model, peers: int, grouped: bool) -> Iterator[System]:
+def _ring(args: argparse.Namespace, model: BenchModel, peers: int, grouped: bool) -> Iterator[System]:
     flags = ["--engine", args.engine, *(["--group-backend", "ring"] if grouped else [])]
     if model.models_dir:
         flags += ["--models-dir", model.models_dir]
@@ -216,19 +234,6 @@ def _ring(args: argparse.Namespace, model: Model, peers: int, grouped: bool) -> 
         num_layers = sum(stop - start for start, stop in (stage["layers"] for stage in instance["stages"]))
         num_reduces = REDUCES_PER_LAYER * num_layers if grouped else 0
         yield System(Question(model.name, 0, 0), tuple(mesh.api_urls), mesh, num_reduces)
-
-
-@contextlib.contextmanager
-def _rival(model: Model) -> Iterator[System]:
-    """mlx_lm.server has no switch to go on after the end of a text: the ids that mean it are kept from being drawn."""
-    directory = model.directory or _directory_of(model.name)
-    eos_ids = read_card(directory, model.name).eos_ids
-    with mlx_server(directory) as url:
-        yield System(Question("default_model", 0, 0, {"logit_bias": {str(token): NEVER for token in eos_ids}}), (url,))
-
-
-def _directory_of(name: str) -> Path:
-    return ModelStore(models_dirs(load_settings({}, os.environ).settings, os.environ)).find(name)
 
 
 def _ranks(mesh: LocalMesh) -> list[int]:
@@ -248,7 +253,7 @@ def _pin(pids: Sequence[int]) -> None:
             os.sched_setaffinity(int(thread), {cores[index % len(cores)]})
 
 
-def _run(system: System, load: Load) -> dict[str, Any]:
+def _run(system: System, load: ServeLoad) -> dict[str, Any]:
     asked = replace(system.question, prompt=load.prompt, tokens=load.tokens)
     before = _readings(system.mesh)
     if load.is_rate:

@@ -45,7 +45,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Answer:
+class TimedAnswer:
     """Seconds since the first request of the run: when it was sent, and when each piece of text came. `tokens` is what
     the server counted; error is its code."""
 
@@ -60,7 +60,7 @@ class Answer:
 class LoadResult:
     """Of one run: all answers, and the seconds from the first request to the last token."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[TimedAnswer]
     wall_s: float
 
     def describe(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ async def closed_loop(urls: Sequence[str], question: Question, streams: int, req
     numbers = iter(range(requests))
     async with _session() as session:
         start = time.perf_counter()
-        answers: list[Answer] = []
+        answers: list[TimedAnswer] = []
 
         async def client() -> None:
             for number in numbers:
@@ -115,8 +115,8 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
 
-async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], start: float) -> Answer:
-    answer = Answer(time.perf_counter() - start)
+async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], start: float) -> TimedAnswer:
+    answer = TimedAnswer(time.perf_counter() - start)
     try:
         async with session.post(f"{url}/v1/completions", json=body) as reply:
             if reply.status != 200:
@@ -130,7 +130,7 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], s
     return answer
 
 
-def _take(answer: Answer, event: dict[str, Any], now: float) -> None:
+def _take(answer: TimedAnswer, event: dict[str, Any], now: float) -> None:
     if error := event.get("error"):
         answer.error = str(error.get("code") or "error")
     if usage := event.get("usage"):
@@ -139,7 +139,7 @@ def _take(answer: Answer, event: dict[str, Any], now: float) -> None:
         answer.came.append(now)
 
 
-def _result(answers: list[Answer]) -> LoadResult:
+def _result(answers: list[TimedAnswer]) -> LoadResult:
     ends = [answer.came[-1] for answer in answers if answer.came]
     if not ends:
         errors = ", ".join(sorted({answer.error for answer in answers})) or "no text came"

@@ -1,0 +1,13 @@
+"""The settings of this engine: there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exo_mesh.errors import InputError
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raises InputError: this engine has no settings of its own."""
+    for name in options:
+        raise InputError(f"the mlx engine has no option {name!r}", param=name)

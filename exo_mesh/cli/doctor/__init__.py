@@ -1,0 +1,74 @@
+"""Check this machine: what a node needs, what peers need to reach it, and what the node that runs here sees.
+
+Takes the flags of a node, and checks what a node with these settings would use. Changes nothing. Exit code 1 if
+something fails; warnings alone do not count. `exo-mesh doctor rdma` looks at RDMA over Thunderbolt alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.doctor.checks import Finding, Severity
+from exo_mesh.cli.doctor.diagnosis import ask_node, checks_for, diagnose, rdma_checks, version_findings
+from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
+from exo_mesh.cli.tables import print_json
+from exo_mesh.settings.config import LoadedSettings, load_settings
+
+CHECK_DEADLINE_S = 10.0
+"""Most do not take a second; a check that hangs, say on a dead network drive, must not hold up the others."""
+
+RDMA_DEADLINE_S = 60.0
+"""Six tools of macOS one after the other, and MLX imported in a process of its own."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`rdma`, `--json`, `--api-url`, and the settings of a node."""
+    parser.add_argument(
+        "about", nargs="?", choices=("rdma",), help="look at this alone: cables, ports, what is missing"
+    )
+    add_api_flags(parser)
+    add_node_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do all checks at once and print what each found."""
+    loaded = load_settings(node_flags(args), os.environ)
+    node = ask_node(ApiClient(args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)))
+    try:
+        work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
+        findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)
+    except ImportError as exc:  # then even the tools of the other checks are not there
+        findings = [*version_findings(), Finding("versions", Severity.FAIL, str(exc), "pip install exo-mesh")]
+    failed = any(finding.level is Severity.FAIL for finding in findings)
+    if args.json:
+        print_json({"ok": not failed, "findings": [_as_json(finding) for finding in findings]})
+    else:
+        print(report(findings))
+    return exit_codes.FAILED if failed else exit_codes.OK
+
+
+def own_url(loaded: LoadedSettings) -> str:
+    """Where a node with these settings would answer on this machine."""
+    host = loaded.settings.host
+    here = "127.0.0.1" if host in ("0.0.0.0", "::", "[::]") else host
+    here = f"[{here}]" if ":" in here and not here.startswith("[") else here
+    return f"http://{here}:{loaded.settings.api_port or 52415}"
+
+
+def report(findings: Sequence[Finding]) -> str:
+    """For people: a line per finding, its remedy below it, and a count."""
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:4}  {finding.check:9}  {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':15}  -> {finding.remedy}")
+    failed, warned = (sum(f.level is level for f in findings) for level in (Severity.FAIL, Severity.WARN))
+    return "\n".join([*lines, "", f"{failed} failed, {warned} warnings"])
+
+
+def _as_json(finding: Finding) -> dict[str, str]:
+    return {"check": finding.check, "level": finding.level, "finding": finding.text, "remedy": finding.remedy}

@@ -1,0 +1,52 @@
+"""The benchmarks of `python -m tools.bench`: what they refuse, and that their figures are of what was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tools.bench.__main__ import main
+from tools.bench.group import measure
+from tools.bench.mlx_server import why_not
+
+
+def test_a_group_of_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["group", "--ranks", "1"]) == 1
+    assert "at least two ranks" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_tiny_group_is_right_and_all_its_figures_are_there(tmp_path: Path) -> None:
+    pytest.importorskip("mlx_lm")
+    result = await measure(write_checkpoint(tmp_path, TinyModel("llama", layers=2, context=2048)), 2, 6, 5)
+    assert result["correct"]
+    assert result["stress"] | {"group_s": 0, "alone_s": 0} == {
+        "requests": 6, "ended": 6, "same_tokens": 6, "group_s": 0, "alone_s": 0,
+    }  # fmt: skip
+    assert 0 < result["canary"]["worst"] < 1e-5
+    assert min(result["all_reduce"].values()) > 0 and min(result["layer"].values()) > 0
+    assert "better as" in result["verdict"]["reason"]
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "mlx_lm.server is here")
+def test_a_running_mesh_is_not_compared_with_mlx_lm_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["against-mlx-server", "--url", "http://x"]) == 1
+    assert "--url measures a mesh that runs" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "mlx_lm.server is here")
+def test_beside_one_stage_and_mlx_lm_server_the_load_is_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--random", "5M", "--engine", "mlx", "--prompt", "16", "--tokens", "8", "--streams", "1,2", "--json"]
+    assert main(["against-mlx-server", *argv, "--against-one"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    for key in ("runs", "one", "mlx_lm_server"):
+        for run, streams in zip(result[key], (1, 2), strict=True):
+            assert (run["streams"], run["requests"], run["failed"]) == (streams, 2 * streams, 0)
+            assert run["tokens_per_s"] * run["wall_s"] == pytest.approx(2 * streams * 8, rel=0.01)
+    assert all(run["against_one"] > 0 and run["against_mlx_lm_server"] > 0 for run in result["runs"])

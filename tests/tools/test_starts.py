@@ -1,0 +1,143 @@
+"""Every tool under tools/ starts as its documentation says, and does its job on the smallest input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tools.faults.mesh import why_not as why_no_addresses
+from tools.faults.table import PAGE
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH_README = ROOT / "engines" / "exo_mesh_torch" / "README.md"
+
+CHILDREN = {"tools.tensor_groups.rank"}
+"""Modules that a tool starts, and nobody else."""
+
+
+def installed(*packages: str) -> pytest.MarkDecorator:
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}")
+
+
+needs_mlx, needs_torch = installed("mlx_lm"), installed("torch", "transformers", "safetensors")
+needs_addresses = pytest.mark.skipif(bool(why_no_addresses()), reason=why_no_addresses())
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+
+
+def start(module: str, *argv: str | Path, deadline_s: float = 100.0) -> str:
+    """What a tool prints; it must exit with 0."""
+    command = [sys.executable, "-m", module, *map(str, argv)]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=deadline_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    model = TinyModel(layers=1, hidden=16, heads=2, kv_heads=2, intermediate=32, context=2048)
+    return write_checkpoint(tmp_path / "tiny", model)
+
+
+def test_every_tool_is_started_here() -> None:
+    source = Path(__file__).read_text()
+    files = [file for file in (ROOT / "tools").rglob("*.py") if 'if __name__ == "__main__":' in file.read_text()]
+    modules = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for file in files}
+    assert len(modules) > 10
+    assert sorted(module for module in modules - CHILDREN if f'start("{module}"' not in source) == []
+
+
+@needs_mlx
+def test_architectures_checks_one_and_knows_how_many_cuts_it_has() -> None:
+    assert start("tools.architectures", "llama").startswith("llama  split  5/5 cuts")
+
+
+@needs_mlx
+def test_the_speed_of_an_mlx_stage_stands_beside_that_of_mlx_lm(tiny: Path) -> None:
+    lines = start("tools.architectures.speed", tiny, "--steps", "1", "--rounds", "1").splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == ["mlx-lm generate_step", "bare loop over the model", "stage"]
+
+
+@needs_torch
+def test_torch_architectures_checks_one_and_writes_nothing_unasked() -> None:
+    before = TORCH_README.read_text()
+    line = start("tools.torch_architectures", "--quick", "llama")
+    assert line.startswith("| llama | all | 3 | 0 |")
+    assert TORCH_README.read_text() == before
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_speed_of_a_torch_stage_stands_beside_that_of_transformers() -> None:
+    shown = start("tools.torch_architectures.speed", "float32", "1", "8", deadline_s=500.0)
+    assert "\ntransformers: " in shown and "8 sequences at once" in shown
+
+
+@needs_mlx
+def test_tensor_groups_compares_two_ranks_with_one_process() -> None:
+    first, last = start("tools.tensor_groups", "llama").splitlines()
+    assert json.loads(first)["architecture"] == "llama"
+    assert last == "1 computed, 0 wrong"
+
+
+@needs_mlx
+def test_bench_group_finds_a_tiny_group_right(tiny: Path) -> None:
+    shown = json.loads(start("tools.bench", "group", "--model", tiny, "--requests", "1", "--tokens", "2", "--json"))
+    assert shown["correct"] and shown["stress"]["ended"] == 1
+
+
+@needs_torch
+def test_the_demo_model_is_trained_exported_and_evaluated(tmp_path: Path) -> None:
+    checkpoint, model = tmp_path / "checkpoint.pt", tmp_path / "model"
+    briefly = ("--millions", "0.0001", "--tokens", "50", "--threads", "1", "--size", "1")
+    assert "step 2," in start("tools.demo_model.train", *briefly, "--out", checkpoint)
+    assert "tokens" in start("tools.demo_model.export", "--checkpoint", checkpoint, "--target", model)
+    assert {file.name for file in model.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert start("tools.demo_model.evaluate", "--model", model, "--size", "1", "--card").startswith("count ")
+    assert "% of 1 |" in (model / "README.md").read_text()
+
+
+def test_a_mesh_of_three_is_simulated() -> None:
+    head, row = start("tools.simulate", "mesh", "--peers", "3", "--brief").splitlines()
+    assert head.split()[:3] == ["peers", "seed", "join_s"] and row.split()[:2] == ["3", "1"]
+
+
+def test_one_schedule_of_ballots_is_played() -> None:
+    assert start("tools.simulate", "ballots", "--schedules", "1", "--jobs", "1").startswith("1 schedules, ")
+
+
+@needs_proc
+def test_the_overhead_of_control_calls_is_measured() -> None:
+    assert " bytes per call, " in start("tools.simulate.measure_overhead", "5")
+
+
+def test_records_of_faults_are_written_into_a_page(tmp_path: Path) -> None:
+    page, records = tmp_path / "faults.md", tmp_path / "faults.jsonl"
+    shutil.copy(PAGE, page)
+    row = {"name": "F2", "fault": "one of a test", "detected_s": 5.0, "recovered_s": None, "bytes_loaded": None}
+    records.write_text(json.dumps(row | {"tokens_lost": 0, "note": ""}))
+    start("tools.faults", "table", records, "--page", page)
+    assert "→ one of a test | 5.00 |" in page.read_text()
+
+
+@needs_addresses
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("work", [("drawn", "--runs", "1"), ("soak", "--minutes", "0.02")], ids=lambda work: work[0])
+def test_faults_strike_a_real_mesh_and_are_recorded(work: tuple[str, ...], tmp_path: Path) -> None:
+    start("tools.faults", "--record", tmp_path / "faults.jsonl", *work, deadline_s=500.0)
+    (recorded,) = map(json.loads, (tmp_path / "faults.jsonl").read_text().splitlines())
+    assert recorded["name"] == work[0]
+
+
+@installed("grpc_tools")
+def test_the_generated_code_is_up_to_date() -> None:
+    assert start("tools.generate_protos", "--check") == "generated code is up to date\n"

@@ -1,0 +1,35 @@
+"""Benchmarks for those who work on exo-mesh.
+
+python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
+python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from exo_mesh.cli.parser import Parser
+from exo_mesh.errors import MeshError
+from exo_mesh.telemetry.logs import setup_logging
+from tools.bench import group, mlx_server
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the benchmark that is named; the answer is the exit code."""
+    setup_logging(level="error")
+    parser = Parser(prog="python -m tools.bench", description=__doc__)
+    subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    group.add_parser(subparsers)
+    mlx_server.add_parser(subparsers)
+    try:
+        args = parser.parse_all(argv)
+        run: Callable[..., int] = args.run
+        return run(args)
+    except MeshError as exc:
+        print(f"tools.bench: {exc}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""Stages of one model in this process, each loaded once, and frames that go once round a ring of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.domain.shard import Shard
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.engine.contract import EngineProvider, LoadRequest, StageEngine, StageInput
+
+CONTEXT = 512
+
+
+class Stages:
+    """Stages of one checkpoint. A stage serves every ring that it is part of."""
+
+    def __init__(self, provider: EngineProvider, model_dir: Path, num_layers: int, **options: str) -> None:
+        self._provider, self._model_dir = provider, model_dir
+        self._num_layers, self._options = num_layers, options
+        self._loaded: dict[tuple[int, int], StageEngine] = {}
+
+    def ring(self, cuts: Sequence[int]) -> list[StageEngine]:
+        """The stages of the model when it is cut before these layers."""
+        return [self._stage(*bounds) for bounds in zip((0, *cuts), (*cuts, self._num_layers), strict=True)]
+
+    def all(self) -> list[StageEngine]:
+        """Every stage that some ring has had."""
+        return list(self._loaded.values())
+
+    def close(self) -> None:
+        for stage in self._loaded.values():
+            stage.close()
+        self._loaded.clear()
+
+    def _stage(self, start: int, stop: int) -> StageEngine:
+        if (start, stop) not in self._loaded:
+            stage = self._provider.create()
+            request = LoadRequest(Shard("tiny", start, stop, self._num_layers), self._model_dir, CONTEXT, self._options)
+            stage.load(request, lambda done, total: None)
+            self._loaded[start, stop] = stage
+        return self._loaded[start, stop]
+
+
+def forward(ring: Sequence[StageEngine], rows: Sequence[Row], token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Logits `[sum(num_logits), vocab]` of one frame. Raises RuntimeError if a stage faults a row."""
+    tensors: dict[str, Tensor] = {}
+    logits = None
+    for stage in ring:
+        output = stage.forward(StageInput(tuple(rows), tuple(map(int, token_ids)), tensors))
+        if output.faults:
+            raise RuntimeError(f"fault: {output.faults[0].message}")
+        tensors, logits = dict(output.tensors), output.logits
+    if logits is None:
+        raise RuntimeError("the last stage gives no logits")
+    return logits
+
+
+def insert(ring: Sequence[StageEngine], sequences: Iterable[int], max_tokens: int = CONTEXT) -> None:
+    """Begin sequences on every stage."""
+    for sequence in sequences:
+        for stage in ring:
+            stage.insert(sequence, max_tokens)
+
+
+def remove(ring: Sequence[StageEngine], sequences: Iterable[int]) -> None:
+    """End sequences on every stage."""
+    for sequence in sequences:
+        for stage in ring:
+            stage.remove(sequence)
