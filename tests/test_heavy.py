@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.weights.random_checkpoint import num_parameters
 from tests.support import heavy
+from tests.support.checkpoints import num_parameters
 from tests.support.heavy import MODEL_GB, SIZES, checkpoint_bytes, choose, eight_layers
 from tools.preflight import FORCE, Holder, Reading, main, refusal
 

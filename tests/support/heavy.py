@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from exo_mesh.weights.random_checkpoint import TinyModel, num_parameters
+from tests.support.checkpoints import TinyModel, num_parameters
 from tools.preflight import Reading, is_forced, read, refusal
 
 MODEL_GB = "TEST_MODEL_GB"

@@ -18,6 +18,13 @@ def test_a_group_of_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least two ranks" in capsys.readouterr().err
 
 
+def test_tokens_through_an_entry_peer_are_counted_beside_another_checkout(capsys: pytest.CaptureFixture[str]) -> None:
+    here = str(Path(__file__).resolve().parents[2])
+    assert main(["entry", "--streams", "2", "--tokens", "5", "--rounds", "1", "--against", here]) == 0
+    this, against, medians = capsys.readouterr().out.splitlines()
+    assert this.startswith("this ") and against.startswith("against ") and medians.startswith("medians: ")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_tiny_group_is_right_and_all_its_figures_are_there(tmp_path: Path) -> None:

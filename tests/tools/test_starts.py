@@ -54,6 +54,10 @@ def test_every_tool_is_started_here() -> None:
     assert sorted(module for module in modules - CHILDREN if f'start("{module}"' not in source) == []
 
 
+def test_the_preflight_says_how_much_memory_there_is() -> None:
+    assert start("tools.preflight", "--need-gb", "0.001").startswith("OK")
+
+
 @needs_mlx
 def test_architectures_checks_one_and_knows_how_many_cuts_it_has() -> None:
     assert start("tools.architectures", "llama").startswith("llama  split  5/5 cuts")

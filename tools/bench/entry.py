@@ -1,4 +1,4 @@
-"""Tokens per second through one entry peer: `python -m tools.bench.entry --streams 64 --against OTHER_CHECKOUT`.
+"""Tokens per second through one entry peer: `python -m tools.bench entry --against OTHER_CHECKOUT`.
 
 One node with the dummy engine, one stage, and a client that only counts events. With --against the same is done with
 the code of another checkout in turns, and the medians are compared.
@@ -16,6 +16,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -89,28 +90,28 @@ def once(checkout: Path, streams: int, tokens: int) -> Figures:
             child.stop()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("entry", help="tokens per second through one entry peer", description=__doc__)
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=200, help="tokens of each stream")
+    parser.add_argument("--tokens", type=int, default=900, help="tokens of each stream")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--against", type=Path, help="another checkout, measured in turns with this one")
-    options = parser.parse_args()
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="measure its code in turns with this one's")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
     sides = {"this": Path(__file__).parents[2]}
-    if options.against:
-        sides["against"] = options.against.resolve()
+    if args.against:
+        sides["against"] = args.against.resolve()
     runs: dict[str, list[Figures]] = {side: [] for side in sides}
-    for _ in range(options.rounds):
+    for _ in range(args.rounds):
         for side, checkout in sides.items():
-            figures = once(checkout, options.streams, options.tokens)
+            figures = once(checkout, args.streams, args.tokens)
             runs[side].append(figures)
-            print(f"{side:8} {figures.tokens_per_s:8.0f} tokens/s, CPU per token: node {figures.node_us:4.0f} us, "
-                  f"runner {figures.runner_us:4.0f} us", flush=True)  # fmt: skip
+            cpu = f"node {figures.node_us:.0f} us, runner {figures.runner_us:.0f} us"
+            print(f"{side:8} {figures.tokens_per_s:8.0f} tokens/s, CPU per token: {cpu}", flush=True)
     medians = {side: statistics.median(run.tokens_per_s for run in given) for side, given in runs.items()}
-    if options.against:
+    if args.against:
         this, against = medians["this"], medians["against"]
         print(f"medians: {this:.0f} and {against:.0f} tokens/s, {this / against:.2f} x")
-
-
-if __name__ == "__main__":
-    main()
+    return 0
