@@ -8,6 +8,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from tools.structure import constructions, packages
+
 ROOT = Path(__file__).resolve().parents[1]
 
 PROMISE = re.compile(r"\bPure[.:]|\bpure functions\b|; pure\.|\b[Nn]o clock\b|: pure\b")
@@ -48,3 +50,16 @@ def test_a_class_name_stands_for_one_class() -> None:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_no_package_is_too_large_to_find_ones_way_in() -> None:
+    sizes = {package.name: package for package in packages()}
+    assert len(sizes) > 20
+    assert {name: size.lines for name, size in sizes.items() if size.lines > 5500} == {}, "lines"
+    assert {name: size.widest for name, size in sizes.items() if size.widest > 35} == {}, "modules in one folder"
+    assert sizes["node"].lines <= 2500, "node wires, starts, stops and answers; work belongs to the other packages"
+
+
+def test_a_node_is_made_of_parts() -> None:
+    made = constructions(ROOT / "exo_mesh" / "node" / "node.py", "Node")
+    assert 10 < len(made) <= 18, "a new part belongs into the factory of its package, parts.py"

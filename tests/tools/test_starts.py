@@ -58,6 +58,10 @@ def test_the_preflight_says_how_much_memory_there_is() -> None:
     assert start("tools.preflight", "--need-gb", "0.001").startswith("OK")
 
 
+def test_the_structure_is_counted() -> None:
+    assert "a node makes" in start("tools.structure")
+
+
 @needs_mlx
 def test_architectures_checks_one_and_knows_how_many_cuts_it_has() -> None:
     assert start("tools.architectures", "llama").startswith("llama  split  5/5 cuts")

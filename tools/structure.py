@@ -1,0 +1,62 @@
+"""Prints how large each package is, and what a node is made of: `python -m tools.structure`."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """modules, lines: of everything below it, without generated code. widest: most modules in one of its folders."""
+
+    name: str
+    modules: int
+    lines: int
+    widest: int
+
+
+def packages(root: Path = ROOT) -> list[Package]:
+    """Those of exo_mesh, and the engines; the largest first."""
+    folders = [path for path in (root / "exo_mesh").iterdir() if (path / "__init__.py").is_file()]
+    folders += [path for path in (root / "engines").iterdir() if (path / "__init__.py").is_file()]
+    return sorted((_measured(folder) for folder in folders if folder.name != "proto"), key=lambda one: -one.lines)
+
+
+def _measured(folder: Path) -> Package:
+    files = list(folder.rglob("*.py"))
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+    in_one_folder = [len(list(place.glob("*.py"))) for place in {file.parent for file in files}]
+    return Package(folder.name, len(files), lines, max(in_one_folder))
+
+
+def constructions(file: Path, class_name: str) -> list[str]:
+    """The classes, and factories `X.at`, that the constructor of a class and its `_new_*` helpers call."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(node, ast.ClassDef) or node.name != class_name:
+            continue
+        for function in node.body:
+            if isinstance(function, ast.FunctionDef) and function.name.startswith(("__init__", "_new_")):
+                calls = [
+                    ast.unparse(call.func)
+                    for call in ast.walk(ast.Module(function.body, []))
+                    if isinstance(call, ast.Call)
+                ]
+                found += [call for call in calls if call.split(".")[0][:1].isupper()]
+    return found
+
+
+def main() -> None:
+    for package in packages():
+        size = f"{package.modules:4} modules {package.lines:6} lines"
+        print(f"{package.name:20} {size}, at most {package.widest} modules in a folder")
+    made = constructions(ROOT / "exo_mesh" / "node" / "node.py", "Node")
+    print(f"\na node makes {len(made)} objects: {', '.join(made)}")
+
+
+if __name__ == "__main__":
+    main()
