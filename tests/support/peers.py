@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import psutil
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode
-from exo_mesh.cli.client import ApiClient
+from tests.support.asked_node import AskedNode, knows, runner_processes
 from tests.support.processes import clean_environ, eventually, gone
 
 MODEL = "exo-mesh-demo"
@@ -24,43 +25,23 @@ TRACES = ("Traceback (most recent call last)", "Fatal Python error", "Segmentati
 
 
 @dataclass(frozen=True)
-class Peer:
+class Peer(AskedNode):
     """One node: its process, and how to call it."""
 
     child: ChildNode
     ready: dict[str, Any]
 
     @property
-    def id(self) -> str:
-        return str(self.ready["node_id"])
-
-    @property
-    def url(self) -> str:
-        """Empty with --no-api."""
-        return str(self.ready["api_url"])
-
-    @property
     def grpc_address(self) -> str:
         return str(self.ready["grpc_address"])
-
-    @property
-    def api(self) -> ApiClient:
-        return ApiClient(self.url)
 
     @property
     def log(self) -> str:
         return self.child.log_path.read_text(errors="replace")
 
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.api.get("/state")
-        return state
-
-    def instances(self) -> list[dict[str, Any]]:
-        return list(self.state()["view"]["instances"])
-
     def runners(self) -> list[psutil.Process]:
         """Runner processes of this node."""
-        return psutil.Process(self.child.pid).children(recursive=True)
+        return runner_processes(self.child)
 
     def place(self, **wish: Any) -> dict[str, Any]:
         """POST /instance and wait until it is ready."""
@@ -107,7 +88,7 @@ def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> 
                 peers.append(Peer(children[0], children[0].wait_ready(START_S)))
         peers += [Peer(child, child.wait_ready(START_S)) for child in children[1:]]
         for peer in (peer for peer in peers if peer.url):
-            assert eventually(lambda peer=peer: knows(peer, len(peers)), 30), peer.child.log_tail(30)  # type: ignore[misc]
+            assert eventually(partial(knows, peer, {one.id for one in peers}, MODEL), 30), peer.child.log_tail(30)
         yield peers
         family = [process for peer in peers if peer.child.alive for process in peer.runners()]
         unharmed = [child for child in children if child.alive]
@@ -138,14 +119,6 @@ def start_node(home: Path, flags: Sequence[str], *, engine: str = "mlx") -> Chil
     environ = {**clean_environ(home), "HF_HUB_CACHE": str(home / "hub")}
     discovery = [] if "--discovery" in flags else ["--discovery", "none"]
     return ChildNode([*always, *discovery, *flags], home / "node.log", environ)
-
-
-def knows(peer: Peer, count: int) -> bool:
-    """Does it know that many peers, with their models and their memory?"""
-    state = peer.state()
-    return len(state["view"]["peers"]) == len(state["telemetry"]) == count and all(
-        MODEL in one["models"] for one in state["view"]["peers"]
-    )
 
 
 def await_all(peers: Sequence[Peer], condition: Callable[[Peer], bool], deadline_s: float = 15.0) -> None:

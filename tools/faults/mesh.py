@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 
 from exo_mesh.cli.child_node import ChildNode
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.errors import MeshError, PlacementError
+from tests.support.asked_node import AskedNode, knows, runner_processes
 from tools.faults.faulty import install
 from tools.faults.proxy import FaultProxy, Way, pairs
 
@@ -70,7 +70,7 @@ def wait_until(condition: Callable[[], object], deadline_s: float, what: str) ->
 
 
 @dataclass
-class Node:
+class Node(AskedNode):
     """One node at an address of its own, over its restarts."""
 
     number: int
@@ -129,36 +129,12 @@ class Node:
         return self.child.pid
 
     @property
-    def id(self) -> str:
-        return str(self.ready["node_id"])
-
-    @property
-    def url(self) -> str:
-        return str(self.ready["api_url"])
-
-    @property
     def control(self) -> str:
         return f"{self.address}:{self.grpc_port}"
 
-    @property
-    def api(self) -> ApiClient:
-        return ApiClient(self.url)
-
-    def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.api.get("/state")
-        return state
-
-    def instances(self) -> list[dict[str, Any]]:
-        return list(self.state()["view"]["instances"])
-
     def runners(self) -> list[int]:
         """Pids of the runner processes that this node has started and that still run."""
-        found = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children(recursive=True):
-                if is_runner(child):
-                    found.append(child.pid)
-        return found
+        return [] if self.child is None else [process.pid for process in runner_processes(self.child)]
 
     def metric(self, name: str) -> float:
         """Sum over all labels; 0 if there is no such metric yet."""
@@ -186,13 +162,6 @@ class Node:
         self.stopped = sign is signal.SIGSTOP or (self.stopped and sign is not signal.SIGCONT)
         if sign is signal.SIGKILL and self.child is not None:
             wait_until(lambda: not self.alive, 10, "a killed process ends")
-
-
-def is_runner(process: psutil.Process) -> bool:
-    try:
-        return "exo_mesh.runner" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False
 
 
 class FaultMesh:
@@ -253,7 +222,7 @@ class FaultMesh:
     def await_joined(self, deadline_s: float = JOIN_S) -> float:
         """Until each node that serves knows each other one, its models and its memory; seconds that took."""
         ids = {node.id for node in self.serving}
-        return wait_until(lambda: all(knows(node, ids) for node in self.serving), deadline_s, "all know each other")
+        return wait_until(lambda: all(knows_all(node, ids) for node in self.serving), deadline_s, "all know each other")
 
     def place(self, over: Sequence[Node], at: Node | None = None) -> dict[str, Any]:
         """Delete what there is, and place the demo model over these, the first layers on the first; the instance as
@@ -340,17 +309,12 @@ def _descendants(pid: int) -> list[int]:
     return []
 
 
-def knows(node: Node, ids: set[str]) -> bool:
-    """Does it know exactly these peers, with their models and their memory?"""
+def knows_all(node: Node, ids: set[str]) -> bool:
+    """It answers, and knows exactly these peers with their models and their memory."""
     try:
-        state = node.state()
+        return knows(node, ids, MODEL)
     except MeshError:
         return False
-    peers = state["view"]["peers"]
-    return (
-        {peer["id"] for peer in peers} == ids == set(state["telemetry"])
-        and all(MODEL in peer["models"] for peer in peers)
-    )  # fmt: skip
 
 
 def fault_mesh(
