@@ -76,8 +76,8 @@ class ModelError(MeshError):
 class PlacementError(MeshError):
     """No set of peers can hold the model; the message has what it needs, what there is, what would help.
 
-    The same as values, for programs: `reason` is a stable word (memory, layers, cuts, mixing, no_candidates,
-    too_few_peers, too_few_layers, tensor_group, outdated), `have` the usable bytes of each peer that was considered.
+    The same as values, for programs: `reason` is a stable word (docs/placement.md lists them under "Refusals"), `have`
+    the usable bytes of each peer that was considered.
     """
 
     code = "no_placement"

@@ -13,8 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_error_code_is_documented_with_its_status() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE))
-    assert rows == {code: str(rule.status) for code, rule in _RULES.items()}
-    assert {cls.code for cls in vars(errors).values() if isinstance(cls, type)} <= rows.keys()
+    assert rows == {code: str(rule.status) for code, rule in _RULES.items()}, "docs/errors.md, api/errors.py"
+    codes = {cls.code for cls in vars(errors).values() if isinstance(cls, type)}
+    assert codes <= rows.keys(), "give the code a status in api/errors.py and a row in docs/errors.md"
 
 
 def test_links_between_documents_lead_somewhere() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +33,32 @@ HEAVY = {
     "psutil",
     "shtab",
 }
+
+ASKING = {
+    "run": ["m", "hello"],
+    "status": [],
+    "topology": [],
+    "preview": ["m"],
+    "ps": [],
+    "models": [],
+    "stop": ["x"],
+    "drain": [],
+}
+"""The verbs that ask a node, with the arguments that they need. `doctor` is not here: that no node answers is a finding
+of it, and no failure."""
+
+
+def verbs_with(flag: str) -> set[str]:
+    """The verbs that have a flag, or a part (`bench ring`) that has it."""
+    found = set()
+    for verb in VERBS:
+        parser = Parser(prog=verb)
+        importlib.import_module(f"exo_mesh.cli.{verb}").add_arguments(parser)
+        parts = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers = [parser, *(part for choices in parts for part in choices.values())]
+        if any(flag in one._option_string_actions for one in parsers):
+            found.add(verb)
+    return found
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["version"], ["serve", "--help"], ["config", "show"], ["ps", "--help"],
@@ -99,10 +128,10 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     assert message in complaint
 
 
-@pytest.mark.parametrize("verb", [["status"], ["topology"], ["ps"], ["models"], ["stop", "x"], ["run", "m", "hello"]])
-def test_without_a_node_the_exit_code_is_3(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("verb", ASKING)
+def test_without_a_node_the_exit_code_is_3(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{closed_port()}"
-    assert main([*verb, "--api-url", url]) == exit_codes.NO_NODE
+    assert main([verb, *ASKING[verb], "--api-url", url]) == exit_codes.NO_NODE
     complaint = capsys.readouterr().err
     assert complaint == (
         f"exo-mesh: nothing answers at {url}; start a node with `exo-mesh`, or name one with --api-url\n"
@@ -169,7 +198,21 @@ def test_every_setting_has_a_flag() -> None:
 
 def test_the_documentation_has_every_verb_and_exit_code() -> None:
     text = (DOCS / "cli.md").read_text()
-    assert all(f"`{verb}" in text for verb in VERBS)
+    rows = {verb for verb in VERBS if re.search(rf"^\| `{verb}\b", text, re.MULTILINE)}
+    assert rows == VERBS.keys(), "docs/cli.md: the table of verbs"
     for code, meaning in exit_codes.MEANINGS.items():
         assert f"| {code} | {meaning} |" in text
+
+
+def test_the_documentation_says_which_verbs_ask_a_node_and_which_print_json() -> None:
+    text = (DOCS / "cli.md").read_text()
+    asking = re.search(r"^The verbs that ask a node \(([^)]*)\)", text, re.MULTILINE)
+    printing = re.search(r"^((?:`[\w ]+`(?:,| and)\s)+`\w+`)\stake `--json`", text, re.MULTILINE)
+    assert asking is not None and printing is not None
+    assert ASKING.keys() | {"doctor"} == verbs_with("--api-url"), "add the verb to ASKING"
+    assert set(re.findall(r"`(\w+)", asking[1])) == verbs_with("--api-url"), "docs/cli.md: the verbs that ask a node"
+    assert set(re.findall(r"`(\w+)", printing[1])) == verbs_with("--json"), "docs/cli.md: the verbs that take --json"
+
+
+def test_the_help_fits_a_small_terminal() -> None:
     assert usage().count("\n") < 30

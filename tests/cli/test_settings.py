@@ -95,7 +95,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "log_format": "json",
         "log_level": "debug",
     }
-    assert set(texts) == set(SETTINGS) - {"home"}
+    assert set(texts) == set(SETTINGS) - {"home"}, "add the setting to `texts` above and to `expected` below"
     expected = Settings(
         home=tmp_path,
         name="alpha",
@@ -320,4 +320,5 @@ def test_sizes_are_decimal_or_binary(text: str, num_bytes: int) -> None:
 
 
 def test_the_documentation_has_the_table_of_all_settings() -> None:
-    assert reference() in (DOCS / "configuration.md").read_text(), "run: exo-mesh config reference"
+    shown = reference() in (DOCS / "configuration.md").read_text()
+    assert shown, "put what `exo-mesh config reference` prints into docs/configuration.md, below 'All settings'"

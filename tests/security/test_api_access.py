@@ -81,7 +81,7 @@ async def call(api: Served, method: str, path: str, key: str = "", **headers: st
 async def test_every_route_that_changes_something_has_a_role_on_purpose(model_dir: Path) -> None:
     """A new route that is no GET must be named in USE_ROUTES, or here as one for admins."""
     table = {(method, path) for method, path in await routes(model_dir) if method not in ("GET", "HEAD")}
-    assert table == USE_ROUTES | ADMIN_ROUTES
+    assert table == USE_ROUTES | ADMIN_ROUTES, "name it in USE_ROUTES of api/access.py, or in ADMIN_ROUTES above"
     assert {path for method, path in await routes(model_dir)} >= OPEN_PATHS
     assert all(needed_role(method, path) is Role.ADMIN for method, path in ADMIN_ROUTES)
 
@@ -131,7 +131,9 @@ async def test_a_key_with_the_role_use_may_chat_and_read_but_not_change(model_di
 async def test_an_admin_may_do_everything(model_dir: Path, keys: Keys) -> None:
     async with serving(model_dir, keys=keys.file) as api:
         for method, path in await routes(model_dir):
-            assert (await call(api, method, path, keys.admin))[0] not in (401, 403), path
+            status = (await call(api, method, path, keys.admin))[0]
+            assert status not in (401, 403), path
+            assert status != 500, f"{path}: give tests/api/scripted_mesh.py the method that it calls"
 
 
 @pytest.mark.parametrize("given", ["", "x", "xm-00000000-" + "A" * 43, "Bearer", "\tü"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
+from itertools import count
 
 import pytest
 
@@ -18,6 +20,9 @@ __all__ = [
 
 CYCLES = 200
 WARM_UP = 20
+MIN_READS = 5
+READS_WITHIN_S = 30.0
+"""How long the reading thread of a test may take for MIN_READS; on a busy machine it waits for its turn."""
 
 
 def cycle(stages: Stages, sequence: int) -> None:
@@ -73,10 +78,14 @@ def test_figures_may_be_read_from_another_thread_at_any_time(stages: Stages) -> 
 
     watcher = threading.Thread(target=look)
     watcher.start()
+    give_up_at = time.monotonic() + READS_WITHIN_S
     try:
-        for sequence in range(WARM_UP):
+        for sequence in count():
+            # a fast engine has done all cycles before the other thread runs for the first time
+            if (sequence >= WARM_UP and read >= MIN_READS) or not watcher.is_alive() or time.monotonic() > give_up_at:
+                break
             cycle(stages, sequence)
     finally:
         stop.set()
         watcher.join(30)
-    assert read > 0
+    assert read >= MIN_READS
