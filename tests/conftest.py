@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from exo_mesh.membership.paths import PathKeeper
+
+if TYPE_CHECKING:
+    from tests.support.questions import Reference
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +29,11 @@ def logging_as_before() -> Iterator[None]:
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test does it: otherwise the direct way might win before the model is placed."""
     monkeypatch.setattr(PathKeeper, "_is_due", lambda self, peer: False)
+
+
+@pytest.fixture(scope="session")
+def whole() -> Reference:
+    """What mlx-lm itself generates greedily from the questions to the demo model."""
+    from tests.support.questions import Reference
+
+    return Reference()

@@ -167,7 +167,7 @@ MESSAGES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(raw=st.binary(max_size=40), body=st.dictionaries(FIELDS, JSON, max_size=5), messages=MESSAGES | JSON)
 def test_decoding_and_checking_raise_nothing_but_input_errors(raw: bytes, body: dict[str, Any], messages: Any) -> None:
     encoded = json.dumps({**body, "messages": messages}).encode()

@@ -76,12 +76,14 @@ def test_the_table_is_for_people(python: Path, tmp_path: Path) -> None:
     assert "MEMORY" in said.stdout and "cpu" in said.stdout
 
 
+@pytest.mark.extended
 def test_an_engine_that_cannot_run_here_is_refused_by_a_node_with_what_helps(python: Path, tmp_path: Path) -> None:
     said = run(python, tmp_path, "serve", "--engine", "nope", "--discovery", "none", "--api-port", "0")
     assert said.returncode == 2
     assert "dummy" in said.stderr, "it lists what there is"
 
 
+@pytest.mark.extended
 def test_its_nodes_join_and_serve_the_dummy(python: Path, tmp_path: Path) -> None:
     with mesh(tmp_path, [["--min-peers", "2"]] * 2, engine="dummy") as peers:
         instance = peers[0].place()
@@ -94,6 +96,7 @@ def test_its_nodes_join_and_serve_the_dummy(python: Path, tmp_path: Path) -> Non
         assert executables == {os.path.realpath(python)}
 
 
+@pytest.mark.extended
 def test_its_nodes_serve_a_real_model_with_numpy(
     python: Path, engines: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:

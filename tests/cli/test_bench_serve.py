@@ -40,6 +40,7 @@ def test_what_cannot_work_is_said_before_anything_is_measured(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_each_cell_is_asked_with_its_lengths_at_each_number_of_streams(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,10 +7,13 @@ import pty
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from exo_mesh.cli.child_node import ChildNode
 from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ
 
 
+@pytest.mark.extended
 def test_a_conversation_has_turns_and_ends_with_bye(tmp_path: Path) -> None:
     node = ChildNode(["--api-port", "0", *QUIET_FLAGS], tmp_path / "log", clean_environ(tmp_path))
     terminal, inside = pty.openpty()

@@ -31,6 +31,7 @@ def test_once_answers_over_two_peers_and_leaves_nothing(tmp_path: Path, monkeypa
     assert list(tmp_path.glob("exo-mesh-demo-*")) == []
 
 
+@pytest.mark.extended
 def test_it_goes_on_serving_until_it_is_stopped(tmp_path: Path) -> None:
     process, peers = _serving_demo(tmp_path)
     process.send_signal(signal.SIGTERM)
@@ -39,6 +40,7 @@ def test_it_goes_on_serving_until_it_is_stopped(tmp_path: Path) -> None:
     assert gone(peers)
 
 
+@pytest.mark.extended
 def test_no_peer_outlives_a_demo_that_is_killed(tmp_path: Path) -> None:
     process, peers = _serving_demo(tmp_path)
     os.kill(process.pid, signal.SIGKILL)

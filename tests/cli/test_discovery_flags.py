@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.main import main
 from exo_mesh.settings.config import load_settings
 from tests.support.nodes import free_port
 from tests.support.processes import QUIET_FLAGS, eventually, read_until, run, start
@@ -24,14 +25,15 @@ NODE = [flag for flag in QUIET_FLAGS if flag not in ("--discovery", "none")]
     ],
 )
 def test_a_peers_file_that_cannot_be_used_stops_the_node(
-    tmp_path: Path, flag: str, content: str | None, message: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, content: str | None, message: str
 ) -> None:
     path = tmp_path / "peers.json"
     if content is not None:
         path.write_text(content)
-    ended = run(["serve", *NODE, "--no-api", "--discovery", "manual", flag, str(path)], tmp_path / "home")
-    assert ended.returncode == exit_codes.USAGE
-    assert f"{path}: {message}" in ended.stderr and ended.stderr.count("\n") == 1
+    home = ["--home", str(tmp_path / "home")]
+    assert main(["serve", *NODE, *home, "--no-api", "--discovery", "manual", flag, str(path)]) == exit_codes.USAGE
+    complaint = capsys.readouterr().err
+    assert f"{path}: {message}" in complaint and complaint.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -41,15 +43,18 @@ def test_a_peers_file_that_cannot_be_used_stops_the_node(
         (["--discovery", "udp,tailscale"], "--discovery tailscale needs --tailscale-api-key-file"),
     ],
 )
-def test_a_way_without_what_it_needs_stops_the_node(tmp_path: Path, flags: list[str], message: str) -> None:
-    ended = run(["serve", *NODE, "--no-api", *flags], tmp_path / "home")
-    assert ended.returncode == exit_codes.USAGE and message in ended.stderr
+def test_a_way_without_what_it_needs_stops_the_node(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    assert main(["serve", *NODE, "--home", str(tmp_path / "home"), "--no-api", *flags]) == exit_codes.USAGE
+    assert message in capsys.readouterr().err
 
 
 def test_the_default_is_udp_and_mdns_together(tmp_path: Path) -> None:
     assert load_settings({"home": [str(tmp_path)]}, {}).settings.discovery == ("udp", "mdns")
 
 
+@pytest.mark.extended
 def test_the_topology_shows_links_and_who_was_refused(tmp_path: Path) -> None:
     ports = [free_port() for _ in range(3)]
     (tmp_path / "peers").write_text("".join(f"127.0.0.1:{port}\n" for port in ports))

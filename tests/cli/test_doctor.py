@@ -86,6 +86,7 @@ def names_with_api(url: str) -> list[str]:
     return [peer["name"] for peer in ApiClient(url).get("/state")["view"]["peers"] if peer["api_url"]]
 
 
+@pytest.mark.extended
 def test_a_running_node_is_recognised_and_tells_of_its_peers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

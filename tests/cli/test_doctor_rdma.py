@@ -127,6 +127,7 @@ async def test_a_cable_that_is_pulled_is_seen_by_all(
         await until(lambda: not any(p.active for peer in nodes[1].membership.view.peers() for p in peer.rdma_ports))
 
 
+@pytest.mark.extended
 async def test_a_group_over_rdma_follows_its_cable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes say that a cable joins them, as two Macs would. The engine has no collectives, so no RDMA is needed."""
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +18,7 @@ import pytest
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode
 from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.main import main
 from tests.cli.closed_port import closed_port
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, gone, read_until, run, start
 
@@ -49,7 +50,7 @@ def test_it_says_what_it_is_and_stops_cleanly(tmp_path: Path) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.extended), signal.SIGTERM])
 def test_a_signal_stops_node_and_runners_within_five_seconds(node: ChildNode, signum: signal.Signals) -> None:
     client = ApiClient(node.wait_ready(60)["api_url"])
     client.post("/instance", {"model": "exo-mesh-demo"}, 60)
@@ -79,27 +80,37 @@ def test_a_killed_node_leaves_no_runner(node: ChildNode) -> None:
     assert eventually(lambda: gone(runners), 3)
 
 
-def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path) -> None:
+Said = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Run a verb in this process: (exit code, standard output, standard error)."""
+
+    def run_here(*argv: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        return main(argv), *capsys.readouterr()
+
+    return run_here
+
+
+def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path, say: Said) -> None:
     url = node.wait_ready(60)["api_url"]
     instance = ApiClient(url).post("/instance", {"model": "exo-mesh-demo"}, 60)
     here = ["--api-url", url]
     for verb in ("status", "topology", "ps", "models"):
-        shown = run([verb, *here], tmp_path)
-        assert (shown.returncode, shown.stderr) == (exit_codes.OK, "")
-        assert "exo-mesh-demo" in shown.stdout
-        parsed = run([verb, "--json", *here], tmp_path)
-        assert json.loads(parsed.stdout)
+        code, shown, complaints = say(verb, *here)
+        assert (code, complaints) == (exit_codes.OK, "")
+        assert "exo-mesh-demo" in shown
+        assert json.loads(say(verb, "--json", *here)[1])
     assert instance["id"] in run(["ps", *here], tmp_path).stdout
-    unknown = run(["stop", "nothing", *here], tmp_path)
-    assert (unknown.returncode, unknown.stderr) == (
-        exit_codes.FAILED,
-        "exo-mesh: no instance nothing; see exo-mesh ps\n",
-    )
-    assert run(["stop", "exo-mesh-demo", *here], tmp_path).stdout == f"stopped {instance['id']}\n"
+    code, _, complaints = say("stop", "nothing", *here)
+    assert (code, complaints) == (exit_codes.FAILED, "exo-mesh: no instance nothing; see exo-mesh ps\n")
+    assert say("stop", "exo-mesh-demo", *here)[1] == f"stopped {instance['id']}\n"
     assert eventually(lambda: ApiClient(url).get("/state")["view"]["instances"] == [])
 
 
-def test_run_asks_it(node: ChildNode, tmp_path: Path) -> None:
+def test_run_asks_it(node: ChildNode, tmp_path: Path, say: Said) -> None:
     here = ["--api-url", node.wait_ready(60)["api_url"]]
     asked = run(["run", "exo-mesh-demo", "Hello.", "--max-tokens", "5", "--verbose", *here], tmp_path)
     assert asked.returncode == exit_codes.OK
@@ -107,9 +118,9 @@ def test_run_asks_it(node: ChildNode, tmp_path: Path) -> None:
     assert "5 tokens, " in asked.stderr
     piped = run(["run", "exo-mesh-demo", "--json", "--max-tokens", "5", *here], tmp_path, stdin="Hello.\n")
     assert json.loads(piped.stdout)["usage"]["completion_tokens"] == 5
-    unknown = run(["run", "exo-mesh-dem", "Hello.", *here], tmp_path)
-    assert unknown.returncode == exit_codes.FAILED
-    assert "exo-mesh-demo" in unknown.stderr
+    code, _, complaints = say("run", "exo-mesh-dem", "Hello.", *here)
+    assert code == exit_codes.FAILED
+    assert "exo-mesh-demo" in complaints
     empty = run(["run", "exo-mesh-demo", *here], tmp_path)
     assert (empty.returncode, empty.stderr) == (1, "exo-mesh: the prompt on standard input is empty\n")
 
@@ -142,6 +153,7 @@ def test_run_starts_a_node_where_there_is_none(tmp_path: Path) -> None:
     assert (asked.returncode, asked.stdout.strip() != "") == (exit_codes.OK, True), asked.stderr
 
 
+@pytest.mark.extended
 def test_two_nodes_find_each_other_by_a_bootstrap_peer(node: ChildNode, tmp_path: Path) -> None:
     first = node.wait_ready(60)
     (tmp_path / "b").mkdir()
@@ -187,6 +199,7 @@ def test_a_taken_default_port_is_replaced_and_said(tmp_path: Path) -> None:
     assert process.returncode == exit_codes.OK
 
 
+@pytest.mark.extended
 def test_without_an_api_there_is_none(tmp_path: Path) -> None:
     child = ChildNode(["--no-api", *QUIET_FLAGS], tmp_path / "log", clean_environ(tmp_path))
     try:
@@ -198,7 +211,7 @@ def test_without_an_api_there_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "code", "message"),
     [
-        (["--engine", "nope"], exit_codes.USAGE, "no engine 'nope'"),
+        pytest.param(["--engine", "nope"], exit_codes.USAGE, "no engine 'nope'", marks=pytest.mark.extended),
         (["--host", "203.0.113.1"], exit_codes.USAGE, "--host 203.0.113.1: "),
         (["--home", "/dev/null/x"], exit_codes.USAGE, "/dev/null/x"),
     ],

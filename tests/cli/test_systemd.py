@@ -44,6 +44,7 @@ def heard_until(sock: socket.socket, key: str) -> dict[str, str]:
     return message
 
 
+@pytest.mark.extended
 def test_a_real_node_is_ready_beats_and_says_that_it_stops(tmp_path: Path) -> None:
     with notify_socket(str(tmp_path / "notify")) as sock:
         environ = {**clean_environ(tmp_path), "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}

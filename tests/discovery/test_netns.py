@@ -37,7 +37,9 @@ def all_see(hosts: list[Host], names: str) -> bool:
     return all(host.sees() == names.split() for host in hosts)
 
 
-@pytest.mark.parametrize("way", ["udp", pytest.param("mdns", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "way", [pytest.param("udp", marks=pytest.mark.extended), pytest.param("mdns", marks=pytest.mark.slow)]
+)
 def test_three_hosts_on_a_bridge_form_a_mesh_lose_one_and_let_one_go(tmp_path: Path, way: str) -> None:
     with network(tmp_path, 3) as (one, two, three):
         start_all([one, two, three], "--discovery", way)
@@ -56,6 +58,7 @@ def test_three_hosts_on_a_bridge_form_a_mesh_lose_one_and_let_one_go(tmp_path: P
         assert all_see([one, three], "h1 h3"), "no ghost comes back"
 
 
+@pytest.mark.extended
 def test_a_second_node_is_seen_at_once(tmp_path: Path) -> None:
     with network(tmp_path, 2) as (one, two):
         for way in ("udp", "mdns"):
@@ -112,7 +115,13 @@ def _avahi(host: Host, folder: Path):  # type: ignore[no-untyped-def]
     return browse
 
 
-@pytest.mark.parametrize("how", [pytest.param("the cable is pulled", marks=pytest.mark.slow), "packets vanish"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("the cable is pulled", marks=pytest.mark.slow),
+        pytest.param("packets vanish", marks=pytest.mark.extended),
+    ],
+)
 def test_a_peer_with_two_paths_stays_when_one_goes(tmp_path: Path, how: str) -> None:
     with network(tmp_path, 2, num_networks=2) as (one, two):
         start_all([one, two], "--discovery", "udp,mdns")
@@ -141,7 +150,9 @@ def _is_on(address: str, number: int) -> bool:
     return address.startswith(f"10.77.{number}.") or f"%eth{number}]" in address
 
 
-@pytest.mark.parametrize("way", [pytest.param("udp", marks=pytest.mark.slow), "mdns"])
+@pytest.mark.parametrize(
+    "way", [pytest.param("udp", marks=pytest.mark.slow), pytest.param("mdns", marks=pytest.mark.extended)]
+)
 def test_an_interface_that_comes_later_is_used(tmp_path: Path, way: str) -> None:
     with network(tmp_path, 2) as (one, two):
         ip("-n", two.ns, "link", "set", "eth0", "down")

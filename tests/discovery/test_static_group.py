@@ -162,6 +162,7 @@ def test_variables_that_are_no_group_are_refused(
         launched_group({"MLX_RANK": "0", "MLX_HOSTFILE": "nowhere"})
 
 
+@pytest.mark.extended
 async def test_nodes_of_one_hostfile_find_each_other_and_are_the_group_without_being_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +221,7 @@ def launched(tmp_path: Path) -> Iterator[list[ApiClient]]:
         assert eventually(lambda: gone(nodes), 10)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_under_mlx_launch_the_ranks_are_the_group(launched: list[ApiClient]) -> None:
     def both_there() -> bool:
         try:

@@ -134,6 +134,7 @@ async def test_five_nodes_that_start_together_with_the_defaults_reach_one_view(t
     await asyncio.gather(*(node.stop() for node in nodes))
 
 
+@pytest.mark.extended
 async def test_twenty_restarts_leave_no_ghost(tmp_path: Path) -> None:
     settings = await settings_for("udp", tmp_path, [])
     stays = make_node(tmp_path / "stays", "stays", Machine(), **settings)

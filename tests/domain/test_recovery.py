@@ -121,7 +121,7 @@ def test_what_those_left_cannot_hold_is_refused_with_the_numbers() -> None:
     assert refused.value.need_bytes > sum(size for _, size in refused.value.have)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.integers(4, 24), min_size=2, max_size=6),
     lost=st.sets(st.integers(0, 5), min_size=1, max_size=3),

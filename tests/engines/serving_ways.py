@@ -20,6 +20,9 @@ VOCAB = 64
 SIZES = (3, 17, 1, 64, 9, 40, 2, 33, 5, 100)
 """Tokens of the prompts, over and over."""
 
+LIBRARIES = {"mlx": ("mlx", "mlx_lm"), "torch": ("torch", "transformers")}
+"""What an engine needs that exo-mesh does not install everywhere."""
+
 
 @dataclass(frozen=True)
 class Way:
@@ -37,8 +40,7 @@ class Way:
 
     @property
     def is_installed(self) -> bool:
-        needed = {"mlx": "mlx_lm", "torch": "transformers"}.get(self.engine, "numpy")
-        return importlib.util.find_spec(needed) is not None
+        return all(importlib.util.find_spec(library) is not None for library in LIBRARIES.get(self.engine, ()))
 
 
 DUMMY = Way("dummy")

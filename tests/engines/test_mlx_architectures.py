@@ -42,7 +42,14 @@ DIVERSE = {
 """{architecture: (legal cuts, a kind of KV that it has)}"""
 
 
-@pytest.mark.parametrize("architecture", DIVERSE)
+QUICK = ("deepseek_v3", "gemma3_text", "qwen3_next")
+"""One of each kind of KV that is not full."""
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.extended) for name in DIVERSE],
+)
 def test_a_split_model_has_the_bits_of_the_whole(architecture: str) -> None:
     outcome = check(architecture, few=True)
     assert (outcome.state, outcome.reason, outcome.different) == ("split", "", {})

@@ -92,7 +92,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         model.stages.close()
 
 
-@pytest.mark.parametrize("architecture", TOGETHER)
+SELDOM = ("gemma4", "gpt2", "longcat_flash_ngram")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=pytest.mark.extended if name in SELDOM else ()) for name in TOGETHER],
+)
 def test_sequences_come_and_go_at_every_frame(make: Any, architecture: str) -> None:
     model = make(architecture)
     model.prefill()

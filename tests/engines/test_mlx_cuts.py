@@ -31,6 +31,7 @@ def test_the_shipped_model_can_be_cut_anywhere() -> None:
     assert code == 0 and answer["survey"]["legal_cuts"] == list(range(1, layers))
 
 
+@pytest.mark.extended
 def test_what_cannot_be_read_cannot_be_run(tmp_path: Path) -> None:
     code, answer = ask("mlx", tmp_path)
     assert code == 0 and str(tmp_path) in answer["unable"]

@@ -73,6 +73,7 @@ def test_a_group_of_one_is_a_mistake_of_the_caller() -> None:
         division_obstacle(LLAMA_8B, 1)
 
 
+@pytest.mark.extended
 def test_what_the_source_says_is_what_the_classes_have() -> None:
     """Read in a process of its own, as it imports every model of mlx-lm."""
     script = (

@@ -69,7 +69,14 @@ def write(directory: Path, architecture: str, **settings: object) -> Path:
     return write_checkpoint(directory, tiny_config(architecture) | settings)
 
 
-@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3", "qwen3_moe", "gemma3_text"])
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "llama",
+        "qwen3_moe",
+        *(pytest.param(name, marks=pytest.mark.extended) for name in ("deepseek_v3", "gemma3_text")),
+    ],
+)
 def test_two_peers_with_half_of_the_files_each_give_the_bits_of_the_whole(tmp_path: Path, architecture: str) -> None:
     tied = architecture == "gemma3_text"
     halves = [write(tmp_path / name, architecture, tie_word_embeddings=tied) for name in ("first", "last")]

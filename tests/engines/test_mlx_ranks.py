@@ -74,7 +74,7 @@ def test_a_group_is_checked_and_gives_what_one_process_gives_from_half_of_the_by
         assert 0 < outcome.answer["worst"] < 1e-5 and outcome.answer["chunk_s"] > outcome.answer["all_reduce_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_the_check_finds_noise_that_one_rank_makes_beyond_the_second_chunk(llama: Path, tmp_path: Path) -> None:
     outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), verify_chunk=32, spoil="noise"), tmp_path)
     (leader, said), (follower, heard) = (outcome.answer["error"] for outcome in outcomes)
@@ -83,7 +83,7 @@ def test_the_check_finds_noise_that_one_rank_makes_beyond_the_second_chunk(llama
     assert "the leader finds that layers 0 to 0 are wrong" in heard
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_rank_that_makes_something_else_of_a_frame_is_found_while_serving(llama: Path, tmp_path: Path) -> None:
     wanted: list[Frame] = [([(1, place, 1, 1)], [TOKENS[place]]) for place in range(AGREE_EVERY + 1)]
     good = run_ranks(Job(llama, (0, LAYERS, LAYERS), wanted), tmp_path)
@@ -94,7 +94,7 @@ def test_a_rank_that_makes_something_else_of_a_frame_is_found_while_serving(llam
         assert kind == "CanaryError" and "rank 1 has another result than the leader" in message
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_a_later_stage_takes_hidden_states_of_no_group(llama: Path, tmp_path: Path) -> None:
     """The canary begins with made-up hidden states there."""
     outcomes = run_ranks(Job(llama, (1, LAYERS, LAYERS), verify_chunk=CHUNK), tmp_path)
@@ -102,7 +102,7 @@ def test_a_later_stage_takes_hidden_states_of_no_group(llama: Path, tmp_path: Pa
     assert 0 < outcomes[0].answer["worst"] < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
     """Of a checkpoint of 512 MB each rank may take 0.7 of what one process takes, besides the libraries that both
     import: these are a third of a process here, and nothing of a real model."""

@@ -228,6 +228,7 @@ def peak_bytes(model_dir: Path, start: int, stop: int) -> int:
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_peak_of_a_load_is_the_share_in_float32_and_little_more(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, BIG, repeat=True)

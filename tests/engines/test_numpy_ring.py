@@ -12,10 +12,8 @@ import pytest
 pytest.importorskip("mlx_lm")
 
 from exo_mesh.engine.registry import GROUP
-from tests.mesh import test_exactness as exactness
 from tests.support.peers import ANSWER_S, Peer, chat_body, mesh, text_of
-
-whole = exactness.whole
+from tests.support.questions import MAX_TOKENS, QUESTIONS, SHORT, Reference, ask
 
 pytestmark = pytest.mark.skipif(
     "numpy" not in {point.name for point in metadata.entry_points(group=GROUP)},
@@ -23,18 +21,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def compare(peers: list[Peer], expected: dict[str, exactness.Answer]) -> None:
-    """Each question alone, at the peers in turn, and then some of them at once."""
+def compare(peers: list[Peer], expected: Reference, names: tuple[str, ...]) -> None:
+    """Each question alone, at the peers in turn, and then all of them at once."""
     instance = peers[0].place()
     assert {stage["peer"] for stage in instance["stages"]} == {peer.id for peer in peers}
     assert {stage["engine"] for stage in instance["stages"]} == {"numpy"}
-    for (name, (messages, right)), peer in zip(exactness.QUESTIONS.items(), cycle(peers)):
-        answer = exactness.ask(peer, messages)
+    for name, peer in zip(names, cycle(peers)):
+        messages, right = QUESTIONS[name]
+        answer = ask(peer, messages)
         assert (name, answer.tokens) == (name, expected[name].tokens)
         assert answer.logprobs == pytest.approx(expected[name].logprobs, abs=1e-4)
         assert right is None or answer.text == right
-    names = ["count up", "repeat", "long", "system"]
-    bodies = [chat_body(exactness.QUESTIONS[name][0], max_tokens=exactness.MAX_TOKENS) for name in names]
+    bodies = [chat_body(QUESTIONS[name][0], max_tokens=MAX_TOKENS) for name in names]
     with ThreadPoolExecutor(len(names)) as pool:
         asked = [
             pool.submit(peer.api.post, "/v1/chat/completions", body, ANSWER_S)
@@ -44,13 +42,17 @@ def compare(peers: list[Peer], expected: dict[str, exactness.Answer]) -> None:
     assert texts == [expected[name].text for name in names]
 
 
-def test_two_numpy_nodes_give_the_text_of_mlx_lm(tmp_path: Path, whole: dict[str, exactness.Answer]) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(SHORT, id="short"), pytest.param(tuple(QUESTIONS), id="all", marks=pytest.mark.extended)],
+)
+def test_two_numpy_nodes_give_the_text_of_mlx_lm(tmp_path: Path, whole: Reference, names: tuple[str, ...]) -> None:
     with mesh(tmp_path, [["--min-peers", "2"]] * 2, engine="numpy") as peers:
-        compare(peers, whole)
+        compare(peers, whole, names)
 
 
-@pytest.mark.slow
-def test_two_deterministic_nodes_give_the_text_of_mlx_lm(tmp_path: Path, whole: dict[str, exactness.Answer]) -> None:
+@pytest.mark.extended
+def test_two_deterministic_nodes_give_the_text_of_mlx_lm(tmp_path: Path, whole: Reference) -> None:
     flags = ["--min-peers", "2", "--engine-option", "mode=deterministic"]
     with mesh(tmp_path, [flags] * 2, engine="numpy") as peers:
-        compare(peers, whole)
+        compare(peers, whole, tuple(QUESTIONS))

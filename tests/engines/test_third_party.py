@@ -78,6 +78,7 @@ def plain_loop(model_dir: Path, prompt: str, num_tokens: int) -> str:
     return str(Tokenizer.from_file(str(model_dir / "tokenizer.json")).decode(ids[-num_tokens:]))
 
 
+@pytest.mark.extended
 def test_a_mesh_of_two_nodes_serves_its_model(site: Path, tmp_path: Path) -> None:
     model_dir = tmp_path / "models" / "bigram"
     subprocess.run([sys.executable, "-m", "exo_mesh_engine_example", str(model_dir)], check=True, timeout=60)

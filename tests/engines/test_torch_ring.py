@@ -14,8 +14,8 @@ from mlx_lm.generate import generate_step
 from mlx_lm.utils import load
 
 from exo_mesh.engine.registry import load_registry
-from tests.mesh.test_exactness import shipped, user
 from tests.support.peers import MODEL, Peer, mesh, text_of
+from tests.support.questions import shipped, user
 
 pytestmark = [
     pytest.mark.slow,

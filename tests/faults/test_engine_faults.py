@@ -132,6 +132,7 @@ def new_runners(node: Node, known: list[int]) -> set[int]:
     return found
 
 
+@pytest.mark.extended
 def test_stages_that_differ_a_little_stay_in_step(tmp_path: Path) -> None:
     """Only the last stage draws, and every row says where it begins: noise changes what is said, and no more."""
     with mesh_of(tmp_path, [faulty(noise=1e-3)] * 3) as mesh:

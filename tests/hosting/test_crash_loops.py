@@ -53,6 +53,7 @@ async def test_a_model_whose_runner_always_crashes_is_given_up_with_the_cause(tm
         assert node._hosting.host.reserved_bytes == 0
 
 
+@pytest.mark.extended
 async def test_after_three_crashes_it_is_placed_on_another_peer(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, commands=(CRASHES, RUNNER_COMMAND)) as nodes:
         assert len(await tokens(nodes[0], a_request())) == 12
@@ -61,6 +62,7 @@ async def test_after_three_crashes_it_is_placed_on_another_peer(tmp_path: Path) 
         assert codes(nodes[1]) == []
 
 
+@pytest.mark.extended
 async def test_one_that_crashes_there_as_well_is_given_up_after_one_more_try(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, commands=(CRASHES, CRASHES)) as nodes:
         with pytest.raises(CrashLoopError, match="before that"):

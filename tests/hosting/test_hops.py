@@ -27,6 +27,7 @@ async def placed(mesh: TwoWays) -> dict[str, Any]:
     return instances(mesh.far)[0]
 
 
+@pytest.mark.extended
 async def test_a_hop_whose_address_dies_goes_on_at_another_one_of_the_same_peer(tmp_path: Path) -> None:
     async with two_ways(tmp_path) as mesh:
         before = await placed(mesh)

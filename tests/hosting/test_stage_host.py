@@ -34,7 +34,8 @@ async def a_plan(node: Node, instance_id: str) -> Plan:
 
 async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner died before the mesh heard of the instance, or its release got lost on the way."""
-    monkeypatch.setattr("exo_mesh.hosting.reservations.LEASE_S", 2.5)
+    monkeypatch.setattr("exo_mesh.hosting.reservations.LEASE_S", 1.0)
+    monkeypatch.setattr("exo_mesh.hosting.stage_host.EXPIRE_EVERY_S", 0.2)
     async with mesh(tmp_path, 1) as (node,):
         plan = await a_plan(node, "unheard-of-1")
         assert (await node._hosting.host.reserve(plan, 0)).granted
@@ -42,7 +43,7 @@ async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, mon
             async for report in reports:
                 if report.HasField("ready"):
                     break
-            await asyncio.sleep(5)
+            await asyncio.sleep(2)
             assert runners() and node._hosting.host.reserved_bytes > 0, "as long as it is watched it stays"
         await until(lambda: not runners())
         assert node._hosting.host.reserved_bytes == 0
@@ -58,6 +59,7 @@ async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:
         assert not (await node._hosting.host.reserve(await a_plan(node, "later-1"), 0)).granted
 
 
+@pytest.mark.extended
 async def test_a_node_stops_in_time_when_a_member_of_its_ring_does_not_answer(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
@@ -79,7 +81,7 @@ async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path
         release = node._hosting.host.release
 
         async def slow(instance_id: str, ballot: Ballot) -> None:
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.3)
             await release(instance_id, ballot)
 
         node._hosting.host.release = slow  # type: ignore[method-assign]

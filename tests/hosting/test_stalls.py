@@ -11,7 +11,7 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.node.node import Node
 from tests.support.nodes import a_request, instances, mesh, tokens
 
-STRICT = RunnerLimits(decode_s=0.5, prefill_s=0.5)
+STRICT = RunnerLimits(decode_s=0.5, prefill_s=0.5, polite_s=0.5, terminate_s=0.5)
 
 HANGS_ONCE = """
 import os, sys, time

@@ -21,7 +21,7 @@ from exo_mesh.proto import runner_pb2
 from exo_mesh.transport.plan_codec import plan_to_proto
 from tests.support.nodes import until
 
-QUICK = RunnerLimits(first_message_s=20.0, silence_s=1.0, load_base_s=2.0, polite_s=0.3, terminate_s=0.3)
+QUICK = RunnerLimits(first_message_s=20.0, silence_s=0.6, load_base_s=0.3, polite_s=0.3, terminate_s=0.3)
 
 PREAMBLE = """
 import socket, struct, sys, time
@@ -136,7 +136,7 @@ async def test_a_frozen_runner_is_killed_without_being_asked_first() -> None:
 
 async def test_a_failure_is_told_before_the_process_is_gone() -> None:
     script = "import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "while True: time.sleep(1)"
-    one = runner(script, replace(QUICK, terminate_s=1.0))
+    one = runner(script)
     running = asyncio.create_task(one.run())
     async with asyncio.timeout(10):
         async for status in one.board.watch():

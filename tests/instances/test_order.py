@@ -65,6 +65,7 @@ async def test_of_two_peers_that_place_the_last_memory_one_wins_and_the_other_ge
         await until(lambda: all(len(instances(node)) == 1 for node in nodes))
 
 
+@pytest.mark.extended
 async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
         await until(lambda: not runners())
 
 
+@pytest.mark.extended
 async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +151,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
         assert sum(len(node._owning.custody.keepers) for node in nodes) == 1
 
 
+@pytest.mark.extended
 async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ownership, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2) as nodes:

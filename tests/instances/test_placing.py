@@ -34,7 +34,7 @@ def layers_of(instance: dict[str, object]) -> list[int]:
     return [layer for stage in stages for layer in range(*stage["layers"])]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [*(pytest.param(count, marks=pytest.mark.extended) for count in (1, 2)), 3])
 async def test_a_model_runs_on_as_many_nodes_as_asked_and_every_node_is_a_way_in(tmp_path: Path, count: int) -> None:
     async with mesh(tmp_path, count) as nodes:
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=count))
@@ -156,9 +156,9 @@ async def test_an_instance_can_be_deleted_while_it_loads(tmp_path: Path) -> None
         assert not instances(node)
 
 
-@pytest.mark.parametrize("asked", [0, 1])
+@pytest.mark.parametrize("asked", [0, pytest.param(1, marks=pytest.mark.extended)])
 async def test_of_two_that_were_placed_at_once_none_is_left_by_a_delete(tmp_path: Path, asked: int) -> None:
-    async with mesh(tmp_path, 2, engine_options={"load_ms": "1500"}) as nodes:
+    async with mesh(tmp_path, 2, engine_options={"load_ms": "800"}) as nodes:
         placing = [asyncio.create_task(node.create_instance(InstanceSpec(MODEL))) for node in nodes]
         seen = nodes[asked].membership.view
         await until(lambda: len({owner for owner, _ in seen.records_of_instances()}) == 2)
@@ -182,6 +182,7 @@ async def test_what_a_node_says_of_models(tmp_path: Path) -> None:
         assert await nodes[0].context_limit(MODEL) == 2048
 
 
+@pytest.mark.extended
 async def test_a_node_stops_within_seconds_even_while_loading(tmp_path: Path) -> None:
     node = make_node(tmp_path, "n", Machine(), engine_options={"load_ms": "60000"})
     await node.start()

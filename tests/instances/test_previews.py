@@ -85,7 +85,7 @@ async def test_speeds_are_learnt_and_told(tmp_path: Path) -> None:
 
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "5"}) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        await tokens(nodes[0], a_request(max_tokens=300))
+        await tokens(nodes[0], a_request(max_tokens=160))
         driver = placed["stages"][-1]["peer"]
 
         def learnt() -> bool:
@@ -96,7 +96,7 @@ async def test_speeds_are_learnt_and_told(tmp_path: Path) -> None:
         weights = (await nodes[0].preview_instances(InstanceSpec(MODEL)))[1]["stages"][0]["weights_bytes"]
         measured = nodes[0].membership.telemetry[nodes[0].node_id].s_per_gb["dummy"]
         assert 0.0045 < measured * weights / 1e9 < 0.05, "a step waits 5 ms, or more on a busy machine"
-        await until(lambda: nodes[0].membership.telemetry[driver].tokens.get(placed["id"]) == 300)
+        await until(lambda: nodes[0].membership.telemetry[driver].tokens.get(placed["id"]) == 160)
 
 
 async def test_a_refusal_of_a_placement_has_its_numbers(tmp_path: Path) -> None:

@@ -73,9 +73,9 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
 ) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
-        expected = await tokens(nodes[1], a_request("undisturbed", 60))
-        reading = Reading(nodes[1], "disturbed", 60)
-        await until(lambda: len(reading.tokens) > 10)
+        expected = await tokens(nodes[1], a_request("undisturbed", 24))
+        reading = Reading(nodes[1], "disturbed", 24)
+        await until(lambda: len(reading.tokens) > 5)
         os.kill(placed["stages"][lost]["pid"], signal.SIGKILL)
         assert await asyncio.wait_for(reading.task, 20) == expected
         await until(lambda: ready(nodes[1]) and ready(nodes[1])[0]["ballot"] != placed["ballot"])
@@ -103,6 +103,7 @@ async def test_while_a_ring_recovers_its_context_limit_stands_and_its_model_coun
         assert ready(node)[0]["ballot"] != placed["ballot"]
 
 
+@pytest.mark.extended
 async def test_a_spare_takes_the_layers_of_a_dead_peer_and_nobody_else_loads(tmp_path: Path) -> None:
     async with mesh(tmp_path, 4, engine_options=SLOW) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
@@ -135,6 +136,7 @@ async def test_neighbours_absorb_a_dead_owner_and_the_lowest_member_owns_what_is
         assert after["owner"] in (nodes[1].node_id, nodes[2].node_id, nodes[3].node_id)
 
 
+@pytest.mark.extended
 async def test_sixteen_streams_survive_a_stage_and_none_is_refused(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, engine_options={"cost_ms": "3"}, max_queued=4) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
@@ -237,7 +239,9 @@ async def test_a_node_that_stops_leaves_its_rings_to_the_others(tmp_path: Path, 
         assert {peer: pids(after)[peer] for peer in kept} == kept
 
 
-@pytest.mark.parametrize("asking", [0, 1], ids=["its owner", "another peer"])
+@pytest.mark.parametrize(
+    "asking", [pytest.param(0, id="its owner", marks=pytest.mark.extended), pytest.param(1, id="another peer")]
+)
 async def test_a_ring_that_failed_a_request_and_that_nobody_mends_is_made_anew_of_what_there_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asking: int
 ) -> None:

@@ -43,11 +43,11 @@ async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: P
             assert exc.reason == "no_candidates"
         else:
             raise AssertionError("there is no fourth peer")
-        expected = await tokens(nodes[0], a_request("undisturbed", 100))
+        expected = await tokens(nodes[0], a_request("undisturbed", 40))
         got: list[list[int]] = [[] for _ in range(9)]
         running = []
         for number in range(9):
-            running.append(asyncio.create_task(collect(nodes[0], f"r{number}", 100, got[number])))
+            running.append(asyncio.create_task(collect(nodes[0], f"r{number}", 40, got[number])))
             await until(lambda number=number: sum(live(nodes[0]).values()) == number + 1)  # type: ignore[misc]
         assert sorted(live(nodes[0]).values()) == [3, 3, 3]
         await asyncio.gather(*running)
@@ -71,6 +71,7 @@ async def test_what_other_entry_peers_send_counts_too(tmp_path: Path) -> None:
         await asyncio.gather(*first, *second, return_exceptions=True)
 
 
+@pytest.mark.extended
 async def test_requests_of_a_lost_replica_go_on_at_another_with_the_same_text(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
         made = await nodes[0].create_replicas(InstanceSpec(MODEL), 2)

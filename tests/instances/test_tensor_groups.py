@@ -61,6 +61,7 @@ async def test_a_group_is_formed_serves_and_ends_without_a_trace(tmp_path: Path)
         await until(lambda: all(node._hosting.host.reserved_bytes == 0 for node in nodes))
 
 
+@pytest.mark.extended
 async def test_a_group_and_a_single_peer_share_a_ring_in_either_order(tmp_path: Path) -> None:
     expected = await alone(tmp_path)
     async with mesh(tmp_path, 3) as nodes:
@@ -76,7 +77,7 @@ async def test_a_group_and_a_single_peer_share_a_ring_in_either_order(tmp_path: 
 
 async def test_a_rank_that_is_killed_while_serving_ends_the_group_and_the_request_goes_on(tmp_path: Path) -> None:
     expected = await alone(tmp_path)
-    async with mesh(tmp_path, 2, engine_options={"cost_ms": "150"}) as nodes:
+    async with mesh(tmp_path, 2, engine_options={"cost_ms": "50"}) as nodes:
         await nodes[0].create_instance(PAIR)
         before = rank_runners(nodes)
         victim = before[1] if before[1]._start.rank.rank == 1 else before[0]
@@ -106,7 +107,9 @@ def cable(nodes: list[Node]) -> None:
         nodes[own].membership.describe(replace(nodes[own].membership.own, rdma_ports=(port,)))
 
 
-@pytest.mark.parametrize(("reduce_ms", "is_group"), [("0.01", True), ("50", False)])
+@pytest.mark.parametrize(
+    ("reduce_ms", "is_group"), [("0.01", True), pytest.param("50", False, marks=pytest.mark.extended)]
+)
 async def test_what_a_group_measures_decides_whether_it_stays_one(
     tmp_path: Path, reduce_ms: str, is_group: bool
 ) -> None:
@@ -125,7 +128,7 @@ async def test_what_a_group_measures_decides_whether_it_stays_one(
         assert shape(forced) == [2], "who insists gets it"
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipeline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,11 +140,11 @@ async def test_ranks_that_never_start_are_given_up_and_their_peers_become_a_pipe
     )
     runner.chmod(0o755)
     async with mesh(tmp_path, 2) as nodes:
-        limits = HostLimits(RunnerLimits(first_message_s=5.0), command=(str(runner),))
+        limits = HostLimits(RunnerLimits(first_message_s=2.5), command=(str(runner),))
         monkeypatch.setattr(nodes[1]._hosting.host, "_limits", limits)
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         instance = await nodes[0].create_instance(PAIR)
-        assert shape(instance) == [1, 1] and "has been silent for 5 s" in instance["reason"]
+        assert shape(instance) == [1, 1] and "has been silent for 2 s" in instance["reason"]
         assert len(await tokens(nodes[0], a_request())) == 12
         assert len(runners()) == 2
 

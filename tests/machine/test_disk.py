@@ -120,6 +120,7 @@ def answers(api: ApiClient) -> bool:
     return bool(api.post("/v1/chat/completions", body, 60)["usage"]["completion_tokens"] == 5)
 
 
+@pytest.mark.extended
 def test_a_node_serves_on_a_full_disk_says_so_and_recovers(small_volume: Path, tmp_path: Path) -> None:
     node = serve(small_volume / "home", tmp_path / "node.log")
     try:

@@ -112,7 +112,7 @@ async def test_a_wide_pipe_is_worth_a_longer_round_trip() -> None:
 
 async def test_a_way_that_is_as_good_is_not_worth_a_move() -> None:
     async with server("b") as port:
-        relays = [await Relay(port, delay_s=0.01).start() for _ in range(2)]
+        relays = [await Relay(port, delay_s=0.005).start() for _ in range(2)]
         async with known_at(*(relay.address for relay in relays)) as peer:
             for _ in range(3):
                 await keeper(peer).measure(peer)

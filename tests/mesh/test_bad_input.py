@@ -151,6 +151,7 @@ def call(channel: grpc.Channel, method: str, rng: random.Random) -> grpc.StatusC
     return grpc.StatusCode.OK
 
 
+@pytest.mark.extended
 def test_random_datagrams_to_discovery(two: list[Peer], udp_port: int) -> None:
     rng = random.Random(4)
     own = {"mesh": "exo-mesh", "v": 1, "ns": "default", "id": "stranger", "port": 9}
@@ -292,7 +293,13 @@ BROKEN |= {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+SECONDS = ("new-kind", "lost-tensor", "odd-shape")
+"""Where a process has to import an engine to see what is broken."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.extended if name in SECONDS else ()) for name in BROKEN]
+)
 def test_a_broken_model_gets_one_clear_error(two: list[Peer], name: str) -> None:
     question = {"model": name, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
     paths: list[tuple[str, Any]] = [("/v1/chat/completions", question), ("/instance", {"model": name})]
@@ -316,6 +323,7 @@ def test_a_broken_model_gets_one_clear_error(two: list[Peer], name: str) -> None
     assert eventually(lambda: len(two[0].runners()) == 1), "a runner of a broken model is left"
 
 
+@pytest.mark.extended
 def test_a_good_model_beside_broken_ones_works(two: list[Peer]) -> None:
     """Also through the peer that has to fetch the text files, and has fetched those of a model of equal weights."""
     body = {"model": "fine", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4, "temperature": 0}
@@ -344,10 +352,10 @@ def test_a_model_that_breaks_while_the_node_runs(two: list[Peer], models_dir: Pa
         (["--grpc-port", "99999"], exit_codes.USAGE, "--grpc-port 99999"),
         (["--grpc-port", "many"], exit_codes.USAGE, "--grpc-port many"),
         (["--api-port", "-1"], exit_codes.USAGE, "--api-port -1"),
-        (["--engine", "nope"], exit_codes.USAGE, "--engine nope"),
+        pytest.param(["--engine", "nope"], exit_codes.USAGE, "--engine nope", marks=pytest.mark.extended),
         (["--frobnicate"], exit_codes.USAGE, "--frobnicate"),
         (["--max-memory", "lots"], exit_codes.USAGE, "--max-memory lots"),
-        (["--host", "203.0.113.1"], exit_codes.USAGE, "--host 203.0.113.1"),
+        pytest.param(["--host", "203.0.113.1"], exit_codes.USAGE, "--host 203.0.113.1", marks=pytest.mark.extended),
     ],
 )
 def test_what_cannot_be_served_is_one_line_and_an_exit_code(
@@ -359,6 +367,7 @@ def test_what_cannot_be_served_is_one_line_and_an_exit_code(
     assert message in refused.stderr
 
 
+@pytest.mark.extended
 def test_a_taken_api_port_is_exit_code_4(two: list[Peer], tmp_path: Path) -> None:
     port = str(port_of(two[0].url))
     refused = run(["serve", *QUIET_FLAGS, "--api-port", port], tmp_path)

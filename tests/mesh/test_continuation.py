@@ -48,6 +48,7 @@ def deltas(response: HTTPResponse) -> Iterator[tuple[str, str]]:
             event_id = ""
 
 
+@pytest.mark.extended
 def test_the_answer_of_a_killed_entry_peer_goes_on_at_another(tmp_path: Path) -> None:
     with mesh(tmp_path, [SLOW] * 3, engine="dummy") as peers:
         entry, *others = peers

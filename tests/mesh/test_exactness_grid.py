@@ -1,7 +1,7 @@
 """Rings of real processes under 1 to 32 different requests at once: each gets what it gets alone on the same ring.
 
-The quick test has one ring. `pytest -m slow -s tests/mesh/test_exactness_grid.py` runs the whole grid and prints the
-table of docs/benchmarks.md.
+The extended test has one ring. `pytest -m slow -s tests/mesh/test_exactness_grid.py` runs the whole grid and prints
+the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
         yield peers
 
 
+@pytest.mark.extended
 async def test_a_ring_of_processes_gives_each_of_32_the_bits_that_it_gives_it_alone(two: list[Peer]) -> None:
     bodies = [flat_body(number) for number in range(32)]
     async with placed(two, FLAT, 2) as ring:

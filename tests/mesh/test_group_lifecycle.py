@@ -1,9 +1,11 @@
-"""Who owns a tensor group, and what becomes of it, when a whole node is killed. Real nodes, no weights."""
+"""Who owns a tensor group, what becomes of it when a node is killed, and what ranks know. Real nodes, no weights."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,41 @@ import pytest
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually, gone
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.extended
 
 RING = ["--group-backend", "ring"]
 SLOW = ["--engine-option", "cost_ms=60"]
+
+
+MARK = "a question that nobody else may read"
+
+
+def holds(pid: int, text: bytes) -> bool:
+    """Does the memory of a process have these bytes anywhere?"""
+    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
+        for line in maps:
+            addresses, access, *_ = line.split()
+            if not access.startswith("rw"):
+                continue
+            start, stop = (int(address, 16) for address in addresses.split("-"))
+            with contextlib.suppress(OSError):  # not all of it can be read, and some of it is gone by now
+                memory.seek(start)
+                if text in memory.read(stop - start):
+                    return True
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_text_of_a_request_stays_at_the_entry_peer(tmp_path: Path) -> None:
+    with mesh(tmp_path, [RING] * 3, engine="dummy") as peers:
+        entry, *members = peers
+        entry.place(groups=[[peer.id for peer in members]])
+        assert entry.chat(MARK, max_tokens=5, ignore_eos=True)["usage"]["completion_tokens"] == 5
+        ranks = [process.pid for peer in members for process in peer.runners()]
+        assert len(ranks) == 2
+        assert holds(entry.child.pid, MARK.encode()), "it is seen where it is"
+        for pid in (*ranks, *(peer.child.pid for peer in members)):
+            assert not holds(pid, MARK.encode())
 
 
 def completion(peer: Peer, tokens: int) -> dict[str, Any]:

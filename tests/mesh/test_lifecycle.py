@@ -137,7 +137,11 @@ def test_a_killed_runner_is_replaced_and_the_stream_goes_on(running: list[Peer])
 
 
 @pytest.mark.parametrize(
-    "stopped", [pytest.param(0, id="first stage", marks=pytest.mark.slow), pytest.param(1, id="last stage")]
+    "stopped",
+    [
+        pytest.param(0, id="first stage", marks=pytest.mark.slow),
+        pytest.param(1, id="last stage", marks=pytest.mark.extended),
+    ],
 )
 def test_a_node_of_a_running_ring_stops_in_time_with_its_children(tmp_path: Path, stopped: int) -> None:
     with mesh(tmp_path, [[], []], engine="dummy") as peers:
@@ -156,6 +160,7 @@ def test_a_node_of_a_running_ring_stops_in_time_with_its_children(tmp_path: Path
         assert other.chat(COUNT, max_tokens=5)["usage"]["completion_tokens"] == 5, "the rest of the mesh serves on"
 
 
+@pytest.mark.extended
 def test_a_killed_node_leaves_no_runner(tmp_path: Path) -> None:
     with mesh(tmp_path, [[], []], engine="dummy") as peers:
         instance = peers[0].place(min_peers=2)

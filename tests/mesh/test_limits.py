@@ -94,6 +94,7 @@ def in_phase(phase: str) -> Callable[[TokenEvent | Progress], bool]:
     return lambda item: isinstance(item, Progress) and item.phase == phase
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow)])
 async def test_prefill_that_makes_no_progress_is_a_deadline(tmp_path: Path, stage: int) -> None:
     async with ring(tmp_path, prefill_timeout=3) as here:
@@ -107,14 +108,15 @@ async def test_prefill_that_makes_no_progress_is_a_deadline(tmp_path: Path, stag
 
 
 async def test_silence_between_tokens_is_a_lost_stage(tmp_path: Path) -> None:
-    async with ring(tmp_path, token_timeout=3) as here:
+    async with ring(tmp_path, token_timeout=2) as here:
         asking = Asking(here.nodes[1], "r")
         await asking.until(is_token)
         with here.standing_still(0):
             error = await asking.error()
-        assert isinstance(error, StageLostError) and "silent for 3 s" in str(error)
+        assert isinstance(error, StageLostError) and "silent for 2 s" in str(error)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "stands",
     [

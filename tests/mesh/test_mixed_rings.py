@@ -18,11 +18,11 @@ from exo_mesh.engine.registry import providers
 from exo_mesh.errors import PlacementError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
-from tests.mesh.test_exactness import MAX_TOKENS, QUESTIONS, Answer, ask, whole  # noqa: F401 - a fixture
 from tests.support.checkpoints import TinyModel, config_json, write_checkpoint, write_json
 from tests.support.nodes import GB, Machine, a_request, knows_all, make_node, tokens, until
 from tests.support.peers import MODEL, Peer, mesh, text_of
 from tests.support.processes import eventually
+from tests.support.questions import MAX_TOKENS, QUESTIONS, SHORT, Reference, ask
 
 pytest.importorskip("mlx.core")
 
@@ -74,14 +74,20 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Pair(first, second, request.param)
 
 
-@pytest.mark.parametrize("mlx_first", [True, False], ids=["mlx first", "mlx last"])
-def test_greedy_text_is_that_of_mlx_lm(pair: Pair, mlx_first: bool, whole: dict[str, Answer]) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "mlx_first", [pytest.param(True, id="mlx first"), pytest.param(False, id="mlx last", marks=pytest.mark.extended)]
+)
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(SHORT, id="short"), pytest.param(("long",), id="long", marks=pytest.mark.extended)],
+)
+def test_greedy_text_is_that_of_mlx_lm(pair: Pair, mlx_first: bool, names: tuple[str, ...], whole: Reference) -> None:
     ring = [(pair.mlx, "mlx"), (pair.other, pair.engine)][:: 1 if mlx_first else -1]
     instance = pair.place(pins={ring[0][0].id: [0, 3], ring[1][0].id: [3, 8]})
     assert [stage["engine"] for stage in instance["stages"]] == [engine for _, engine in ring]
     assert instance["activation_dtype"] == "float32"
-    for name, (messages, _) in QUESTIONS.items():
-        answer = ask(pair.other, messages)
+    for name in names:
+        answer = ask(pair.other, QUESTIONS[name][0])
         assert (name, answer.text, answer.tokens) == (name, whole[name].text, whole[name].tokens)
         assert answer.logprobs == pytest.approx(whole[name].logprobs, abs=1e-4)
     pair.delete(instance)

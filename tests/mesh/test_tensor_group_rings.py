@@ -1,6 +1,7 @@
 """Tensor groups as real runner processes on loopback, over MLX's ring collectives: what they compute, how they end.
 
-Slow: the collectives spin, so two ranks take both cores of a small machine, and every runner imports mlx-lm first.
+None of them is quick: the collectives spin, so two ranks take both cores of a small machine, and every runner imports
+mlx-lm first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from exo_mesh.transport.ring_link import LOST_AFTER_S
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.group_rings import generate, greedy_alone, group_plan, prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 LAYERS = 4
 SLACK_S = 10.0
@@ -36,7 +37,7 @@ IDLE_S = 65.0
 MODELS = {"llama": TinyModel("llama", layers=LAYERS), "qwen3": TinyModel("qwen3", layers=LAYERS, seed=3)}
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=["llama", pytest.param("qwen3", marks=pytest.mark.slow)])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp(request.param), MODELS[request.param])
 
@@ -65,7 +66,8 @@ async def group_ring(model_dir: Path, *sizes: int) -> AsyncIterator[tuple[Plan, 
     assert rank_files() <= before
 
 
-@pytest.mark.parametrize("sizes", [(2,), (2, 1), (1, 2)], ids=str)
+@pytest.mark.extended
+@pytest.mark.parametrize("sizes", [(2,), (2, 1), pytest.param((1, 2), marks=pytest.mark.slow)], ids=str)
 async def test_greedy_tokens_are_those_of_one_process(model_dir: Path, sizes: tuple[int, ...]) -> None:
     wanted = prompts(8)
     expected = greedy_alone(model_dir, LAYERS, wanted, 16)
@@ -77,6 +79,7 @@ async def test_greedy_tokens_are_those_of_one_process(model_dir: Path, sizes: tu
     assert len({token for answer in expected for token in answer}) > 8, "nearly all tokens are the same"
 
 
+@pytest.mark.slow
 async def test_two_groups_in_one_ring(llama: Path) -> None:
     wanted = prompts(2)
     async with group_ring(llama, 2, 2) as (plan, runners, channels):
@@ -84,6 +87,7 @@ async def test_two_groups_in_one_ring(llama: Path) -> None:
     assert got == greedy_alone(llama, LAYERS, wanted, 8)
 
 
+@pytest.mark.extended
 async def test_every_rank_computed_every_frame_and_freed_it(llama: Path) -> None:
     async with group_ring(llama, 2) as (plan, runners, channels):
         (leader,) = runners
@@ -94,8 +98,28 @@ async def test_every_rank_computed_every_frame_and_freed_it(llama: Path) -> None
     assert beats[0].linked
 
 
-async def test_a_hundred_requests_one_after_the_other_and_mixed(llama: Path) -> None:
-    wanted = prompts(100)
+@pytest.mark.extended
+async def test_a_rank_listens_to_its_leader_alone_and_answers_no_request(llama: Path) -> None:
+    (wanted,) = prompts(1)
+    async with group_ring(llama, 2) as (plan, runners, channels):
+        (leader,) = runners
+        (follower,) = leader.followers
+        listening = [
+            connection.laddr.port
+            for connection in psutil.Process(follower.process.pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        assert listening == [follower.port], "nothing but the port for frames"
+        with pytest.raises(MeshError, match="Method not found"):
+            await generate(channels, [follower], plan, wanted, 8)
+        assert await generate(channels, runners, plan, wanted, 8) == greedy_alone(llama, LAYERS, [wanted], 8)[0]
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(20, marks=pytest.mark.extended), pytest.param(100, marks=pytest.mark.slow)]
+)
+async def test_many_requests_one_after_the_other_and_mixed(llama: Path, number: int) -> None:
+    wanted = prompts(number)
     async with group_ring(llama, 2) as (plan, runners, channels):
         members = (runners[0], *runners[0].followers)
         first = [await generate(channels, runners, plan, prompt, 4) for prompt in wanted]
@@ -107,9 +131,10 @@ async def test_a_hundred_requests_one_after_the_other_and_mixed(llama: Path) -> 
         beats = [await member.fresh_beat() for member in members]
     assert again == first == greedy_alone(llama, LAYERS, wanted, 4)
     assert [beat.sequences for beat in beats] == [0, 0]
-    assert max(grown) < 64 * 2**20, "the second hundred took memory for good"
+    assert max(grown) < 64 * 2**20, "they took memory for good"
 
 
+@pytest.mark.slow
 async def test_a_group_that_was_idle_for_long_answers_at_once_and_has_not_grown(llama: Path) -> None:
     """Longer than the idle timeouts of sockets and of HTTP/2."""
     (wanted,) = prompts(1)
@@ -152,7 +177,11 @@ async def failure_of(runner: LocalRunner, patience_s: float) -> str:
     return runner.failed.code
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["mid-decode", "idle"])
+MID_DECODE = pytest.param(True, id="mid-decode", marks=pytest.mark.extended)
+IDLE = pytest.param(False, id="idle", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("busy", [MID_DECODE, IDLE])
 @pytest.mark.parametrize("harm", [kill, freeze])
 async def test_without_a_rank_the_leader_ends_with_its_name(llama: Path, harm: Harm, busy: bool) -> None:
     async with group_ring(llama, 2) as (plan, runners, channels):
@@ -175,8 +204,8 @@ async def test_without_a_rank_the_leader_ends_with_its_name(llama: Path, harm: H
                 await running
 
 
-@pytest.mark.parametrize("busy", [True, False], ids=["mid-decode", "idle"])
-@pytest.mark.parametrize("harm", [kill, freeze])
+@pytest.mark.parametrize("busy", [MID_DECODE, IDLE])
+@pytest.mark.parametrize("harm", [kill, pytest.param(freeze, marks=pytest.mark.slow)])
 async def test_without_its_leader_a_rank_ends_by_itself(llama: Path, harm: Harm, busy: bool) -> None:
     async with group_ring(llama, 2) as (plan, runners, channels):
         (leader,) = runners
@@ -198,6 +227,7 @@ async def test_without_its_leader_a_rank_ends_by_itself(llama: Path, harm: Harm,
                 await running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("present", [0, 1], ids=["leader alone", "rank 1 alone"])
 async def test_a_rank_that_never_comes_is_a_failure_with_a_name(llama: Path, present: int) -> None:
     plan = group_plan([2], LAYERS)

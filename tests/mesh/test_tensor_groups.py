@@ -16,16 +16,17 @@ import psutil
 import pytest
 
 from exo_mesh.errors import MeshError
-from tests.mesh.test_exactness import QUESTIONS, Answer, ask, whole  # noqa: F401 - a fixture
 from tests.support.peers import MODEL, Peer, mesh, text_of
 from tests.support.processes import eventually, gone
+from tests.support.questions import QUESTIONS, Reference, ask
 
 pytest.importorskip("mlx.core")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 PLACE_S = 300.0
-NAMES = ("count up", "spell", "add", "long")
+NAMES = ("count up", "spell", "add")
+LONG = (*NAMES, "long")
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +65,8 @@ def shape(instance: dict[str, Any]) -> list[tuple[int, str]]:
     return [(len(s["group"]["peers"]) if "group" in s else 1, s["engine"]) for s in instance["stages"]]
 
 
-def answers_right(peers: list[Peer], whole: dict[str, Answer]) -> None:  # noqa: F811
-    for name in NAMES:
+def answers_right(peers: list[Peer], whole: Reference, names: tuple[str, ...]) -> None:
+    for name in names:
         answer = ask(peers[-1], QUESTIONS[name][0])
         assert (name, answer.text, answer.tokens) == (name, whole[name].text, whole[name].tokens)
         assert answer.logprobs == pytest.approx(whole[name].logprobs, abs=1e-3)
@@ -77,32 +78,47 @@ def stages(peers: list[Peer], pin: dict[str, Any], other: dict[str, Any]) -> lis
     return sorted([one, {"peer": peers[2].id, **other}], key=lambda stage: stage["layers"])
 
 
-def test_two_peers_are_one_group_where_one_would_not_do(three: list[Peer], whole: dict[str, Answer]) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(NAMES, id="short", marks=pytest.mark.extended),
+        pytest.param(LONG, id="long", marks=pytest.mark.slow),
+    ],
+)
+def test_two_peers_are_one_group_where_one_would_not_do(
+    three: list[Peer], whole: Reference, names: tuple[str, ...]
+) -> None:
     instance = place(three, min_peers=2, engine="mlx", exclude_peers=[three[2].id])
     assert shape(instance) == [(2, "mlx")]
-    answers_right(three, whole)
+    answers_right(three, whole, names)
     end(three, instance)
 
 
-@pytest.mark.parametrize("engine", ["mlx", "numpy"])
-@pytest.mark.parametrize("group_first", [True, False], ids=["2-1", "1-2"])
+@pytest.mark.parametrize(
+    ("group_first", "engine", "names"),
+    [
+        pytest.param(True, "mlx", NAMES, id="2-1-mlx", marks=pytest.mark.extended),
+        pytest.param(True, "mlx", LONG, id="2-1-mlx-long", marks=pytest.mark.slow),
+        pytest.param(True, "numpy", LONG, id="2-1-numpy", marks=pytest.mark.slow),
+        pytest.param(False, "mlx", LONG, id="1-2-mlx", marks=pytest.mark.slow),
+        pytest.param(False, "numpy", LONG, id="1-2-numpy", marks=pytest.mark.slow),
+    ],
+)
 def test_a_group_and_a_peer_of_any_engine_share_a_ring(
-    three: list[Peer],
-    whole: dict[str, Answer],  # noqa: F811
-    engine: str,
-    group_first: bool,
+    three: list[Peer], whole: Reference, engine: str, group_first: bool, names: tuple[str, ...]
 ) -> None:
     ranges = ([0, 5], [5, 8]) if group_first else ([3, 8], [0, 3])
     wish = stages(three, {"layers": ranges[0]}, {"layers": ranges[1], "engine": engine})
     instance = place(three, stages=wish)
     assert shape(instance) == ([(2, "mlx"), (1, engine)] if group_first else [(1, engine), (2, "mlx")])
-    answers_right(three, whole)
+    answers_right(three, whole, names)
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda _: ask(three[0], QUESTIONS["spell"][0]).text, range(8)))
     assert together == ["r-o-b-o-t"] * 8
     end(three, instance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_lost_under_a_stream_costs_a_pause(three: list[Peer], rank: int, sign: signal.Signals) -> None:
@@ -125,6 +141,7 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.extended
 def test_heads_that_do_not_divide_are_refused_with_the_numbers(three: list[Peer]) -> None:
     found = three[0].api.get(f"/instance/previews?model={MODEL}&tensor_group=3&engine=mlx", PLACE_S)["previews"]
     refusals = [entry["refused"]["message"] for entry in found if "refused" in entry]

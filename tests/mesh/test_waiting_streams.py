@@ -72,6 +72,7 @@ async def node_client(peer: Peer, body: dict[str, Any]) -> str:
     return text.decode()
 
 
+@pytest.mark.extended
 async def test_a_queued_stream_hears_its_place_and_clients_do_not_mind(two: list[Peer]) -> None:
     body = chat_body(QUESTION, stream=True, max_tokens=20)
     alone = two[0].chat(QUESTION, max_tokens=20)["choices"][0]["message"]["content"]
@@ -109,8 +110,8 @@ async def test_a_long_prefill_tells_how_far_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "prompt",
     [
-        pytest.param(QUESTION, id="decoding"),
-        pytest.param("x " * 3000, id="prefilling", marks=pytest.mark.slow),
+        pytest.param(QUESTION, id="decoding", marks=pytest.mark.extended),
+        pytest.param("x " * 3000, id="prefilling", marks=pytest.mark.extended),
     ],
 )
 async def test_when_the_client_has_gone_the_stages_stop_within_a_second(two: list[Peer], prompt: str) -> None:

@@ -18,7 +18,7 @@ from tests.support.nodes import MODEL, a_request, instances, mesh, tokens, until
 SLOW = {"cost_ms": "10"}
 
 
-def keyed(max_tokens: int = 60, key: str = "k", fingerprint: str = "f", logprobs: int | None = None) -> GenerateRequest:
+def keyed(max_tokens: int = 30, key: str = "k", fingerprint: str = "f", logprobs: int | None = None) -> GenerateRequest:
     request = a_request(f"reply-{key}", max_tokens)
     sampling = SamplingParams(temperature=0, logprobs=logprobs)
     hashes = {"key_hash": key.encode().ljust(32), "fingerprint": fingerprint.encode().ljust(32)}
@@ -44,17 +44,17 @@ async def both_know(nodes: list[Node]) -> None:
 async def test_any_peer_goes_on_with_the_answer_of_an_entry_peer_that_vanished(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
         await both_know(nodes)
-        expected = await tokens(nodes[0], a_request("undisturbed", 60))
+        expected = await tokens(nodes[0], a_request("undisturbed", 30))
         got: list[TokenEvent] = []
         first = asyncio.create_task(follow(nodes[0], keyed(), got))
-        await until(lambda: len(got) > 20)
+        await until(lambda: len(got) > 10)
         first.cancel()  # the connection to its client, and with it the call to the driver, is gone
         await asyncio.gather(first, return_exceptions=True)
         steps = sum(log_frames(node) for node in nodes)
         again: list[TokenEvent] = []
         await follow(nodes[1], keyed(), again)
         assert ids(again) == expected and ids(again)[: len(ids(got))] == ids(got)
-        assert [event.index for event in again if event.token_id is not None] == list(range(60))
+        assert [event.index for event in again if event.token_id is not None] == list(range(30))
         await until(lambda: sum(log_frames(node) for node in nodes) > steps)
         told_again: list[TokenEvent] = []
         steps = sum(log_frames(node) for node in nodes)
@@ -71,10 +71,10 @@ async def test_who_asks_again_takes_over_and_the_first_one_is_told(tmp_path: Pat
     """As when the mesh has not noticed yet that the first caller is gone."""
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
         await both_know(nodes)
-        expected = await tokens(nodes[0], a_request("undisturbed", 80))
+        expected = await tokens(nodes[0], a_request("undisturbed", 30))
         for second in nodes:  # at another peer, and then at the same one
             got: list[TokenEvent] = []
-            request = keyed(80, key=second.settings.name)
+            request = keyed(30, key=second.settings.name)
             first = asyncio.create_task(follow(nodes[0], request, got))
             await until(lambda got=got: len(got) > 10)  # type: ignore[misc]
             again: list[TokenEvent] = []
@@ -109,7 +109,7 @@ async def test_an_entry_peer_remembers_though_the_ring_is_gone(tmp_path: Path) -
         whole: list[TokenEvent] = []
         await follow(node, keyed(10, key="finished"), whole)
         part: list[TokenEvent] = []
-        first = asyncio.create_task(follow(node, keyed(40, key="part"), part))
+        first = asyncio.create_task(follow(node, keyed(30, key="part"), part))
         await until(lambda: len(part) > 10)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -118,6 +118,6 @@ async def test_an_entry_peer_remembers_though_the_ring_is_gone(tmp_path: Path) -
         await follow(node, keyed(10, key="finished"), told)
         assert told == whole and not instances(node), "nothing was placed for it"
         rest: list[TokenEvent] = []
-        await follow(node, keyed(40, key="part"), rest)
-        assert ids(rest) == await tokens(node, a_request("undisturbed", 40))
+        await follow(node, keyed(30, key="part"), rest)
+        assert ids(rest) == await tokens(node, a_request("undisturbed", 30))
         assert rest[: len(part)] == part

@@ -20,7 +20,7 @@ from exo_mesh.node.node import Node
 from tests.support.nodes import MODEL, SLOW, a_request, collect, crash, instances, mesh, runners, tokens, until
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.extended), 1])
 async def test_without_resuming_a_killed_runner_ends_the_request_with_one_typed_error(
     tmp_path: Path, stage: int
 ) -> None:
@@ -38,13 +38,13 @@ async def test_without_resuming_a_killed_runner_ends_the_request_with_one_typed_
         assert len(nodes[0]._serving.journal) == 0
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.extended), 1])
 async def test_a_request_survives_the_death_of_any_runner_with_the_same_text(tmp_path: Path, stage: int) -> None:
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
-        expected = await tokens(nodes[1], a_request("undisturbed", 60))
+        expected = await tokens(nodes[1], a_request("undisturbed", 30))
         got: list[int] = []
-        request = asyncio.create_task(collect(nodes[1], "disturbed", 60, got))
+        request = asyncio.create_task(collect(nodes[1], "disturbed", 30, got))
         await until(lambda: len(got) > 10)
         os.kill(instance["stages"][stage]["pid"], signal.SIGKILL)
         await asyncio.wait_for(request, 15)
@@ -52,6 +52,7 @@ async def test_a_request_survives_the_death_of_any_runner_with_the_same_text(tmp
         assert len(nodes[1]._serving.journal) == 0
 
 
+@pytest.mark.extended
 async def test_a_request_survives_the_death_of_a_peer_in_its_ring(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
         await nodes[2].create_instance(InstanceSpec(MODEL, min_peers=3))
@@ -72,12 +73,12 @@ async def test_an_open_ring_outlives_the_node_that_placed_it(tmp_path: Path) -> 
         assert members == {nodes[0].node_id, nodes[1].node_id} and instance["owner"] == nodes[2].node_id
         await until(lambda: instances(nodes[0]))
         got: list[int] = []
-        request = asyncio.create_task(collect(nodes[0], "r", 100, got))
+        request = asyncio.create_task(collect(nodes[0], "r", 40, got))
         await until(lambda: len(got) > 5)
         await crash(nodes[2])
         await asyncio.wait_for(request, 10)
         await until(lambda: len(instances(nodes[0])) == 1 and instances(nodes[0])[0]["owner"] in members)
-        assert len(got) == 100 and instances(nodes[0])[0]["digest"] == instance["digest"]
+        assert len(got) == 40 and instances(nodes[0])[0]["digest"] == instance["digest"]
 
 
 async def test_a_cancelled_request_ends_and_frees_its_sequence(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ async def test_an_engine_that_cannot_load_is_a_typed_error_and_leaves_nothing(tm
 
 
 async def test_a_frozen_runner_is_killed_after_its_silence(tmp_path: Path) -> None:
-    async with mesh(tmp_path, 1, silence_s=2.0) as (node,):
+    async with mesh(tmp_path, 1, silence_s=1.0) as (node,):
         instance = await node.create_instance(InstanceSpec(MODEL))
         pid = instance["stages"][0]["pid"]
         os.kill(pid, signal.SIGSTOP)
@@ -157,6 +158,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.extended
 async def test_no_runner_outlives_its_killed_node(tmp_path: Path) -> None:
     node = await asyncio.create_subprocess_exec(
         sys.executable, "-c", A_NODE, str(tmp_path), stdout=asyncio.subprocess.PIPE,

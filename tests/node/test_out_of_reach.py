@@ -64,6 +64,7 @@ async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_o
             restore(before, behind, addresses)
 
 
+@pytest.mark.extended
 async def test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_strangers_on_the_network_need_a_key(secret: str, tmp_path: Path) -> Non
         child.stop()
 
 
+@pytest.mark.extended
 def test_a_readable_secret_file_is_warned_about(secret: str, tmp_path: Path) -> None:
     (tmp_path / "secret").chmod(0o644)
     flags = ["--api-port", "0", "--secret-file", str(tmp_path / "secret"), *QUIET_FLAGS]

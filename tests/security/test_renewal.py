@@ -83,6 +83,7 @@ async def is_let_in(port: int, own: RenewedCredentials) -> bool:
             return False
 
 
+@pytest.mark.extended
 async def test_after_the_end_of_a_certificate_only_a_renewed_one_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "VALID", datetime.timedelta(seconds=3))
     now = utc_now()
@@ -118,13 +119,13 @@ async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notice
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         await until(lambda: [one["state"] for one in instances(nodes[1])] == ["ready"])
         (before,) = instances(nodes[1])
-        expected = await tokens(nodes[1], a_request("undisturbed", 60))
+        expected = await tokens(nodes[1], a_request("undisturbed", 30))
         ports = [node.grpc_port for node in nodes]
         ports += [int(stage["endpoint"].rpartition(":")[2]) for stage in before["stages"]]
         me = issue(SECRET, "test", [], utc_now())
         old = {await shown_serial(port, me, tmp_path) for port in ports}
         got: list[int] = []
-        request = asyncio.create_task(collect(nodes[1], "disturbed", 60, got))
+        request = asyncio.create_task(collect(nodes[1], "disturbed", 30, got))
         await until(lambda: len(got) > 5)
 
         assert not any([await renewal_of(node).renew_if_due() for node in nodes]), "not yet"
@@ -139,7 +140,7 @@ async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notice
                     await asyncio.sleep(0.01)
         await request
         assert got == expected and instances(nodes[1]) == [before]
-        assert await tokens(nodes[1], a_request("after", 60)) == expected
+        assert await tokens(nodes[1], a_request("after", 30)) == expected
         assert set(runners()) == {stage["pid"] for stage in before["stages"]}
 
 

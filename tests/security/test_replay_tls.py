@@ -13,6 +13,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.node.node import Node
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.secret import new_secret
+from exo_mesh.transport import doorkeeper
 from tests.security.relay import Recorder, replay, said
 from tests.support.nodes import Machine, a_request, make_node, tokens, until
 
@@ -65,9 +66,10 @@ async def say_again(recorder: Recorder, port: int) -> list[bytes]:
 
 
 async def test_a_session_between_two_nodes_said_again_changes_nothing(
-    tmp_path: Path, callers: Callers, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, callers: Callers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(doorkeeper, "PATIENCE_S", 1.0)
     secret = new_secret()
     one, two, recorder = await record(tmp_path, secret, work=True)
     try:
@@ -106,6 +108,7 @@ async def test_a_session_between_two_nodes_said_again_changes_nothing(
         await asyncio.gather(one.stop(), two.stop())
 
 
+@pytest.mark.extended
 async def test_in_an_open_mesh_the_same_words_are_heard(tmp_path: Path, callers: Callers) -> None:
     """The test above would prove nothing if what it sends could not be understood in the first place."""
     one, two, recorder = await record(tmp_path, "", work=False)

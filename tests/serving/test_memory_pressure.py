@@ -59,6 +59,7 @@ async def until(condition: Any) -> None:
     assert await asyncio.to_thread(eventually, condition, 30)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "short",
     [

@@ -34,10 +34,10 @@ def start(home: Path, flags: list[str], **environ: str) -> tuple[ChildNode, ApiC
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ApiClient]]:
-    """16 GiB by the variable of older programs; a request may take 3 s, a token 20 ms; the first forward fails."""
+    """16 GiB by the variable of older programs; a request may take 2 s, a token 20 ms; the first forward fails."""
     home = tmp_path_factory.mktemp("one") / "home"
     write_checkpoint(home.parent / LONG, TinyModel(layers=2, hidden=16, intermediate=32, context=20_000))
-    flags = ["--models-dir", str(home.parent), "--response-timeout", "3", "--engine-option", "cost_ms=20,fail_at=1"]
+    flags = ["--models-dir", str(home.parent), "--response-timeout", "2", "--engine-option", "cost_ms=20,fail_at=1"]
     child, api = start(home, flags, OVERRIDE_MEMORY_MB="16384", REQUEST_LOG_MAX="3")
     api.post("/instance", {"model": LONG}, 90)
     yield home, api

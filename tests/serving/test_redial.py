@@ -43,7 +43,7 @@ async def test_a_cut_stream_is_opened_again_on_the_same_ring_with_the_same_text(
 ) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW, usable_bytes=TWO_OF_THREE) as nodes:
         before = await placed(nodes)
-        expected = await tokens(nodes[2], a_request("undisturbed", 60))
+        expected = await tokens(nodes[2], a_request("undisturbed", 30))
         asked: list[str] = []
         open_call = nodes[2]._serving.drivers.open
 
@@ -53,8 +53,8 @@ async def test_a_cut_stream_is_opened_again_on_the_same_ring_with_the_same_text(
 
         monkeypatch.setattr(nodes[2]._serving.drivers, "open", recording)
         got: list[int] = []
-        request = asyncio.create_task(collect(nodes[2], "disturbed", 60, got))
-        for enough in (10, 30):
+        request = asyncio.create_task(collect(nodes[2], "disturbed", 30, got))
+        for enough in (5, 15):
             await until(lambda enough=enough: len(got) > enough)
             assert cut_connections_to(driver_port(before)) == 1
         async with asyncio.timeout(15):
@@ -82,17 +82,23 @@ async def test_all_requests_on_a_cut_connection_go_on(tmp_path: Path) -> None:
         assert got == [expected] * 3 and instances(nodes[2]) == [before]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not has_second_loopback(), reason="this system has one loopback address")
 @pytest.mark.usefixtures("nothing_is_measured")
-async def test_a_stream_that_falls_silent_is_opened_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "num_tokens",
+    [
+        pytest.param(60, id="the answer ends meanwhile", marks=pytest.mark.extended),
+        pytest.param(800, id="the answer goes on", marks=pytest.mark.slow),
+    ],
+)
+async def test_a_stream_that_falls_silent_is_opened_again(tmp_path: Path, num_tokens: int) -> None:
     """Nobody says that the connection is dead; unanswered pings do, at each end in its own time."""
     async with two_ways(tmp_path) as mesh:
         before = await mesh.far.create_instance(InstanceSpec(MODEL, exclude_peers=(mesh.near.node_id,)))
         await until(lambda: [one["state"] for one in instances(mesh.near)] == ["ready"])
-        expected = await tokens(mesh.near, a_request("undisturbed", 800))
+        expected = await tokens(mesh.near, a_request("undisturbed", num_tokens))
         got: list[int] = []
-        request = asyncio.create_task(collect(mesh.near, "disturbed", 800, got))
+        request = asyncio.create_task(collect(mesh.near, "disturbed", num_tokens, got))
         await until(lambda: len(got) > 10)
         mesh.data.freeze()
         async with asyncio.timeout(30):

@@ -12,7 +12,7 @@ from tests.support.nodes import a_request, mesh, tokens, until
 
 async def test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it(tmp_path: Path) -> None:
     slow = {"cost_ms": "20"}
-    async with mesh(tmp_path, 1, engine_options=slow, response_timeout=2) as (node,):
+    async with mesh(tmp_path, 1, engine_options=slow, response_timeout=1) as (node,):
         whole = await tokens(node, a_request("short", 8))
         got = await tokens(node, a_request("long", 1500))
         assert 8 < len(got) < 1500 and got[:8] == whole
@@ -22,6 +22,7 @@ async def test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it(tmp
         ]
 
 
+@pytest.mark.extended
 async def test_without_a_token_it_is_an_error(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, engine_options={"load_ms": "4000"}, response_timeout=1) as (node,):
         with pytest.raises(DeadlineError, match="within the 1 s"):

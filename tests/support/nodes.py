@@ -117,9 +117,10 @@ def knows_all(node: Node, count: int) -> bool:
 
 
 def runners() -> list[int]:
-    """Pids of the runner processes that this process has started and that still run."""
+    """Pids of the runner processes that this process has started and that still run. Runners of nodes that are
+    processes of their own do not count: their nodes have started them."""
     found = []
-    for child in psutil.Process(os.getpid()).children(recursive=True):
+    for child in psutil.Process(os.getpid()).children():
         try:
             if "exo_mesh.runner" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child.pid)
