@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 
@@ -12,6 +13,22 @@ from exo_mesh.membership.paths import PathKeeper
 
 if TYPE_CHECKING:
     from tests.support.questions import Reference
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tenth", type=int, choices=range(10), help="run a tenth of the chosen tests, 0 to 9, by a hash of their names"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tenth = config.getoption("--tenth")
+    if tenth is None:
+        return
+    others = [item for item in items if crc32(item.nodeid.encode()) % 10 != tenth]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in set(others)]
 
 
 @pytest.fixture(autouse=True)
