@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -173,14 +174,18 @@ class ScriptedMesh:
         return {"status": self.status, "reasons": reasons}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Served:
     """A server with its service and clients."""
 
     mesh: ScriptedMesh
     url: str
     http: aiohttp.ClientSession
-    openai: AsyncOpenAI
+
+    @cached_property
+    def openai(self) -> AsyncOpenAI:
+        """Made when a test first asks for it: it reads all certificates of the system."""
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="x", max_retries=0)
 
     async def chat(self, **fields: Any) -> tuple[int, dict[str, Any]]:
         """POST a chat of one user message; status and body."""
@@ -196,6 +201,9 @@ async def served(mesh: ScriptedMesh, options: ApiOptions) -> AsyncIterator[Serve
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    async with aiohttp.ClientSession(url) as http, AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as sdk:
-        yield Served(mesh, url, http, sdk)
+    async with aiohttp.ClientSession(url) as http:
+        server = Served(mesh, url, http)
+        yield server
+        if "openai" in vars(server):
+            await server.openai.close()
     await runner.cleanup()

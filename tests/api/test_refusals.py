@@ -181,7 +181,7 @@ def test_decoding_and_checking_raise_nothing_but_input_errors(raw: bytes, body: 
                 pass
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.dictionaries(FIELDS, JSON, max_size=3), messages=MESSAGES | st.just([USER]), prompt=JSON)
 def test_no_input_is_a_5xx(fuzzer: Any, body: dict[str, Any], messages: Any, prompt: Any) -> None:
     assert fuzzer("/v1/chat/completions", {**body, "messages": messages}) < 500

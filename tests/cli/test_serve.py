@@ -212,7 +212,7 @@ def test_without_an_api_there_is_none(tmp_path: Path) -> None:
     ("flags", "code", "message"),
     [
         pytest.param(["--engine", "nope"], exit_codes.USAGE, "no engine 'nope'", marks=pytest.mark.extended),
-        (["--host", "203.0.113.1"], exit_codes.USAGE, "--host 203.0.113.1: "),
+        pytest.param(["--host", "203.0.113.1"], exit_codes.USAGE, "--host 203.0.113.1: ", marks=pytest.mark.extended),
         (["--home", "/dev/null/x"], exit_codes.USAGE, "/dev/null/x"),
     ],
 )
@@ -223,6 +223,7 @@ def test_what_cannot_be_served_is_one_line(flags: list[str], code: int, message:
     assert refused.stderr.startswith("exo-mesh: ")
 
 
+@pytest.mark.extended
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     process = start(["--api-port", "0", *QUIET_FLAGS], tmp_path)
     read_until(process, "Ctrl-C")

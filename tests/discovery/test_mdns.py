@@ -34,6 +34,7 @@ async def test_nodes_on_one_machine_find_each_other_and_not_themselves_nor_stran
         await nodes[name].stop()
 
 
+@pytest.mark.extended
 async def test_a_node_that_moves_to_another_port_is_found_there() -> None:
     heard: list[str] = []
     watcher = MdnsDiscovery(host="127.0.0.1", loopback_only=True)

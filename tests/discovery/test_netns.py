@@ -163,6 +163,7 @@ def test_an_interface_that_comes_later_is_used(tmp_path: Path, way: str) -> None
         measured(lambda: "10.77.0.2:5000" in str(one.get("/state")["view"]), 15, "the new address is known")
 
 
+@pytest.mark.extended
 def test_peers_with_nothing_but_link_local_ipv6_find_each_other(tmp_path: Path) -> None:
     with network(tmp_path, 2) as (one, two):
         for host in (one, two):

@@ -163,6 +163,7 @@ async def test_why_a_peer_was_refused_is_in_the_topology_of_both(tmp_path: Path)
     await asyncio.gather(one.stop(), two.stop())
 
 
+@pytest.mark.extended
 async def test_a_link_shows_its_address_round_trip_and_goodput(tmp_path: Path) -> None:
     settings = await settings_for("bootstrap", tmp_path, [])
     nodes = [make_node(tmp_path / name, name, Machine(), **settings) for name in ("one", "two")]

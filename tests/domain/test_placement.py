@@ -179,7 +179,7 @@ def test_context_is_the_models_own_or_what_the_fewest_peers_can_hold() -> None:
     assert solved(12, 12).context_limit == 32768
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     layer_mb=st.lists(st.integers(1, 400), min_size=1, max_size=24),
     sizes_mb=st.lists(st.integers(300, 4000), min_size=1, max_size=6),

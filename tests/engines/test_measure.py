@@ -123,6 +123,7 @@ def test_a_child_says_why_it_cannot(model_dir: Path, tmp_path: Path) -> None:
         ask_once(engine_command("dummy", model_dir, {"speed": "9"}, 30), 30)
 
 
+@pytest.mark.extended
 def test_a_child_takes_work_as_long_as_it_is_asked_and_refuses_nonsense(model_dir: Path) -> None:
     with MeasuringChild([*engine_command("dummy", model_dir, {}, 30), "--what", "engine"], 30) as child:
         assert child.read()["ready"]

@@ -24,6 +24,7 @@ def ask(engine: str, model_dir: Path) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout.strip().splitlines()[-1])
 
 
+@pytest.mark.extended
 def test_the_shipped_model_can_be_cut_anywhere() -> None:
     shipped = Path(str(resources.files("exo_mesh.weights") / "shipped" / SHIPPED))
     layers = json.loads((shipped / "config.json").read_text())["num_hidden_layers"]

@@ -58,7 +58,11 @@ def expected(checkpoint: Path) -> tuple[np.ndarray, np.ndarray]:
     return whole_model_logits(checkpoint, PROMPT)
 
 
-@pytest.mark.parametrize("cuts", [(), *((cut,) for cut in range(1, NUM_LAYERS)), (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    "cuts",
+    [(), (1,), *(pytest.param((cut,), marks=pytest.mark.extended) for cut in range(2, NUM_LAYERS)), (2, 3)],
+    ids=str,
+)
 def test_logits_have_the_bits_of_the_whole_model(
     checkpoint: Path, expected: tuple[np.ndarray, np.ndarray], cuts: tuple[int, ...]
 ) -> None:

@@ -61,7 +61,15 @@ class Model:
         whole.remove(0)
 
 
-@pytest.fixture(scope="module", params=[*MODELS, SHIPPED])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "llama",
+        pytest.param("odd sizes", marks=pytest.mark.extended),
+        pytest.param("wide, tied", marks=pytest.mark.extended),
+        SHIPPED,
+    ],
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     if request.param == SHIPPED:
         return Model(Path(str(resources.files("exo_mesh.weights") / "shipped" / SHIPPED)), 8)

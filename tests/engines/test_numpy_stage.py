@@ -194,7 +194,7 @@ def test_memory_may_be_asked_from_another_thread_while_sequences_come_and_go(mod
 
     asking = threading.Thread(target=ask)
     asking.start()
-    for sequence in range(300):
+    for sequence in range(100):
         stage.insert(sequence, 8)
         run(stage, Row(sequence, 0, 2))
         if sequence % 3:

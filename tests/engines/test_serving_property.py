@@ -188,7 +188,7 @@ def stories(count: int) -> settings:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
-@stories(10)
+@stories(6)
 @given(data=st.data())
 def test_whatever_happens_each_gets_its_text_and_nothing_is_left(
     bench_of: Benches, way: Way, data: st.DataObject

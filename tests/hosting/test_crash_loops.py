@@ -70,6 +70,7 @@ async def test_one_that_crashes_there_as_well_is_given_up_after_one_more_try(tmp
         assert [spawned(node) for node in nodes] == [3, 1]
 
 
+@pytest.mark.extended
 async def test_a_load_that_gets_stuck_is_ended_and_the_next_place_is_elsewhere(tmp_path: Path) -> None:
     commands = (STUCK, RUNNER_COMMAND)
     async with mesh(tmp_path, 2, commands=commands, limits=QUICK) as nodes:

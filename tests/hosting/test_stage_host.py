@@ -32,6 +32,7 @@ async def a_plan(node: Node, instance_id: str) -> Plan:
     return await node._owning.placer.propose(card, InstanceSpec(MODEL), instance_id, Ballot(1, "ghost"))
 
 
+@pytest.mark.extended
 async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its owner died before the mesh heard of the instance, or its release got lost on the way."""
     monkeypatch.setattr("exo_mesh.hosting.reservations.LEASE_S", 1.0)

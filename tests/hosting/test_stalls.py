@@ -40,6 +40,7 @@ def ends(node: Node) -> list[str]:
     return [entry["attrs"]["end"] for entries in logs for entry in entries if entry["phase"] == "end"]
 
 
+@pytest.mark.extended
 async def test_an_engine_that_hangs_in_a_frame_is_replaced_and_the_answer_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

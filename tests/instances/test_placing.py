@@ -156,7 +156,8 @@ async def test_an_instance_can_be_deleted_while_it_loads(tmp_path: Path) -> None
         assert not instances(node)
 
 
-@pytest.mark.parametrize("asked", [0, pytest.param(1, marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("asked", [0, 1])
 async def test_of_two_that_were_placed_at_once_none_is_left_by_a_delete(tmp_path: Path, asked: int) -> None:
     async with mesh(tmp_path, 2, engine_options={"load_ms": "800"}) as nodes:
         placing = [asyncio.create_task(node.create_instance(InstanceSpec(MODEL))) for node in nodes]

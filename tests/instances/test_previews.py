@@ -80,6 +80,7 @@ async def test_a_tight_plan_reserves_and_runs_one_context(tmp_path: Path) -> Non
         assert placed["stages"][0]["reserve_bytes"] == shown["stages"][0]["reserve_bytes"]
 
 
+@pytest.mark.extended
 async def test_speeds_are_learnt_and_told(tmp_path: Path) -> None:
     from tests.support.nodes import a_request, tokens
 

@@ -67,14 +67,17 @@ async def crash(node: Node, instance: dict[str, Any]) -> None:
     await node._hosting.host._tasks.close()
 
 
-@pytest.mark.parametrize("lost", [0, *(pytest.param(index, marks=pytest.mark.slow) for index in (1, 2))])
+@pytest.mark.parametrize(
+    "lost",
+    [pytest.param(0, marks=pytest.mark.extended), pytest.param(1, marks=pytest.mark.slow), 2],
+)
 async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep_theirs(
     tmp_path: Path, lost: int
 ) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
         placed = await nodes[0].create_instance(InstanceSpec(MODEL, pins=THREE))
-        expected = await tokens(nodes[1], a_request("undisturbed", 24))
-        reading = Reading(nodes[1], "disturbed", 24)
+        expected = await tokens(nodes[1], a_request("undisturbed", 18))
+        reading = Reading(nodes[1], "disturbed", 18)
         await until(lambda: len(reading.tokens) > 5)
         os.kill(placed["stages"][lost]["pid"], signal.SIGKILL)
         assert await asyncio.wait_for(reading.task, 20) == expected
@@ -168,6 +171,7 @@ async def test_a_node_that_stands_still_while_its_runner_lives_costs_no_token(tm
         assert "recovering" not in reading.progress and counted(nodes[0], "requests_resumed_total") == 0
 
 
+@pytest.mark.extended
 async def test_when_nobody_can_hold_the_model_requests_end_with_the_numbers_until_a_peer_returns(
     tmp_path: Path,
 ) -> None:

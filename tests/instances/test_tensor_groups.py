@@ -75,6 +75,7 @@ async def test_a_group_and_a_single_peer_share_a_ring_in_either_order(tmp_path: 
         assert await tokens(nodes[0], a_request()) == expected
 
 
+@pytest.mark.extended
 async def test_a_rank_that_is_killed_while_serving_ends_the_group_and_the_request_goes_on(tmp_path: Path) -> None:
     expected = await alone(tmp_path)
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "50"}) as nodes:

@@ -14,6 +14,7 @@ from exo_mesh.membership.swim import Life, Swim, SwimState, Update
 from tests.support.nodes import MODEL, SLOW, Machine, collect, instances, make_node, mesh, until
 
 
+@pytest.mark.extended
 async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_keeper, "REATTACH_S", 0.5)
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:

@@ -26,7 +26,8 @@ SPLITS = {
 
 @dataclass(frozen=True)
 class Ring:
-    names: tuple[str, ...]
+    layers: dict[str, int]
+    """How many a peer holds, by its id, in the order of the ring."""
     instance: dict[str, Any]
     peers: list[Peer]
     """All peers of the mesh, also those that hold no layer."""
@@ -39,32 +40,41 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Peer]]:
         yield dict(zip(MEMORY_MB, peers, strict=True))
 
 
-MARKS = {("big",): pytest.mark.extended, ("mid", "twin"): (), ("big", "mid", "twin"): pytest.mark.slow}
-
-
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(names, marks=MARKS.get(names, pytest.mark.extended), id="+".join(names)) for names in SPLITS],
+    params=[
+        pytest.param((), id="pair"),
+        *(
+            pytest.param(names, marks=pytest.mark.slow if len(names) == 3 else pytest.mark.extended, id="+".join(names))
+            for names in SPLITS
+        ),
+    ],
 )
-def ring(request: pytest.FixtureRequest, four: dict[str, Peer]) -> Iterator[Ring]:
-    """The demo model over the named peers only."""
+def ring(request: pytest.FixtureRequest) -> Iterator[Ring]:
+    """The demo model over the pair of this directory, or over the named ones of four peers."""
     names: tuple[str, ...] = request.param
+    if not names:
+        pair: list[Peer] = request.getfixturevalue("pair")
+        yield Ring({stage["peer"]: 4 for stage in pair[0].instances()[0]["stages"]}, pair[0].instances()[0], pair)
+        return
+    four: dict[str, Peer] = request.getfixturevalue("four")
     first = four[names[0]]
     assert eventually(lambda: all(t["reserved_bytes"] == 0 for t in first.state()["telemetry"].values()))
     others = [peer.id for name, peer in four.items() if name not in names]
     instance = first.place(min_peers=len(names), exclude_peers=others)
     peers = list(four.values())
     assert eventually(lambda: all(len(peer.instances()) == 1 for peer in peers))
-    yield Ring(names, instance, peers)
+    layers = dict(zip((four[name].id for name in names), SPLITS[names], strict=True))
+    yield Ring(layers, instance, peers)
     first.api.delete(f"/instance/{instance['id']}", 15)
     assert eventually(lambda: not any(peer.instances() for peer in peers))
 
 
-def test_layers_are_split_by_memory(ring: Ring, four: dict[str, Peer]) -> None:
+def test_layers_are_split_by_memory(ring: Ring) -> None:
     for peer in ring.peers:
         (instance,) = peer.instances()
         held = {stage["peer"]: stage["layers"] for stage in instance["stages"]}
-        assert [held[four[name].id][1] - held[four[name].id][0] for name in ring.names] == list(SPLITS[ring.names])
+        assert {peer_id: stop - start for peer_id, (start, stop) in held.items()} == ring.layers
         assert [layer for start, stop in held.values() for layer in range(start, stop)] == list(range(8))
         assert all(stage["engine"] == "mlx" for stage in instance["stages"])
 

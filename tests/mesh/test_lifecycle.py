@@ -85,6 +85,7 @@ def test_an_instance_is_placed_seen_everywhere_and_freed(running: list[Peer]) ->
         other.api.delete(f"/instance/{instance['id']}", 15)
 
 
+@pytest.mark.extended
 def test_a_question_places_the_model(pair: list[Peer]) -> None:
     for instance in pair[0].instances():
         pair[0].api.delete(f"/instance/{instance['id']}", 15)
@@ -94,7 +95,10 @@ def test_a_question_places_the_model(pair: list[Peer]) -> None:
     assert {stage["peer"] for stage in pair[0].instances()[0]["stages"]} == {peer.id for peer in pair}
 
 
-@pytest.mark.parametrize("canceller", [0, 1], ids=["at its own peer", "at the other peer"])
+@pytest.mark.parametrize(
+    "canceller",
+    [pytest.param(0, id="at its own peer", marks=pytest.mark.extended), pytest.param(1, id="at the other peer")],
+)
 def test_cancel_ends_a_stream(running: list[Peer], canceller: int) -> None:
     stream = Streaming(running[0])
     request_id = stream.first.result(30)["id"]

@@ -107,6 +107,7 @@ async def test_prefill_that_makes_no_progress_is_a_deadline(tmp_path: Path, stag
         await here.serves_on()
 
 
+@pytest.mark.extended
 async def test_silence_between_tokens_is_a_lost_stage(tmp_path: Path) -> None:
     async with ring(tmp_path, token_timeout=2) as here:
         asking = Asking(here.nodes[1], "r")

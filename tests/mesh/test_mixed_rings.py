@@ -74,12 +74,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield Pair(first, second, request.param)
 
 
-@pytest.mark.parametrize(
-    "mlx_first", [pytest.param(True, id="mlx first"), pytest.param(False, id="mlx last", marks=pytest.mark.extended)]
-)
+@pytest.mark.extended
+@pytest.mark.parametrize("mlx_first", [True, False], ids=["mlx first", "mlx last"])
 @pytest.mark.parametrize(
     "names",
-    [pytest.param(SHORT, id="short"), pytest.param(("long",), id="long", marks=pytest.mark.extended)],
+    [pytest.param(SHORT, id="short"), pytest.param(("long",), id="long")],
 )
 def test_greedy_text_is_that_of_mlx_lm(pair: Pair, mlx_first: bool, names: tuple[str, ...], whole: Reference) -> None:
     ring = [(pair.mlx, "mlx"), (pair.other, pair.engine)][:: 1 if mlx_first else -1]

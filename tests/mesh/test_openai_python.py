@@ -120,6 +120,7 @@ def test_models(client: OpenAI) -> None:
     assert client.models.retrieve(MODEL).id == MODEL
 
 
+@pytest.mark.extended
 def test_closing_a_stream_frees_the_ring(client_of_one: OpenAI, pair: list[Peer]) -> None:
     await_all(pair, Peer.idle)
     with client_of_one.chat.completions.create(**ENDLESS, stream=True) as stream:

@@ -67,6 +67,7 @@ def log_frames(node: Node) -> int:
     return sum(stage.beat.decode_frames for stage in node._hosting.host.beats())
 
 
+@pytest.mark.extended
 async def test_who_asks_again_takes_over_and_the_first_one_is_told(tmp_path: Path) -> None:
     """As when the mesh has not noticed yet that the first caller is gone."""
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
@@ -104,6 +105,7 @@ async def test_log_probabilities_are_told_again_as_they_were(tmp_path: Path) -> 
         assert again == first and first[0].logprob is not None and len(first[0].top) == 3
 
 
+@pytest.mark.extended
 async def test_an_entry_peer_remembers_though_the_ring_is_gone(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, engine_options=SLOW) as (node,):
         whole: list[TokenEvent] = []

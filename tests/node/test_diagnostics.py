@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from exo_mesh.instances.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, crash, instances, mesh, tokens, until
 
@@ -41,6 +43,7 @@ async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whol
         assert "77, 78, 79" not in json.dumps(whole), "no prompt, not even as ids"
 
 
+@pytest.mark.extended
 async def test_a_node_that_does_not_answer_is_named(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
         await crash(nodes[1])

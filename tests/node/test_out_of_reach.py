@@ -92,6 +92,7 @@ async def test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for(
         assert driver.node_id not in {stage["peer"] for stage in after["stages"]}
 
 
+@pytest.mark.extended
 async def test_a_driver_that_answers_again_is_trusted_again(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, usable_bytes=(2 * GB, 2 * GB, GB // 10)) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))

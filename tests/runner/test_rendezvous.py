@@ -55,7 +55,7 @@ def test_the_port_is_free_again_at_once() -> None:
 def test_the_leader_names_who_did_not_come() -> None:
     ranks = wirings(4)
     with ThreadPoolExecutor(2) as pool:
-        leader, other = start(pool, ranks[0], patience_s=1.0), start(pool, ranks[2], patience_s=1.5)
+        leader, other = start(pool, ranks[0], patience_s=0.6), start(pool, ranks[2], patience_s=0.9)
         with pytest.raises(RankLostError, match="rank 1, 3 of 4 did not come in 1 s"):
             leader.result(PATIENCE_S)
         with pytest.raises(RankLostError, match=r"rank 2 waited at .*, but not all ranks met"):

@@ -104,7 +104,14 @@ async def strangers(tmp_path: Path, *secrets: str) -> list[Node]:
             id="no secret",
             marks=pytest.mark.slow,
         ),
-        pytest.param("", new_secret(), "", "has another secret than this one, or none", id="only the newcomer has one"),
+        pytest.param(
+            "",
+            new_secret(),
+            "",
+            "has another secret than this one, or none",
+            id="only the newcomer has one",
+            marks=pytest.mark.extended,
+        ),
     ],
 )
 async def test_a_wrong_secret_is_one_clear_line_on_both_sides(
@@ -122,7 +129,7 @@ async def test_a_wrong_secret_is_one_clear_line_on_both_sides(
     nodes = await strangers(tmp_path, first, second)
     try:
         await until(lambda: there in caplog.text and here in caplog.text)
-        await asyncio.sleep(1.5)  # time for a second line, which must not come
+        await asyncio.sleep(0.7)  # time for a second line, which must not come
         warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert len(warnings) == (2 if here else 1), warnings
         for node in nodes:

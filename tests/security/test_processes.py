@@ -73,6 +73,7 @@ def test_a_chat_over_two_processes_and_no_trace_of_the_secret(
         assert secret not in text and "PRIVATE KEY" not in text and "Handshake failed" not in text
 
 
+@pytest.mark.extended
 def test_strangers_on_the_network_need_a_key(secret: str, tmp_path: Path) -> None:
     """127.0.0.1 stands for the network: with the exemption off it is nobody special."""
     home = tmp_path / "gamma"

@@ -112,6 +112,7 @@ def renewal_of(node: Node) -> Renewal:
     return Renewal(node.settings, node._credentials, node.membership, node._hosting.host)
 
 
+@pytest.mark.extended
 async def test_nodes_and_runners_show_new_certificates_and_a_running_ring_notices_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ async def test_a_mesh_outlives_its_certificates(tmp_path: Path, monkeypatch: pyt
         assert len(got) == 1000 and instances(nodes[1]) == [before]
 
 
+@pytest.mark.extended
 async def test_a_runner_that_ends_just_now_is_no_error(tmp_path: Path) -> None:
     async with mesh(tmp_path, 1, secret=SECRET) as (node,):
         await node.create_instance(InstanceSpec(MODEL))

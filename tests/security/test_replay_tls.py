@@ -65,6 +65,7 @@ async def say_again(recorder: Recorder, port: int) -> list[bytes]:
     return await asyncio.gather(*(replay(session, port, in_step=in_step) for session, in_step in ways * 3))
 
 
+@pytest.mark.extended
 async def test_a_session_between_two_nodes_said_again_changes_nothing(
     tmp_path: Path, callers: Callers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ async def test_one_channel_in_and_another_mesh_out() -> None:
         assert handler.calls == 2
 
 
+@pytest.mark.extended
 async def test_a_flood_of_connections_is_one_line_and_leaves_no_memory(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ def test_laps_hops_waits_and_shares_of_time_are_counted(ring: Ring) -> None:
     assert 0 < now["exo_mesh_hop_seconds_count"] <= now["exo_mesh_lap_seconds_count"]
     assert now["exo_mesh_hop_seconds_sum"] < now["exo_mesh_lap_seconds_sum"]
     for peer in ring.peers:
+        assert eventually(lambda peer=peer: "exo_mesh_stage_busy_ratio" in samples(peer))  # type: ignore[misc]
         shown = samples(peer)
         assert 0 <= shown["exo_mesh_stage_busy_ratio"] <= 1 and 0 <= shown["exo_mesh_stage_bubble_ratio"] <= 1
     assert "exo_mesh_lap_seconds_count" not in samples(ring.peers[0]), "a ring has one driver"

@@ -102,6 +102,7 @@ async def refusal(http: aiohttp.ClientSession, peer: Peer) -> tuple[int, str, st
         return reply.status, (await reply.json())["error"]["message"], reply.headers.get("Retry-After")
 
 
+@pytest.mark.extended
 async def test_a_machine_that_warns_serves_one_after_the_other(ring: Ring) -> None:
     """Five percent before it is critical nobody new comes beside those that run; nobody is refused either."""
     ring.say(0, "16GiB 5.3GiB")  # 67 % in use, critical at 70

@@ -55,6 +55,7 @@ def test_an_overridden_machine_is_shown_with_its_size_and_the_threshold_that_goe
     assert api.get("/memory/live")[-1]["total_bytes"] == 2**34
 
 
+@pytest.mark.extended
 async def test_each_way_to_end_is_one_line_without_text(node: tuple[Path, ApiClient]) -> None:
     home, api = node
     async with aiohttp.ClientSession() as http:
@@ -88,6 +89,7 @@ async def ask(http: aiohttp.ClientSession, api: ApiClient, path: str, wanted: di
         return answer
 
 
+@pytest.mark.extended
 def test_what_does_not_fit_is_refused_with_the_arithmetic(tmp_path: Path) -> None:
     child, api = start(tmp_path / "tiny", [], OVERRIDE_MEMORY_MB="64")
     try:

@@ -153,6 +153,7 @@ async def test_a_driver_that_stands_still_is_not_waited_for(tmp_path: Path) -> N
         assert got == expected and instances(nodes[0])[0]["ballot"] > before["ballot"]
 
 
+@pytest.mark.extended
 async def test_a_ring_of_which_nobody_knows_counts_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redial, "REDIAL_S", 0.3)
     async with mesh(tmp_path, 3, usable_bytes=TWO_OF_THREE) as nodes:

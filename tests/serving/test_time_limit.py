@@ -10,6 +10,7 @@ from exo_mesh.errors import DeadlineError
 from tests.support.nodes import a_request, mesh, tokens, until
 
 
+@pytest.mark.extended
 async def test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it(tmp_path: Path) -> None:
     slow = {"cost_ms": "20"}
     async with mesh(tmp_path, 1, engine_options=slow, response_timeout=1) as (node,):

@@ -15,6 +15,9 @@ TEXTS = st.text(
     st.one_of(st.sampled_from(" aeHlow, \n▁é€日🙂👩\u200d"), st.characters(exclude_categories=["Cs"])), max_size=40
 )
 
+HIDDEN = (REPLACEMENT, *(token.content for token in TOKENIZERS["byte-level"].get_added_tokens_decoder().values()))
+"""A text that has one of these does not come back as it was: hypothesis tries the strings of our source, too."""
+
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     added = tokenizer.get_added_tokens_decoder()
@@ -23,7 +26,7 @@ def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("family", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(text=TEXTS)
 def test_streamed_text_equals_the_one_shot_decode(family: str, text: str) -> None:
     tokenizer = TOKENIZERS[family]
@@ -31,8 +34,8 @@ def test_streamed_text_equals_the_one_shot_decode(family: str, text: str) -> Non
     assert "".join(pieces_of(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@settings(max_examples=150, deadline=None)
-@given(text=TEXTS.filter(lambda text: REPLACEMENT not in text))
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS.filter(lambda text: not any(word in text for word in HIDDEN)))
 def test_an_incomplete_character_is_never_shown(text: str) -> None:
     tokenizer = TOKENIZERS["byte-level"]
     pieces = pieces_of(tokenizer, tokenizer.encode(text).ids)
@@ -40,7 +43,7 @@ def test_an_incomplete_character_is_never_shown(text: str) -> None:
     assert REPLACEMENT not in "".join(pieces)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_any_ids_of_a_byte_level_vocabulary_give_the_one_shot_decode(data: st.DataObject) -> None:
     """Also bytes that are no text, special tokens between the bytes of a character, and ids without a token."""

@@ -45,7 +45,7 @@ def test_an_empty_stop_string_is_a_mistake() -> None:
         StopStrings([""])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(stops=STOPS, text=TEXTS, data=st.data())
 @example(["ab"], "aab", None)
 def test_the_cut_does_not_depend_on_the_pieces(stops: list[str], text: str, data: st.DataObject | None) -> None:
@@ -61,7 +61,7 @@ def test_the_cut_does_not_depend_on_the_pieces(stops: list[str], text: str, data
         assert sent == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(stops=STOPS, text=TEXTS)
 def test_no_more_is_held_than_could_begin_a_stop_string(stops: list[str], text: str) -> None:
     stopper = StopStrings(stops)

@@ -174,6 +174,7 @@ class Relay(Receiving):
         await self._onward.send(frame)
 
 
+@pytest.mark.extended
 async def test_a_break_before_a_stage_does_not_break_its_own_hop(receiving: Receiving) -> None:
     """The stage in the middle is cut off from the one before it while it waits for the one after it."""
     open_gate = asyncio.Event()
