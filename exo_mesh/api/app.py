@@ -23,6 +23,7 @@ from exo_mesh.api.request_log import log_request
 from exo_mesh.api.texts import TextModels
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.node.service import MeshService
+from exo_mesh.tasks import Watchdog
 from exo_mesh.telemetry.logs import current_request
 
 _log = logging.getLogger(__name__)
@@ -34,7 +35,8 @@ def build_app(
 ) -> web.Application:
     """An application over a service. Call it in the running loop, and run it with `app_runner`."""
     options = options or ApiOptions()
-    context = ApiContext(service, TextModels(options.template_limit_s), options, now, int(now()))
+    watchdog = Watchdog(min(1.0, options.keep_alive_s / 4, options.stall_limit_s / 4))
+    context = ApiContext(service, TextModels(options.template_limit_s), options, watchdog, now, int(now()))
     middlewares = [give_request_id, log_request, errors_to_replies, guard(options.access)]
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     add_routes(app, OpenAIRoutes(context), OpsRoutes(context), DiagnosticRoutes(context))

@@ -42,6 +42,6 @@ class ApiContext:
     service: MeshService
     texts: TextModels
     options: ApiOptions
+    watchdog: Watchdog
     now: Callable[[], float] = time.time
     started_at: int = 0
-    watchdog: Watchdog = field(default_factory=Watchdog)

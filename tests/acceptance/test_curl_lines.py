@@ -130,6 +130,7 @@ def test_a_killed_runner_is_a_child_that_comes_back_and_answers(server: Server) 
     assert int(server.run(find)) != runner.pid
 
 
+@pytest.mark.extended
 def test_of_fifty_requests_at_once_some_are_answered_and_some_sent_away(server: Server) -> None:
     lines = r"""for i in $(seq 1 50); do
   curl -s -o /dev/null -w "%{http_code}\n" \

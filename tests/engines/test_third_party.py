@@ -40,6 +40,7 @@ def test_it_is_found_by_its_entry_point(site: Path, tmp_path: Path) -> None:
     assert "dummy" in listed
 
 
+@pytest.mark.extended
 def test_it_passes_the_suite_of_every_engine(site: Path, tmp_path: Path) -> None:
     tests = tmp_path / "test_conformance.py"
     tests.write_bytes((EXAMPLE / "tests" / "test_conformance.py").read_bytes())

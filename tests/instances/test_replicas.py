@@ -30,6 +30,7 @@ def outstanding(node: Node) -> Counter[str]:
     return said
 
 
+@pytest.mark.extended
 async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: Path) -> None:
     async with mesh(tmp_path, 3, engine_options=SLOW) as nodes:
         made = await nodes[0].create_replicas(InstanceSpec(MODEL), 3)

@@ -89,6 +89,7 @@ async def test_a_rank_that_is_killed_while_serving_ends_the_group_and_the_reques
         assert all(runner is not old for runner, old in zip(rank_runners(nodes), before, strict=True))
 
 
+@pytest.mark.extended
 async def test_a_group_that_fails_twice_becomes_a_pipeline_of_the_same_peers_and_says_why(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"fail_group": "1"}) as nodes:
         instance = await nodes[0].create_instance(PAIR)

@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import MAX_ADDRESSES, Peer
 from exo_mesh.transport.control_client import ControlClient
@@ -110,6 +112,7 @@ async def test_a_wide_pipe_is_worth_a_longer_round_trip() -> None:
         await asyncio.gather(thin.stop(), wide.stop())
 
 
+@pytest.mark.extended
 async def test_a_way_that_is_as_good_is_not_worth_a_move() -> None:
     async with server("b") as port:
         relays = [await Relay(port, delay_s=0.005).start() for _ in range(2)]
@@ -184,6 +187,7 @@ async def test_an_address_that_is_learned_while_others_are_measured_is_measured_
         assert len(peer.paths) == 2
 
 
+@pytest.mark.extended
 async def test_the_keeper_measures_a_new_peer_and_again_when_its_addresses_change() -> None:
     async with server("b") as port, known_at(f"127.0.0.1:{port}") as peer:
         task = asyncio.create_task(keeper(peer).run())

@@ -96,6 +96,7 @@ def unharmed(peers: list[Peer]) -> Iterator[None]:
         assert not [line for line in new if any(trace in line for trace in TRACES) or '"error"' in line], new
 
 
+@pytest.mark.extended
 def test_random_bytes_on_every_tcp_port(two: list[Peer]) -> None:
     stages = two[0].instances()[0]["stages"]
     ports = [port_of(peer.url) for peer in two] + [port_of(peer.grpc_address) for peer in two]

@@ -12,6 +12,7 @@ from exo_mesh.instances.spec import InstanceSpec
 from tests.support.nodes import MODEL, a_request, collect, mesh, tokens, until
 
 
+@pytest.mark.extended
 async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2, engine_options={"cost_ms": "10"}) as nodes:
         leaving, staying = nodes

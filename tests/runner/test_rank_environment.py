@@ -87,6 +87,7 @@ def free_ports(number: int) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.extended)])
+@pytest.mark.extended
 def test_mlx_itself_forms_the_group_and_sums_over_it(tmp_path: Path, size: int) -> None:
     endpoints = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
     ranks = []

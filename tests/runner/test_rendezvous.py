@@ -52,6 +52,7 @@ def test_the_port_is_free_again_at_once() -> None:
         plain.bind((host, int(port)))
 
 
+@pytest.mark.extended
 def test_the_leader_names_who_did_not_come() -> None:
     ranks = wirings(4)
     with ThreadPoolExecutor(2) as pool:

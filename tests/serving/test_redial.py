@@ -125,6 +125,7 @@ async def test_members_say_of_a_ring_whether_it_runs(tmp_path: Path) -> None:
         assert verdict is RingVerdict.LOST and first.node_id[:8] in reason
 
 
+@pytest.mark.extended
 async def test_a_ring_that_is_well_is_not_placed_anew_because_one_peer_cannot_reach_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def test_a_group_of_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at least two ranks" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_tokens_through_an_entry_peer_are_counted_beside_another_checkout(capsys: pytest.CaptureFixture[str]) -> None:
     here = str(Path(__file__).resolve().parents[2])
     assert main(["entry", "--streams", "2", "--tokens", "5", "--rounds", "1", "--against", here]) == 0

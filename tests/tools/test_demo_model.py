@@ -27,6 +27,7 @@ def answer_of(kind: str, prompt_part: str) -> str:
     return next(e.answer for e in (TRAIN_DRAWS[kind](rng) for _ in range(200_000)) if prompt_part in e.prompt)
 
 
+@pytest.mark.extended
 def test_training_and_held_out_questions_are_disjoint() -> None:
     rng = Random(11)
     trained = [draw_mixed(rng) for _ in range(20_000)]

@@ -63,11 +63,13 @@ def test_the_structure_is_counted() -> None:
 
 
 @needs_mlx
+@pytest.mark.extended
 def test_architectures_checks_one_and_knows_how_many_cuts_it_has() -> None:
     assert start("tools.architectures", "llama").startswith("llama  split  5/5 cuts")
 
 
 @needs_mlx
+@pytest.mark.extended
 def test_the_speed_of_an_mlx_stage_stands_beside_that_of_mlx_lm(tiny: Path) -> None:
     lines = start("tools.architectures.speed", tiny, "--steps", "1", "--rounds", "1").splitlines()
     assert [line.split("  ")[0] for line in lines[:3]] == ["mlx-lm generate_step", "bare loop over the model", "stage"]
@@ -90,6 +92,7 @@ def test_the_speed_of_a_torch_stage_stands_beside_that_of_transformers() -> None
 
 
 @needs_mlx
+@pytest.mark.extended
 def test_tensor_groups_compares_two_ranks_with_one_process() -> None:
     first, last = start("tools.tensor_groups", "llama").splitlines()
     assert json.loads(first)["architecture"] == "llama"
@@ -97,6 +100,7 @@ def test_tensor_groups_compares_two_ranks_with_one_process() -> None:
 
 
 @needs_mlx
+@pytest.mark.extended
 def test_bench_group_finds_a_tiny_group_right(tiny: Path) -> None:
     shown = json.loads(start("tools.bench", "group", "--model", tiny, "--requests", "1", "--tokens", "2", "--json"))
     assert shown["correct"] and shown["stress"]["ended"] == 1
@@ -118,6 +122,7 @@ def test_a_mesh_of_three_is_simulated() -> None:
     assert head.split()[:3] == ["peers", "seed", "join_s"] and row.split()[:2] == ["3", "1"]
 
 
+@pytest.mark.extended
 def test_one_schedule_of_ballots_is_played() -> None:
     assert start("tools.simulate", "ballots", "--schedules", "1", "--jobs", "1").startswith("1 schedules, ")
 
