@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
+from exo_mesh.domain.agreement import TensorShape, boundary_defect
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError, error_from_code
-from exo_mesh.instances.boundaries import refuse_mismatch
+from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError, error_from_code
 from exo_mesh.instances.liveness import is_refused, lives
 from exo_mesh.instances.members import Members
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.proto import plan_pb2
 from exo_mesh.proto.runner_pb2 import GroupFigures
 from exo_mesh.tasks import TaskOwner
 
@@ -305,3 +307,18 @@ async def release_all(plan: Plan, members: Members, ballot: Ballot | None = None
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:
     if not future.done():
         future.set_result(value)
+
+
+def refuse_mismatch(plan: Plan, ready: Sequence[pb.StageReady]) -> None:
+    """Raises EngineError naming both stages, unless each one's declared outputs are the next one's inputs by name and
+    shape. An engine that declares nothing is believed: its self-test or its own kind speak for it."""
+    for (one, given), (other, taken) in pairwise(zip(plan.stages, ready, strict=True)):
+        if defect := boundary_defect(_shapes(given.outputs), _shapes(taken.inputs)):
+            raise EngineError(
+                f"{one.shard} ({one.engine} at {one.peer_id[:8]}) and {other.shard} ({other.engine} at "
+                f"{other.peer_id[:8]}) do not fit together: {defect}"
+            )
+
+
+def _shapes(specs: Iterable[plan_pb2.TensorSpec]) -> tuple[TensorShape, ...]:
+    return tuple((spec.name, tuple(spec.item_shape)) for spec in specs)
