@@ -32,6 +32,9 @@ KV_BYTES = 16
 SPIN_S = 0.0002
 """Before its end a wait stops sleeping: a sleep wakes 0.1 ms late here, and a device is not late."""
 
+CERTAIN = 50.0
+"""One logit beside zeros: at temperature 1 another token comes once in 10^19 draws, so no answer ends by chance."""
+
 _LAYER_S = 0.001
 """What one layer is said to take one machine alone, for one token."""
 
@@ -234,8 +237,8 @@ class DummyStage:
         return None
 
     def _write_logits(self, logits: np.ndarray, row: Row, tokens: Sequence[int]) -> None:
-        """float32 `[num_logits, vocab]` zeros: put a 10 at the next token of each of the row's last positions."""
+        """float32 `[num_logits, vocab]` zeros: put CERTAIN at the next token of each of the row's last positions."""
         printable = self._model.printable
         skipped = row.n - row.num_logits
         for index, token in enumerate(tokens[skipped:]):
-            logits[index, printable[mix(token, row.pos0 + skipped + index) % len(printable)]] = 10.0
+            logits[index, printable[mix(token, row.pos0 + skipped + index) % len(printable)]] = CERTAIN

@@ -20,6 +20,9 @@ SEED = 108
 FIRST = sorted(itertools.islice(cases(SEED), 8), key=lambda case: case.peers)
 QUICK = 3
 """The number of the one that the quick suite plays: a node is killed."""
+EXTENDED = {2: Fault.ONE_WAY_LOSS, 5: Fault.RUNNER_KILL}
+"""The numbers of those that the extended suite plays besides; the other ones are slow."""
+MARKS = {QUICK: (), **dict.fromkeys(EXTENDED, pytest.mark.extended)}
 MORE = sorted(itertools.islice(cases(SEED), 8, 50), key=lambda case: case.peers)
 
 
@@ -27,7 +30,9 @@ def test_the_first_runs_have_every_fault_every_moment_and_every_size() -> None:
     assert {case.fault for case in FIRST} == set(Fault)
     assert {case.phase for case in FIRST} == set(Phase)
     assert {case.peers for case in FIRST} == {2, 3, 4}
-    assert [case.fault for case in FIRST if case.number == QUICK] == [Fault.NODE_KILL]
+    faults = {case.number: case.fault for case in FIRST}
+    assert faults[QUICK] is Fault.NODE_KILL
+    assert {number: faults[number] for number in EXTENDED} == EXTENDED
 
 
 def test_every_cell_comes_once_before_any_comes_twice() -> None:
@@ -40,7 +45,7 @@ def test_every_cell_comes_once_before_any_comes_twice() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=str(case), marks=() if case.number == QUICK else pytest.mark.extended) for case in FIRST],
+    [pytest.param(case, id=str(case), marks=MARKS.get(case.number, pytest.mark.slow)) for case in FIRST],
 )
 def test_a_request_survives(meshes: Meshes, case: Case) -> None:
     survives(meshes, case)

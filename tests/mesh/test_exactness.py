@@ -45,7 +45,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Peer]]:
     params=[
         pytest.param((), id="pair"),
         *(
-            pytest.param(names, marks=pytest.mark.slow if len(names) == 3 else pytest.mark.extended, id="+".join(names))
+            pytest.param(names, marks=pytest.mark.extended if len(names) == 4 else pytest.mark.slow, id="+".join(names))
             for names in SPLITS
         ),
     ],

@@ -78,7 +78,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.parametrize("mlx_first", [True, False], ids=["mlx first", "mlx last"])
 @pytest.mark.parametrize(
     "names",
-    [pytest.param(SHORT, id="short"), pytest.param(("long",), id="long")],
+    [pytest.param(SHORT, id="short"), pytest.param(("long",), id="long", marks=pytest.mark.slow)],
 )
 def test_greedy_text_is_that_of_mlx_lm(pair: Pair, mlx_first: bool, names: tuple[str, ...], whole: Reference) -> None:
     ring = [(pair.mlx, "mlx"), (pair.other, pair.engine)][:: 1 if mlx_first else -1]
