@@ -44,11 +44,11 @@ async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: P
             assert exc.reason == "no_candidates"
         else:
             raise AssertionError("there is no fourth peer")
-        expected = await tokens(nodes[0], a_request("undisturbed", 24))
+        expected = await tokens(nodes[0], a_request("undisturbed", 150))
         got: list[list[int]] = [[] for _ in range(9)]
         running = []
         for number in range(9):
-            running.append(asyncio.create_task(collect(nodes[0], f"r{number}", 24, got[number])))
+            running.append(asyncio.create_task(collect(nodes[0], f"r{number}", 150, got[number])))
             await until(lambda number=number: sum(live(nodes[0]).values()) == number + 1)  # type: ignore[misc]
         assert sorted(live(nodes[0]).values()) == [3, 3, 3]
         await asyncio.gather(*running)
