@@ -1,4 +1,4 @@
-"""Does a runner get on? Told what it reports and how long it was silent; decides when it is stuck. Pure: no clock."""
+"""Decides when a runner is stuck, from its progress reports and how long it has been silent. Pure: no clock."""
 
 from __future__ import annotations
 
