@@ -1,4 +1,4 @@
-"""Does a stage live whose node cannot be asked? Its data plane knows; a silent node says nothing of its runner."""
+"""Checks whether a stage is alive when its node does not answer, by probing the stage's data port."""
 
 from __future__ import annotations
 
