@@ -1,4 +1,4 @@
-"""Is a ring well whose driver stream broke here? Its members know; a broken stream alone says nothing of them."""
+"""After the stream from a driver breaks: asks the members whether the ring is healthy, and when to reconnect."""
 
 from __future__ import annotations
 
