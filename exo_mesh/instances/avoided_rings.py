@@ -1,4 +1,4 @@
-"""Rings that have failed a request here, for a while."""
+"""Remembers which rings failed a request on this node, so that new requests avoid them for a while."""
 
 from __future__ import annotations
 
