@@ -1,4 +1,4 @@
-"""What a node of a closed mesh makes of the secret: a certificate at its start, and a new one before that ends."""
+"""Issues this node's certificate from the mesh secret and renews it before it expires."""
 
 from __future__ import annotations
 
