@@ -1,4 +1,4 @@
-"""What is to be told on, for a while. Pure."""
+"""Queue of updates still to be gossiped, each a limited number of times. Pure."""
 
 from __future__ import annotations
 
