@@ -1,4 +1,4 @@
-"""Who was refused of late, and why, for people who look why two nodes do not see each other."""
+"""The last refused peers and the reasons, for troubleshooting discovery."""
 
 from __future__ import annotations
 
