@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.engines.serving_ways import DETERMINISTIC, DUMMY, MLX, TORCH, Bench, Way, prompts, write_model
@@ -180,14 +180,15 @@ def tell(bench: Bench, data: st.DataObject) -> Story:
 
 
 def stories(count: int) -> settings:
-    """The same ones in every run; no database, no deadline."""
+    """No database, no deadline."""
     phases = [Phase.explicit, Phase.generate, Phase.shrink]
     return settings(
-        max_examples=count, deadline=None, derandomize=True, phases=phases, suppress_health_check=list(HealthCheck)
+        max_examples=count, deadline=None, phases=phases, database=None, suppress_health_check=list(HealthCheck)
     )
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@seed(0)
 @stories(6)
 @given(data=st.data())
 def test_whatever_happens_each_gets_its_text_and_nothing_is_left(
@@ -198,18 +199,20 @@ def test_whatever_happens_each_gets_its_text_and_nothing_is_left(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(10))
 @pytest.mark.parametrize("way", [*WAYS, *WINDOWS_AND_STATES], ids=lambda way: way.name)
-def test_a_thousand_stories(bench_of: Benches, way: Way) -> None:
+def test_a_hundred_of_a_thousand_stories(bench_of: Benches, way: Way, part: int) -> None:
     """With what happened in them: a story in which nobody is ever evicted or parked would show little."""
     seen: Counter[str] = Counter()
     bench = bench_of(way)
 
-    @stories(1000)
+    @seed(1 + part)
+    @stories(100)
     @given(data=st.data())
     def run(data: st.DataObject) -> None:
         story = tell(bench, data)
         seen.update(story.happened())
 
     run()
-    print(f"\n{way.name}: {dict(seen)}")
-    assert min(seen[what] for what in HAPPENINGS) >= 20, seen
+    print(f"\n{way.name}, part {part}: {dict(seen)}")
+    assert min(seen[what] for what in HAPPENINGS) >= 2, seen

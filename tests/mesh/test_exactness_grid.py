@@ -179,11 +179,11 @@ async def measure(ring: Ring, engine: str, num_stages: int, model: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize("engine", ENGINES)
-async def test_the_whole_grid(tmp_path: Path, engine: str) -> None:
+async def test_the_whole_grid(tmp_path: Path, engine: str, num_stages: int) -> None:
     print(f"\n{engine}: | engine | stages | model | at once | same text | same bits | worst | counts right |")
-    with nodes(tmp_path, engine, 3) as peers:
-        for num_stages in (2, 3):
-            for model in (FLAT, MODEL):
-                async with placed(peers, model, num_stages) as ring:
-                    await measure(ring, engine, num_stages, model)
+    with nodes(tmp_path, engine, num_stages) as peers:
+        for model in (FLAT, MODEL):
+            async with placed(peers, model, num_stages) as ring:
+                await measure(ring, engine, num_stages, model)
