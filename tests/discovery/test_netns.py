@@ -119,7 +119,7 @@ def _avahi(host: Host, folder: Path):  # type: ignore[no-untyped-def]
     "how",
     [
         pytest.param("the cable is pulled", marks=pytest.mark.slow),
-        pytest.param("packets vanish", marks=pytest.mark.extended),
+        pytest.param("packets vanish", marks=pytest.mark.slow),
     ],
 )
 def test_a_peer_with_two_paths_stays_when_one_goes(tmp_path: Path, how: str) -> None:

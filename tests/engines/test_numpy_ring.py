@@ -51,7 +51,7 @@ def test_two_numpy_nodes_give_the_text_of_mlx_lm(tmp_path: Path, whole: Referenc
         compare(peers, whole, names)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_two_deterministic_nodes_give_the_text_of_mlx_lm(tmp_path: Path, whole: Reference) -> None:
     flags = ["--min-peers", "2", "--engine-option", "mode=deterministic"]
     with mesh(tmp_path, [flags] * 2, engine="numpy") as peers:

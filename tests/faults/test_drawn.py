@@ -20,8 +20,8 @@ SEED = 108
 FIRST = sorted(itertools.islice(cases(SEED), 8), key=lambda case: case.peers)
 QUICK = 3
 """The number of the one that the quick suite plays: a node is killed."""
-EXTENDED = {2: Fault.ONE_WAY_LOSS, 5: Fault.RUNNER_KILL}
-"""The numbers of those that the extended suite plays besides; the other ones are slow."""
+EXTENDED = {5: Fault.RUNNER_KILL}
+"""The numbers of what the extended suite plays besides; the other ones are slow."""
 MARKS = {QUICK: (), **dict.fromkeys(EXTENDED, pytest.mark.extended)}
 MORE = sorted(itertools.islice(cases(SEED), 8, 50), key=lambda case: case.peers)
 

@@ -20,7 +20,7 @@ WILD = Question("Tell me something.", "", {"temperature": 1.5, "seed": 7, "ignor
     "victim",
     [
         pytest.param(0, id="the first stage", marks=pytest.mark.slow),
-        pytest.param(2, id="the driver", marks=pytest.mark.extended),
+        pytest.param(2, id="the driver", marks=pytest.mark.slow),
     ],
 )
 def test_a_seeded_answer_is_the_same_after_the_death_of(meshes: Meshes, victim: int) -> None:

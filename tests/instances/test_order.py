@@ -99,7 +99,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
         await until(lambda: not runners())
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

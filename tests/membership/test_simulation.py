@@ -14,7 +14,7 @@ from tools.simulate.ballots import play
 from tools.simulate.mesh import Mesh, Report, address_of, report
 from tools.simulate.virtual_loop import VirtualLoop, run
 
-NUM_SCHEDULES = (8, pytest.param(60, marks=pytest.mark.extended))
+NUM_SCHEDULES = (8, pytest.param(60, marks=pytest.mark.slow))
 ONCE_WRONG = (5146, 6243, 6935, 9035)
 """A suspicion of a start not known here; a restarted proposer's used ballot; a swallowed cancellation; two parts of a
 mesh whose only common acquaintance had died, in a simulation where discovery ended with the first peer found."""

@@ -79,7 +79,7 @@ def test_layers_are_split_by_memory(ring: Ring) -> None:
         assert all(stage["engine"] == "mlx" for stage in instance["stages"])
 
 
-LONG = pytest.param(("long",), id="long", marks=pytest.mark.extended)
+LONG = pytest.param(("long",), id="long", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("names", [pytest.param(SHORT, id="short"), LONG])
@@ -126,7 +126,7 @@ AT_ONCE = ("count up", "repeat", "system")
     "names",
     [
         pytest.param(AT_ONCE, id="short"),
-        pytest.param((*AT_ONCE, "long"), id="beside a long one", marks=pytest.mark.extended),
+        pytest.param((*AT_ONCE, "long"), id="beside a long one", marks=pytest.mark.slow),
     ],
 )
 def test_requests_at_once_get_the_text_that_they_get_alone(

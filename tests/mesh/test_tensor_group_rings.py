@@ -182,7 +182,7 @@ IDLE = pytest.param(False, id="idle", marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("busy", [MID_DECODE, IDLE])
-@pytest.mark.parametrize("harm", [kill, freeze])
+@pytest.mark.parametrize("harm", [kill, pytest.param(freeze, marks=pytest.mark.slow)])
 async def test_without_a_rank_the_leader_ends_with_its_name(llama: Path, harm: Harm, busy: bool) -> None:
     async with group_ring(llama, 2) as (plan, runners, channels):
         (leader,) = runners
