@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.main import main
 from exo_mesh.errors import MeshError
 from exo_mesh.security.local_token import (
     FILE_NAME,
@@ -54,6 +56,14 @@ def test_a_damaged_one_is_no_token_and_is_replaced(tmp_path: Path, text: str) ->
     (tmp_path / FILE_NAME).chmod(0o600)
     assert read_token(tmp_path) == ""
     assert take_token(tmp_path) == read_token(tmp_path) != ""
+
+
+def test_the_verb_key_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "local", "--home", str(tmp_path)]) == exit_codes.FAILED
+    assert "a node makes it when it starts" in capsys.readouterr().err
+    token = take_token(tmp_path)
+    assert main(["key", "local", "--home", str(tmp_path)]) == exit_codes.OK
+    assert capsys.readouterr().out == f"{token}\n"
 
 
 def test_nothing_equals_an_empty_token() -> None:
