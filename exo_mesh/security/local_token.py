@@ -13,7 +13,8 @@ import os
 import re
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -63,11 +64,13 @@ class ListeningMark:
     def __init__(self, home: Path, host: str, port: int) -> None:
         folder = home / _FOLDER
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove_stale(folder)
         self._path = folder / str(port)
-        self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._file.truncate()
+        with _locked_folder(folder):
+            _remove_stale(folder)
+            # a new file: a client that looks at an old one may hold its lock for a moment
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(descriptor, "r+")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.write(host)
         self._file.flush()
 
@@ -92,6 +95,17 @@ def _bound_host(path: Path) -> str | None:
             return file.read(300) if _is_locked(file) else None
     except (OSError, ValueError):
         return None
+
+
+@contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """Several nodes may start on one home at once; none may remove the mark that another is about to lock."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _remove_stale(folder: Path) -> None:

@@ -104,6 +104,16 @@ def test_the_mark_of_a_killed_node_counts_no_more(tmp_path: Path) -> None:
     assert not list((tmp_path / "listening").iterdir()), "what the dead left is removed"
 
 
+def test_nodes_of_one_home_have_a_mark_each(tmp_path: Path) -> None:
+    take_token(tmp_path)
+    marks = [ListeningMark(tmp_path, "127.0.0.1", port) for port in (7000, 7001)]
+    with pytest.raises(FileExistsError):
+        ListeningMark(tmp_path, "127.0.0.2", 7000)
+    marks[0].close()
+    assert [bool(token_for(tmp_path, "127.0.0.1", port)) for port in (7000, 7001)] == [False, True]
+    marks[1].close()
+
+
 def test_the_client_shows_it_to_its_own_node_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXO_MESH_HOME", str(tmp_path))
     monkeypatch.delenv("EXO_MESH_API_KEY", raising=False)
