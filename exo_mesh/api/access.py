@@ -1,7 +1,8 @@
-"""Who may call the HTTP API: keys and their roles, the exemption of this machine, and what web pages may do.
+"""Who may call the HTTP API: keys and their roles, the local token, and what web pages may do.
 
-Open as long as neither a secret nor a key is set. Then reading needs a key too, except for OPEN_PATHS, which
-load balancers and monitoring ask.
+An open mesh, which has neither a secret nor a key, lets everybody read and chat; changing it takes the local token, or
+`--open-admin`. On a closed mesh every call takes a key or the local token, except for the open paths, which load
+balancers and monitoring ask. The address of a caller gives no rights.
 """
 
 from __future__ import annotations
@@ -15,8 +16,12 @@ from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.errors import plain_error
 from exo_mesh.security.api_keys import KeyFile, Role
+from exo_mesh.security.local_token import is_token
 
-OPEN_PATHS = frozenset({"/", "/version", "/health", "/healthcheck", "/healthz", "/readyz", "/metrics"})
+HEALTH_PATHS = frozenset({"/health", "/healthcheck", "/healthz", "/readyz"})
+METRICS_PATHS = frozenset({"/metrics"})
+OPEN_PATHS = frozenset({"/", "/version"}) | HEALTH_PATHS | METRICS_PATHS
+"""What strangers may read on a closed mesh, unless `--open-paths` says less."""
 
 USE_ROUTES = frozenset(
     {
@@ -33,44 +38,92 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
 """Names that no public name server answers for (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: in wide use)."""
 
+_CORS_METHODS = "GET, POST, DELETE"
+_CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes a request. key_id is empty for those who need no key."""
+    """Who makes a request. key_id: of the key shown, "local" for the local token, empty without either.
+
+    role: None for strangers on a closed mesh, who may ask the open paths only.
+    """
 
     key_id: str
-    role: Role
+    role: Role | None
+
+    @property
+    def may_download(self) -> bool:
+        """Whether a chat of this caller may start a download; loading files that the mesh has is always allowed.
+
+        True for admins and for holders of any key. False for callers that an open mesh lets in without one: they
+        could fill the disks of every peer.
+        """
+        return self.role is Role.ADMIN or (self.role is Role.USE and bool(self.key_id))
 
 
 CALLER = web.RequestKey("caller", Caller)
-ANYBODY = Caller("", Role.ADMIN)
-STRANGER = Caller("", Role.USE)
-"""Who has no key where one is needed; they get to the open paths only."""
+LOCAL = Caller("local", Role.ADMIN)
+"""The holder of the local token. Ids of keys have eight digits, so none is called that."""
+ANYBODY = Caller("", Role.USE)
+"""A caller without a key on an open mesh."""
+ANY_ADMIN = Caller("", Role.ADMIN)
+"""A caller without a key on an open mesh with `--open-admin`."""
+STRANGER = Caller("", None)
+"""A caller without a key on a closed mesh."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccessPolicy:
-    """keys: None if there can be none. needs_key: callers need one even if none is configured yet. cors_origins: web
-    origins that may call from a browser, in lower case; "*" is all of them."""
+    """Who may do what. An origin or host of "*" stands for all of them.
+
+    keys: None if there can be none. needs_key: callers need one even if none is configured yet. local_token: "" if
+    there is none. open_admin: everybody may change an open mesh. open_paths: need no key on a closed mesh.
+    cors_origins: web origins that may call from a browser, besides those of localhost; in lower case.
+    allowed_hosts: names of this node in Host headers, besides local ones; in lower case.
+    """
 
     keys: KeyFile | None = None
     needs_key: bool = False
-    loopback_exemption: bool = True
+    local_token: str = ""
+    open_admin: bool = False
+    open_paths: frozenset[str] = OPEN_PATHS
     cors_origins: frozenset[str] = field(default_factory=frozenset)
+    allowed_hosts: frozenset[str] = field(default_factory=frozenset)
 
     @property
     def is_open(self) -> bool:
-        """May anybody who reaches the port call anything?"""
+        """Whether callers without a key may read and chat."""
         return not self.needs_key and not (self.keys and self.keys.configured)
 
     def allows_origin(self, origin: str) -> bool:
-        return "*" in self.cors_origins or origin.lower() in self.cors_origins
+        origin = origin.lower()
+        return "*" in self.cors_origins or origin in self.cors_origins or _is_localhost(origin)
+
+    def allows_host(self, host: str) -> bool:
+        """Whether a Host header is an address, a name that only this network knows, or a name that was allowed."""
+        name = _hostname(f"//{host}").rstrip(".")
+        if "*" in self.allowed_hosts or name in self.allowed_hosts or _is_address(name):
+            return True
+        from_origins = {_hostname(origin) for origin in self.cors_origins}
+        return bool(name) and ("." not in name or name.endswith(_LAN_SUFFIXES) or name in from_origins)
+
+    def describe(self) -> str:
+        """Who may do what, in one line."""
+        if not self.is_open:
+            return "closed: every call needs a key, or the local token, which exo-mesh on this machine sends"
+        if self.open_admin:
+            return "open to all (--open-admin): whoever reaches it may read, chat and change everything"
+        return (
+            "open to read and chat for whoever reaches it; "
+            "changes need the local token, which exo-mesh on this machine sends"
+        )
 
 
-def needed_role(method: str, path: str) -> Role | None:
+def needed_role(method: str, path: str, open_paths: frozenset[str] = OPEN_PATHS) -> Role | None:
     """The role that a route needs, by its canonical path; None for what everybody may call."""
     if method in _READING:
-        return None if path in OPEN_PATHS else Role.USE
+        return None if path in open_paths else Role.USE
     return Role.USE if (method, path) in USE_ROUTES else Role.ADMIN
 
 
@@ -79,17 +132,17 @@ def guard(policy: AccessPolicy) -> Middleware:
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if reply := _preflight(request, policy) or _cross_site(request, policy):
-            return reply
+        caller = _caller(request, policy)
         resource = request.match_info.route.resource
-        role = needed_role(request.method, resource.canonical if resource else request.path)
-        caller = ANYBODY if policy.is_open or is_exempt(request, policy) else _keyholder(request, policy)
-        if caller is None and role is not None:
-            return _unknown_caller()
-        if caller is not None and role is not None and not caller.role.covers(role):
-            message = f"{request.method} {request.path} needs a key with the role {role}; this one has {caller.role}"
-            return plain_error("insufficient_permissions", message)
-        request[CALLER] = caller or STRANGER
+        path = resource.canonical if resource else request.path
+        if reply := (
+            _preflight(request, policy)
+            or _misdirected(request, policy, caller)
+            or _cross_site(request, path, policy)
+            or _not_allowed(request, path, policy, caller)
+        ):
+            return reply
+        request[CALLER] = caller
         return await handler(request)
 
     return check
@@ -98,32 +151,47 @@ def guard(policy: AccessPolicy) -> Middleware:
 def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.StreamResponse) -> None:
     """Let pages of the origins that were allowed read the reply."""
     origin = request.headers.get(hdrs.ORIGIN)
-    if policy.cors_origins:
-        response.headers.add(hdrs.VARY, hdrs.ORIGIN)
+    response.headers.add(hdrs.VARY, hdrs.ORIGIN)
     if origin and policy.allows_origin(origin):
         response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
         response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "x-request-id, retry-after"
 
 
-def is_exempt(request: web.Request, policy: AccessPolicy) -> bool:
-    """Does the request come from this machine? By the address of the connection; what headers say does not count.
-
-    A page in a browser also comes from this machine. If it has rebound its own name to 127.0.0.1, that name, in Host,
-    gives it away. If its origin is allowed only because all are, it needs a key.
-    """
-    if not policy.loopback_exemption or not _is_loopback(request.remote):
-        return False
-    origin = request.headers.get(hdrs.ORIGIN, "").lower()
-    own_page = not origin or origin in policy.cors_origins or _netloc(origin) == request.host.lower()
-    return own_page and _is_local_name(request.host, policy)
-
-
-def _keyholder(request: web.Request, policy: AccessPolicy) -> Caller | None:
+def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
+    """By the key or token shown, and only by it: an open mesh ignores a text that is neither."""
     scheme, _, text = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     if scheme.lower() != "bearer":
         text = request.headers.get("x-api-key", "")
-    key = policy.keys.check(text.strip()) if policy.keys else None
-    return Caller(key.id, key.role) if key else None
+    text = text.strip()
+    if is_token(text, policy.local_token):
+        return LOCAL
+    if key := policy.keys.check(text) if policy.keys else None:
+        return Caller(key.id, key.role)
+    if not policy.is_open:
+        return STRANGER
+    return ANY_ADMIN if policy.open_admin else ANYBODY
+
+
+def _not_allowed(request: web.Request, path: str, policy: AccessPolicy, caller: Caller) -> web.Response | None:
+    """The refusal of a call that this caller may not make."""
+    role = needed_role(request.method, path, policy.open_paths)
+    if role is Role.ADMIN and request.match_info.http_exception is not None:
+        role = Role.USE  # there is no such route, which is said to everybody who may read
+    if role is None or (caller.role is not None and caller.role.covers(role)):
+        return None
+    if caller.role is None:
+        return _unknown_caller()
+    call = f"{request.method} {request.path}"
+    if caller != ANYBODY:
+        message = f"{call} needs a key with the role {role}; this one has {caller.role}"
+        return plain_error("insufficient_permissions", message)
+    message = (
+        f"{call} changes an open mesh, which callers without local rights may only read and chat with. "
+        "Use exo-mesh on the node's own machine, which sends the token in the file local_token of its home; "
+        "or show a key (`exo-mesh key new --role admin` on the node; then all calls need one); "
+        "or start the node with --open-admin"
+    )
+    return plain_error("insufficient_permissions", message)
 
 
 def _unknown_caller() -> web.Response:
@@ -145,49 +213,64 @@ def _preflight(request: web.Request, policy: AccessPolicy) -> web.Response | Non
     return web.Response(
         status=204,
         headers={
-            hdrs.ACCESS_CONTROL_ALLOW_METHODS: "GET, POST, DELETE",
-            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
+            hdrs.ACCESS_CONTROL_ALLOW_METHODS: _CORS_METHODS,
+            hdrs.ACCESS_CONTROL_ALLOW_HEADERS: f"{_CORS_HEADERS}, {wanted}" if wanted else _CORS_HEADERS,
             hdrs.ACCESS_CONTROL_MAX_AGE: "600",
         },
     )
 
 
-def _cross_site(request: web.Request, policy: AccessPolicy) -> web.Response | None:
-    """A refusal, if a page of another origin tries to change something. Programs send neither header."""
-    if request.method in _READING:
+def _misdirected(request: web.Request, policy: AccessPolicy, caller: Caller) -> web.Response | None:
+    """A refusal, if the request is for a host that this node is not.
+
+    A web page can make its own name point to this node and then passes for the same origin; that name, in Host, gives
+    it away. Such a page has no key, and programs that send no Host are no browsers.
+    """
+    host = request.headers.get(hdrs.HOST)
+    if host is None or caller.key_id or policy.allows_host(host):
+        return None
+    message = f"this node is not known as {host!r}; --allowed-hosts adds names, and calls with a key may use any"
+    return plain_error("misdirected_request", message)
+
+
+def _cross_site(request: web.Request, path: str, policy: AccessPolicy) -> web.Response | None:
+    """A refusal, if a page of another origin tries to change something, or to read more than the open paths.
+
+    It could not read the answer, but reading may cost much, such as asking all peers. Programs send neither header.
+    """
+    reads = request.method in _READING
+    if reads and path in OPEN_PATHS:
         return None
     origin, site = request.headers.get(hdrs.ORIGIN), request.headers.get("Sec-Fetch-Site", "none")
-    if origin is None:
-        refused = site not in ("none", "same-origin")
-    elif policy.allows_origin(origin):
-        refused = False
+    if origin is not None:
+        refused = not policy.allows_origin(origin) and _netloc(origin) != request.headers.get(hdrs.HOST, "").lower()
+    elif reads:
+        refused = site == "cross-site" and "*" not in policy.cors_origins
     else:
-        rebound = policy.is_open and not _is_local_name(request.host, policy)
-        refused = _netloc(origin) != request.host.lower() or rebound
+        refused = site not in ("none", "same-origin")
     if not refused:
         return None
     message = f"web pages of {origin or 'other sites'} may not call this API; --cors-origin allows an origin"
     return plain_error("cross_site_refused", message)
 
 
-def _is_loopback(address: str | None) -> bool:
-    try:
-        parsed = ipaddress.ip_address((address or "").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
-    return (mapped or parsed).is_loopback
+def _is_localhost(origin: str) -> bool:
+    """Whether a web origin is of the browser's own machine."""
+    name = _hostname(origin)
+    local = name == "localhost" or name.endswith(".localhost") or (_is_address(name) and _is_loopback(name))
+    return local and origin.startswith(("http://", "https://"))
 
 
-def _is_local_name(host: str, policy: AccessPolicy) -> bool:
-    """Is a Host header an address, a name that only this network knows, or a name that the operator has allowed?"""
-    name = _hostname(f"//{host}").rstrip(".")
+def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
-        known = {_hostname(origin) for origin in policy.cors_origins}
-        return bool(name) and ("." not in name or name.endswith(_LAN_SUFFIXES) or name in known)
+        return False
     return True
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _netloc(origin: str) -> str:

@@ -38,6 +38,7 @@ _RULES: dict[str, _Rule] = {
     "method_not_allowed": _Rule(405, _CALLER),
     "superseded": _Rule(409, "conflict_error"),
     "request_too_large": _Rule(413, _CALLER),
+    "misdirected_request": _Rule(421, _CALLER),
     "idempotency_key_reused": _Rule(422, _CALLER),
     "overloaded": _Rule(429, "rate_limit_error", 1),
     "cancelled": _Rule(499, "cancelled_error"),

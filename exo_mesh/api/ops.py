@@ -15,6 +15,7 @@ from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.schema import InstanceBody, decode_body
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
+from exo_mesh.telemetry.nameless import nameless
 
 _ABLE = ("ok", "degraded")
 
@@ -72,7 +73,8 @@ class OpsRoutes:
 
     async def metrics(self, request: web.Request) -> web.Response:
         """GET /metrics, for Prometheus."""
-        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        registry = nameless(self._registry) if request[CALLER] == STRANGER else self._registry
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def drain(self, request: web.Request) -> web.Response:
         """POST /drain: finish what there is, take nothing new."""

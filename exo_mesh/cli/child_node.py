@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.cli.client import ApiClient
 from exo_mesh.errors import DeadlineError, MeshError
 
 _POLL_S = 0.05
@@ -26,6 +27,11 @@ class ChildNodeError(MeshError):
     """A child node ended by itself; the message has its last log lines."""
 
     code = "child_node_failed"
+
+
+def client_of(ready: Mapping[str, Any]) -> ApiClient:
+    """A client, with local rights, of the node whose "ready" event this is. Without a home it is the usual one."""
+    return ApiClient(ready["api_url"], ready["home"])
 
 
 class ChildNode:
@@ -54,7 +60,7 @@ class ChildNode:
         return self._process.poll() is None
 
     def wait_ready(self, deadline_s: float) -> dict[str, Any]:
-        """Its "ready" event: node_id, name, api_url, grpc_address. Raises ChildNodeError or DeadlineError."""
+        """Its "ready" event: node_id, name, home, api_url, grpc_address. Raises ChildNodeError or DeadlineError."""
         end = time.monotonic() + deadline_s
         while time.monotonic() < end:
             if ready := self._event("ready"):

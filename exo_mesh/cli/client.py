@@ -9,12 +9,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import DEFAULT_API_URL
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
-from exo_mesh.settings.config import ConfigError
+from exo_mesh.security.local_token import token_for
+from exo_mesh.settings.config import ConfigError, home_of
 
 READ_DEADLINE_S = 10.0
 STREAM_SILENCE_S = 120.0
@@ -31,7 +33,8 @@ class NoNodeError(TransportError):
 class ApiClient:
     """Calls with deadlines; every failure is a MeshError, with the server's own message where it gave one."""
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, home: Path | str | None = None) -> None:
+        """home: of the node, if it is on this machine; its local token is shown where there is no key."""
         chosen = url or os.environ.get("EXO_MESH_API_URL") or DEFAULT_API_URL
         if "//" not in chosen:
             chosen = f"http://{chosen}"
@@ -39,8 +42,15 @@ class ApiClient:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--api-url {chosen}: an address such as {DEFAULT_API_URL} is needed")
         self.url = chosen.rstrip("/")
+        self._address = parts.hostname, _port_of(parts)
+        self._home = Path(home) if home else home_of(os.environ)
         # a proxy from the environment must not swallow calls to this machine
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def credentials(self) -> dict[str, str]:
+        """The header with the key of EXO_MESH_API_KEY, or else with the local token of the home."""
+        key = os.environ.get("EXO_MESH_API_KEY") or token_for(self._home, *self._address)
+        return {"Authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
         """The JSON at `path`."""
@@ -95,9 +105,7 @@ class ApiClient:
 
     def _open(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("EXO_MESH_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
+        headers = {"Content-Type": "application/json", **self.credentials()}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             return self._opener.open(request, timeout=deadline_s)
@@ -112,6 +120,13 @@ class ApiClient:
             raise NoNodeError(
                 f"nothing answers at {self.url}; start a node with `exo-mesh`, or name one with --api-url"
             ) from exc
+
+
+def _port_of(parts: urllib.parse.SplitResult) -> int | None:
+    try:
+        return parts.port
+    except ValueError as exc:
+        raise ConfigError(f"--api-url {parts.geturl()}: {exc}") from exc
 
 
 def _http_error(answer: urllib.error.HTTPError, path: str) -> MeshError:

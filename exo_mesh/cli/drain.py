@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """POST /drain, then wait until nothing is left; exit code 1 if something still runs after --wait."""
-    client = ApiClient(args.api_url)
+    client = ApiClient(args.api_url, args.home)
     if args.undo:
         client.delete("/drain")
         print("takes requests again")

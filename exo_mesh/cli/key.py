@@ -1,6 +1,7 @@
-"""Keys of this node's HTTP API: `key new --role use|admin` prints one, once; `key list`; `key remove ID`.
+"""Keys of this node's HTTP API: `key new --role use|admin` prints one, once; `key list`; `key remove ID`; `key local`.
 
 `use` may chat and read, `admin` may also load and stop models. A running node notices the change by itself.
+`key local` prints the local token of the home, whose holder may do what an admin may.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import sys
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import FILE_NAME, MAX_KEYS, KeyFile, Role, new_key
+from exo_mesh.security.local_token import read_token
 from exo_mesh.settings.config import ConfigError, load_settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to do, with which role or id, and whose keys."""
-    parser.add_argument("what", choices=("new", "list", "remove"), help="what to do")
+    parser.add_argument("what", choices=("new", "list", "remove", "local"), help="what to do")
     parser.add_argument("id", nargs="?", metavar="ID", help="the key to remove, by its id in `key list`")
     parser.add_argument("--role", choices=[str(role) for role in Role], help="what a new key is good for (use)")
     parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     file = KeyFile(settings.home / FILE_NAME)
     if (args.what == "remove") != bool(args.id):
         raise ConfigError("key remove needs the ID of a key; the others take none")
-    return {"new": _new, "list": _list, "remove": _remove}[args.what](file, args)
+    return {"new": _new, "list": _list, "remove": _remove, "local": _local}[args.what](file, args)
 
 
 def _new(file: KeyFile, args: argparse.Namespace) -> int:
@@ -42,6 +45,14 @@ def _new(file: KeyFile, args: argparse.Namespace) -> int:
     file.write([*keys, key])
     print_json({"id": key.id, "role": key.role, "key": text}) if args.json else print(text)
     print(f"a key with the role {key.role}; it is shown only now, {file.path} has a hash of it", file=sys.stderr)
+    return exit_codes.OK
+
+
+def _local(file: KeyFile, args: argparse.Namespace) -> int:
+    token = read_token(file.path.parent)
+    if not token:
+        raise InputError(f"{file.path.parent} has no local token that you may read; a node makes it when it starts")
+    print_json({"token": token}) if args.json else print(token)
     return exit_codes.OK
 
 

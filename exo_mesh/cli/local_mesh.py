@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.child_node import ChildNode, ChildNodeError
+from exo_mesh.cli.child_node import ChildNode, ChildNodeError, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.errors import DeadlineError, MeshError
 
@@ -34,7 +34,7 @@ class LocalMesh:
         return [event["api_url"] for event in self.ready]
 
     def client(self, index: int = 0) -> ApiClient:
-        return ApiClient(self.api_urls[index])
+        return client_of(self.ready[index])
 
     def wait_until_joined(self) -> None:
         """Until all are ready and the first sees all others. Raises ChildNodeError or DeadlineError."""

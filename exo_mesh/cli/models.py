@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask `/v1/models` and `/state`."""
-    client = ApiClient(args.api_url)
+    client = ApiClient(args.api_url, args.home)
     models = client.get("/v1/models")["data"]
     if args.json:
         print_json(models)

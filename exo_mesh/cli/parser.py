@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from exo_mesh.settings.config import SETTINGS, ConfigError, did_you_mean
+from exo_mesh.settings.config import RETIRED, SETTINGS, ConfigError, did_you_mean
 
 _HINTS = {
     "--force-master": "exo-mesh has no master: all peers are equal",
@@ -15,6 +15,7 @@ _HINTS = {
     "--libp2p-port": "peers talk gRPC: use --grpc-port",
     "--node-port": "use --grpc-port",
     "--node-host": "use --host",
+    "--no-loopback-exemption": RETIRED["no_loopback_exemption"],
 }
 """Flags of similar programs that people try here."""
 
@@ -69,8 +70,10 @@ def node_flags(args: argparse.Namespace) -> dict[str, list[str]]:
     return {name: given for name, given in texts.items() if given}
 
 
-def add_api_flags(parser: argparse.ArgumentParser, *, json: bool = True) -> None:
-    """`--api-url`, and `--json` for verbs that read."""
+def add_api_flags(parser: argparse.ArgumentParser, *, json: bool = True, home: bool = True) -> None:
+    """`--api-url`, `--home` for verbs without the settings of a node, and `--json` for verbs that read."""
     parser.add_argument("--api-url", metavar="URL", help=f"the node to ask ({DEFAULT_API_URL}; also EXO_MESH_API_URL)")
+    if home:
+        parser.add_argument("--home", metavar="DIR", help="the home of that node, for its local token")
     if json:
         parser.add_argument("--json", action="store_true", help="print JSON")

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         "group_backend": args.group_backend,
     }
     query = urllib.parse.urlencode({name: value for name, value in wish.items() if value is not None}, doseq=True)
-    answer = ApiClient(args.api_url).get(f"/instance/previews?{query}", _DEADLINE_S)
+    answer = ApiClient(args.api_url, args.home).get(f"/instance/previews?{query}", _DEADLINE_S)
     if args.json:
         print_json(answer)
     else:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask `/state`."""
-    state = ApiClient(args.api_url).get("/state")
+    state = ApiClient(args.api_url, args.home).get("/state")
     instances = state["view"]["instances"]
     if args.json:
         print_json(instances)

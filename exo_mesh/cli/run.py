@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
     parser.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
     parser.add_argument("--verbose", action="store_true", help="print tokens/s after each answer")
-    add_api_flags(parser)
+    add_api_flags(parser, home=False)
     add_node_flags(parser)
 
 
@@ -112,10 +112,10 @@ def _turn(client: ApiClient, args: argparse.Namespace, messages: list[dict[str, 
 @contextlib.contextmanager
 def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     """A client of the node at --api-url; of a node of our own if none was named and none answers."""
-    client = ApiClient(args.api_url)
     flags = node_flags(args)
     named = args.api_url or os.environ.get("EXO_MESH_API_URL")
-    load_settings(flags, os.environ)  # a wrong flag is an error even if a node runs already
+    loaded = load_settings(flags, os.environ)  # a wrong flag is an error even if a node runs already
+    client = ApiClient(args.api_url, loaded.settings.home)
     try:
         client.get("/healthz")
     except NoNodeError:
@@ -130,16 +130,16 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
 
 @contextlib.contextmanager
 def _own_node(flags: dict[str, list[str]], model: str) -> Iterator[ApiClient]:
-    from exo_mesh.cli.child_node import ChildNode
+    from exo_mesh.cli.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]
     scratch = Path(tempfile.mkdtemp(prefix="exo-mesh-run-"))
     child = ChildNode(words, scratch / "node.log", os.environ)
     try:
-        api_url = child.wait_ready(_START_DEADLINE_S)["api_url"]
-        if not api_url:
+        ready = child.wait_ready(_START_DEADLINE_S)
+        if not ready["api_url"]:
             raise InputError("run needs the API: leave --no-api out", param="no_api")
-        client = ApiClient(api_url)
+        client = client_of(ready)
         _await_model(client, model)
         yield client
     finally:

@@ -6,10 +6,13 @@ Peers that come and go, and whatever else happens later, are told by the log.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Protocol
 
 from exo_mesh.cli.tables import human_bytes
+from exo_mesh.security.local_token import read_token
 
 DEMO_MODEL = "exo-mesh-demo"
 FIRST_QUESTION = "Count from 7 to 20."
@@ -17,7 +20,11 @@ FIRST_QUESTION = "Count from 7 to 20."
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What is worth knowing when a node has started. api_url is empty with --no-api; notes are surprises, in words."""
+    """What is worth knowing when a node has started. notes are surprises, in words.
+
+    access: who may do what over the API. Both it and api_url are empty with --no-api. The local token is no part of
+    this: programs write these facts to logs.
+    """
 
     node_id: str
     name: str
@@ -32,6 +39,8 @@ class NodeFacts:
     models: tuple[str, ...]
     namespace: str
     mesh_is_open: bool
+    home: str
+    access: str
     notes: tuple[str, ...] = ()
 
 
@@ -69,7 +78,7 @@ class ConsoleScreen:
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
-        for label, text in _fact_lines(facts):
+        for label, text in [*_fact_lines(facts), *_page_line(facts)]:
             table.add_row(f"[dim]{label}[/dim]", escape(text))
         self._console.print(f"[bold]exo-mesh {facts.version}[/bold]")
         self._console.print(table)
@@ -97,7 +106,14 @@ def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
         ("memory", f"{human_bytes(facts.usable_bytes)} usable of {human_bytes(facts.total_bytes)}"),
         ("models", ", ".join(facts.models) or "none"),
         ("API", f"{facts.api_url}/v1" if facts.api_url else "off (--no-api)"),
+        *([("access", facts.access)] if facts.access else []),
     ]
+
+
+def _page_line(facts: NodeFacts) -> list[tuple[str, str]]:
+    """The address that gives a browser local rights. For eyes only: whoever reads a log must not get the token."""
+    token = read_token(Path(facts.home)) if facts.api_url and sys.stdout.isatty() else ""
+    return [("with local rights", f"{facts.api_url}/#token={token}")] if token else []
 
 
 def next_steps(facts: NodeFacts) -> str:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask `/state`."""
-    client = ApiClient(args.api_url)
+    client = ApiClient(args.api_url, args.home)
     state = client.get("/state")
     health = state["health"]
     if args.json:

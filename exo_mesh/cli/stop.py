@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """DELETE `/instance/{id}` of the instance, or of each instance of the model."""
-    client = ApiClient(args.api_url)
+    client = ApiClient(args.api_url, args.home)
     instances = client.get("/state")["view"]["instances"]
     ids = [item["id"] for item in instances if args.instance in (item["id"], item["model"])]
     if not ids:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask `/v1/topology` for --json, `/state` for people."""
-    client = ApiClient(args.api_url)
+    client = ApiClient(args.api_url, args.home)
     if args.json and args.watch:
         raise InputError("--watch is for people: ask with --json as often as you like", param="watch")
     if args.json:

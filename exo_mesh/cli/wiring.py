@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import platform
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +13,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from exo_mesh import __version__
-from exo_mesh.api.access import AccessPolicy
+from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, OPEN_PATHS, AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
@@ -23,6 +24,7 @@ from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
+from exo_mesh.security.local_token import ListeningMark, take_token
 from exo_mesh.security.secret import exposure
 from exo_mesh.settings.config import ConfigError, LoadedSettings
 
@@ -32,6 +34,10 @@ SEND_BUFFER_BYTES = 256 * 1024
 API_PORT_TRIES = 50
 API_STOP_S = 1.0
 """Requests have ended when the API stops, since the node stops first; this is for their last bytes."""
+
+
+_PATHS_BY_NAME = {"health": HEALTH_PATHS, "metrics": METRICS_PATHS}
+"""The words of --open-paths."""
 
 
 class AddressInUseError(TransportError):
@@ -52,6 +58,8 @@ class RunningNode:
         self._socket: socket.socket | None = None
         self._runner: web.AppRunner | None = None
         self._notes: list[str] = []
+        self._policy = AccessPolicy()
+        self._mark: ListeningMark | None = None
 
     async def start(self) -> None:
         """Bind the API's port, start the node, serve. Raises ConfigError, AddressInUseError or another MeshError."""
@@ -71,9 +79,14 @@ class RunningNode:
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
         if self._socket is not None:
-            self._runner = app_runner(build_app(self._node, self._api_options(self._node)))
+            self._policy = self._access_policy()
+            options = ApiOptions(
+                registry=self._node.metrics.registry, access=self._policy, trace_sample=settings.trace_sample
+            )
+            self._runner = app_runner(build_app(self._node, options))
             await self._runner.setup()
             await web.SockSite(self._runner, self._socket, backlog=1024).start()
+            self._mark_listening(self._socket)
             self._node.announce_api(_url(_reachable_host(self._node), self._socket))
 
     def facts(self) -> NodeFacts:
@@ -97,6 +110,8 @@ class RunningNode:
             models=own.models,
             namespace=own.namespace,
             mesh_is_open=not self._settings.secret,
+            home=str(self._settings.home),
+            access=self._policy.describe() if self._socket is not None else "",
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
         )
 
@@ -112,6 +127,8 @@ class RunningNode:
 
     async def stop(self) -> None:
         """End requests, runners and connections, in this order."""
+        if self._mark is not None:
+            self._mark.close()
         if self._socket is not None:
             self._socket.close()
         if self._node is not None:
@@ -120,15 +137,30 @@ class RunningNode:
             async with asyncio.timeout(API_STOP_S):
                 await self._runner.cleanup()
 
-    def _api_options(self, node: Node) -> ApiOptions:
+    def _access_policy(self) -> AccessPolicy:
         settings = self._settings
-        policy = AccessPolicy(
+        try:
+            token = take_token(settings.home)
+        except OSError as exc:
+            token = ""
+            self._notes.append(f"nobody has local rights: no local token in {settings.home}: {exc.strerror or exc}")
+        closed = {path for name, paths in _PATHS_BY_NAME.items() if name not in settings.open_paths for path in paths}
+        return AccessPolicy(
             keys=KeyFile(settings.home / FILE_NAME),
             needs_key=bool(settings.secret),
-            loopback_exemption=settings.loopback_exemption,
+            local_token=token,
+            open_admin=settings.open_admin,
+            open_paths=OPEN_PATHS - closed,
             cors_origins=frozenset(settings.cors_origins),
+            allowed_hosts=frozenset({*settings.allowed_hosts, platform.node().lower()} - {""}),
         )
-        return ApiOptions(registry=node.metrics.registry, access=policy, trace_sample=settings.trace_sample)
+
+    def _mark_listening(self, bound: socket.socket) -> None:
+        """Tell the command line of this machine where it may send the local token."""
+        try:
+            self._mark = ListeningMark(self._settings.home, self._settings.host, bound.getsockname()[1])
+        except OSError as exc:
+            self._notes.append(f"exo-mesh on this machine cannot send the local token: {exc.strerror or exc}")
 
     def _bind_api(self) -> socket.socket:
         """A socket on the API's port; on a later one if it is taken and nobody asked for it."""

@@ -30,6 +30,10 @@ CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY"})
 _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 
 
+RETIRED = {"no_loopback_exemption": "being on this machine gives no rights any more; leave it out"}
+"""Settings of earlier versions, and what to do."""
+
+
 class ConfigError(InputError):
     """A setting cannot be used. The message begins with its source: the flag, the variable or the file and key."""
 
@@ -61,8 +65,10 @@ class Settings:
     namespace: str = "default"
     secret_file: Path | None = None
     secret: str = field(default="", repr=False)
-    loopback_exemption: bool = True
+    open_admin: bool = False
+    open_paths: tuple[str, ...] = ("health", "metrics")
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     engine: str = "auto"
     engine_options: dict[str, str] = field(default_factory=dict)
     model_engines: dict[str, str] = field(default_factory=dict)
@@ -218,10 +224,14 @@ SETTINGS: Mapping[str, Setting] = {
                 values.matching(r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com")),
         Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
         Setting("secret_file", "FILE", "closes the mesh: only peers with this secret can join", values.path),
-        Setting("no_loopback_exemption", "", "the HTTP API asks callers on this machine for a key too",
-                values.switched_off, "loopback_exemption", (bool,), show=lambda on: str(not on).lower()),
-        Setting("cors_origin", "ORIGIN", "web pages of this origin may call the HTTP API; none by default",
+        Setting("open_admin", "", "everybody may place, delete and drain on an open mesh, not only read and chat",
+                values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("open_paths", "WHAT", "what a closed mesh answers without a key: health, metrics, none",
+                values.some_of("health", "metrics", "none"), separator=","),
+        Setting("cors_origin", "ORIGIN", "web pages of this origin may call the HTTP API, as those of localhost may",
                 values.origin, "cors_origins", separator=","),
+        Setting("allowed_hosts", "NAME", "a name by which clients call this node's API, or *; local names always work",
+                values.host_name, separator=","),
         Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
         Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
         Setting("model_engine", "MODEL=ENGINE", "the engine that this machine uses for one model",
@@ -290,10 +300,16 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def default_settings() -> Settings:
     """What a node does when it is told nothing."""
+    name = re.sub(r"\s+", "-", platform.node().split(".")[0].strip())[:64]
+    return Settings(home=home_of({}), name=name or "exo-mesh")
+
+
+def home_of(environ: Mapping[str, str]) -> Path:
+    """The home of a node that no flag says otherwise to."""
     import platformdirs
 
-    name = re.sub(r"\s+", "-", platform.node().split(".")[0].strip())[:64]
-    return Settings(home=platformdirs.user_data_path("exo-mesh", appauthor=False), name=name or "exo-mesh")
+    given = environ.get(PREFIX + "HOME")
+    return values.path(given) if given else platformdirs.user_data_path("exo-mesh", appauthor=False)
 
 
 def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> LoadedSettings:
@@ -374,5 +390,6 @@ def _file(path: Path) -> dict[str, Any]:
         if key == "home":
             raise ConfigError(f"{path}: home cannot be set in here; use --home or {PREFIX}HOME")
         if key not in SETTINGS:
-            raise ConfigError(f"{path}: no setting {key!r}{did_you_mean(key, SETTINGS)}")
+            hint = f": {RETIRED[key]}" if key in RETIRED else did_you_mean(key, SETTINGS)
+            raise ConfigError(f"{path}: no setting {key!r}{hint}")
     return keys

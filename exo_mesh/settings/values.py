@@ -129,6 +129,14 @@ def origin(text: str) -> str:
     return text
 
 
+def host_name(text: str) -> str:
+    """A host name in lower case, or `*`."""
+    name = text.strip().lower().rstrip(".")
+    if name != "*" and not re.fullmatch(r"[a-z0-9_]([a-z0-9._-]{0,252})", name):
+        raise ValueError("a host name such as mesh.example.org is needed, without a port, or *")
+    return name
+
+
 def port_range(text: str) -> tuple[int, int]:
     """`A-B`, both ends included."""
     first, _, last = text.partition("-")

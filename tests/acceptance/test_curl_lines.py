@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import MODEL
@@ -84,7 +84,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
     flags = [*FLAGS, "--models-dir", str(home.parent / "models"), "--engine-option", SPEED]
     child = ChildNode(flags, home / "node.log", environ)
     try:
-        server = Server(child, ApiClient(child.wait_ready(60)["api_url"]), home)
+        server = Server(child, client_of(child.wait_ready(60)), home)
         novel = server.start(
             CHAT + f""" -d '{{"model":"{NOVELIST}","messages":[{{"role":"user","content":"Write a novel"}}],"""
             """"max_tokens":99999}' | jq -r '.choices[0].finish_reason, .usage.completion_tokens'"""

@@ -10,9 +10,13 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
+
+OPEN_ADMIN = AccessPolicy(open_admin=True)
+"""Who may call is tested in tests/security."""
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +31,7 @@ def mesh(model_dir: Path) -> ScriptedMesh:
 
 @pytest.fixture
 async def api(mesh: ScriptedMesh) -> AsyncIterator[Served]:
-    async with served(mesh, ApiOptions(keep_alive_s=0.05)) as server:
+    async with served(mesh, ApiOptions(keep_alive_s=0.05, access=OPEN_ADMIN)) as server:
         yield server
 
 
@@ -35,7 +39,7 @@ async def api(mesh: ScriptedMesh) -> AsyncIterator[Served]:
 def fuzzer(model_dir: Path) -> Iterator[Callable[[str, Any], int]]:
     """POST a body from outside the loop, as hypothesis needs it; returns the status."""
     with asyncio.Runner() as runner:
-        context = served(ScriptedMesh(model_dir), ApiOptions())
+        context = served(ScriptedMesh(model_dir), ApiOptions(access=OPEN_ADMIN))
         server = runner.run(context.__aenter__())
 
         async def post(path: str, body: Any) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.doctor import readings, report
 from exo_mesh.cli.doctor.checks import Finding, Severity
@@ -100,7 +100,7 @@ def test_a_running_node_is_recognised_and_tells_of_its_peers(
         flags += ["--bootstrap-peers", told["grpc_address"]]
         second = ChildNode(flags, tmp_path / "b" / "log", clean_environ(tmp_path / "b"))
         try:
-            other = ApiClient(second.wait_ready(60)["api_url"])
+            other = client_of(second.wait_ready(60))
             assert eventually(lambda: "beta" in names_with_api(told["api_url"])), second.log_tail(40)
             assert eventually(lambda: other.get("/state")["health"]["status"] == "ok"), second.log_tail(40)
             assert other.get("/readyz")["ready"]

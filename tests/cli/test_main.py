@@ -106,6 +106,7 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
         (["--api-prot=1"], "unknown flag --api-prot; did you mean --api-port?"),
         (["serve", "--qqqqq"], "unknown flag --qqqqq; see exo-mesh serve --help"),
         (["--force-master"], "exo-mesh has no master"),
+        (["--no-loopback-exemption"], "being on this machine gives no rights any more"),
         (["serve", "--force-master"], "exo-mesh has no master"),
         (["ps", "extra"], "unexpected argument 'extra'; see exo-mesh ps --help"),
         (["--api-p", "1"], "unknown flag --api-p; did you mean --api-port?"),

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.main import main
 from tests.cli.closed_port import closed_port
@@ -52,7 +52,7 @@ def test_it_says_what_it_is_and_stops_cleanly(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [pytest.param(signal.SIGINT, marks=pytest.mark.extended), signal.SIGTERM])
 def test_a_signal_stops_node_and_runners_within_five_seconds(node: ChildNode, signum: signal.Signals) -> None:
-    client = ApiClient(node.wait_ready(60)["api_url"])
+    client = client_of(node.wait_ready(60))
     client.post("/instance", {"model": "exo-mesh-demo"}, 60)
     family = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
     assert len(family) >= 2
@@ -63,7 +63,7 @@ def test_a_signal_stops_node_and_runners_within_five_seconds(node: ChildNode, si
 
 
 def test_it_stops_when_standard_input_closes_or_its_parent_is_killed(node: ChildNode) -> None:
-    client = ApiClient(node.wait_ready(60)["api_url"])
+    client = client_of(node.wait_ready(60))
     client.post("/instance", {"model": "exo-mesh-demo"}, 60)
     family = psutil.Process(node.pid).children(recursive=True)
     assert node._process.stdin is not None
@@ -73,7 +73,7 @@ def test_it_stops_when_standard_input_closes_or_its_parent_is_killed(node: Child
 
 
 def test_a_killed_node_leaves_no_runner(node: ChildNode) -> None:
-    client = ApiClient(node.wait_ready(60)["api_url"])
+    client = client_of(node.wait_ready(60))
     client.post("/instance", {"model": "exo-mesh-demo"}, 60)
     runners = psutil.Process(node.pid).children(recursive=True)
     os.kill(node.pid, signal.SIGKILL)
@@ -95,9 +95,9 @@ def say(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path, say: Said) -> None:
-    url = node.wait_ready(60)["api_url"]
-    instance = ApiClient(url).post("/instance", {"model": "exo-mesh-demo"}, 60)
-    here = ["--api-url", url]
+    client = client_of(node.wait_ready(60))
+    instance = client.post("/instance", {"model": "exo-mesh-demo"}, 60)
+    here = ["--api-url", client.url, "--home", str(tmp_path)]
     for verb in ("status", "topology", "ps", "models"):
         code, shown, complaints = say(verb, *here)
         assert (code, complaints) == (exit_codes.OK, "")
@@ -107,7 +107,7 @@ def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path, say: Said) -
     code, _, complaints = say("stop", "nothing", *here)
     assert (code, complaints) == (exit_codes.FAILED, "exo-mesh: no instance nothing; see exo-mesh ps\n")
     assert say("stop", "exo-mesh-demo", *here)[1] == f"stopped {instance['id']}\n"
-    assert eventually(lambda: ApiClient(url).get("/state")["view"]["instances"] == [])
+    assert eventually(lambda: client.get("/state")["view"]["instances"] == [])
 
 
 def test_run_asks_it(node: ChildNode, tmp_path: Path, say: Said) -> None:
@@ -160,7 +160,7 @@ def test_two_nodes_find_each_other_by_a_bootstrap_peer(node: ChildNode, tmp_path
     flags = ["--name", "beta", "--api-port", "0", *QUIET_FLAGS, "--bootstrap-peers", first["grpc_address"]]
     other = ChildNode(flags, tmp_path / "b" / "log", clean_environ(tmp_path / "b"))
     try:
-        clients = [ApiClient(first["api_url"]), ApiClient(other.wait_ready(60)["api_url"])]
+        clients = [client_of(first), client_of(other.wait_ready(60))]
 
         def names(client: ApiClient) -> list[str]:
             return sorted(peer["name"] for peer in client.get("/state")["view"]["peers"] if peer["alive"])

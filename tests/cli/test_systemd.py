@@ -18,8 +18,7 @@ import psutil
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.systemd import Notifier, supervised, take_notifier
 from tests.support.processes import QUIET_FLAGS, clean_environ
 
@@ -52,15 +51,15 @@ def test_a_real_node_is_ready_beats_and_says_that_it_stops(tmp_path: Path) -> No
         node = ChildNode(flags, tmp_path / "log", environ)
         try:
             ready = heard(sock)
-            api_url = node.wait_ready(60)["api_url"]
+            client = client_of(node.wait_ready(60))
             assert (ready["READY"], ready["MAINPID"]) == ("1", str(node.pid))
-            assert ready["STATUS"].startswith(f"waiting_for_peers; {api_url}; 0 other peers; 0 instances")
+            assert ready["STATUS"].startswith(f"waiting_for_peers; {client.url}; 0 other peers; 0 instances")
             assert heard(sock)["WATCHDOG"] == "1"
             # not ready for a load balancer, yet it answers
-            health = ApiClient(api_url).get("/state")["health"]
+            health = client.get("/state")["health"]
             assert health["status"] == "waiting_for_peers"
             assert health["reasons"][0]["message"] == "0 of 2 other peers seen"
-            ApiClient(api_url).post("/instance", {"model": "exo-mesh-demo"}, 60)
+            client.post("/instance", {"model": "exo-mesh-demo"}, 60)
             runner = psutil.Process(node.pid).children(recursive=True)[0]
             assert {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & runner.environ().keys() == set()
             assert runner.environ()["HF_HUB_OFFLINE"] == "1"

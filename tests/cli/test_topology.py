@@ -116,7 +116,7 @@ def test_json_cannot_be_watched() -> None:
     from argparse import Namespace
 
     with pytest.raises(InputError, match="--watch"):
-        run(Namespace(api_url=None, json=True, watch=True))
+        run(Namespace(api_url=None, home=None, json=True, watch=True))
 
 
 def test_a_preview_for_people_has_the_arithmetic_or_the_reason() -> None:

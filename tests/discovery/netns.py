@@ -20,15 +20,20 @@ from typing import Any
 
 import psutil
 
+from exo_mesh.security.local_token import FILE_NAME as TOKEN_FILE
+
 _numbers = itertools.count()
 
 _GETTER = """
-import http.client, sys
+import http.client, os, sys
 for line in sys.stdin:
     try:
+        headers = {"Content-Type": "application/json"}
+        if os.path.exists(sys.argv[1]):
+            headers["Authorization"] = "Bearer " + open(sys.argv[1]).read().strip()
         path, _, body = line.strip().partition(" ")
         c = http.client.HTTPConnection("127.0.0.1", 52415, timeout=60 if body else 3)
-        c.request("POST" if body else "GET", path, body or None, {"Content-Type": "application/json"})
+        c.request("POST" if body else "GET", path, body or None, headers)
         print(c.getresponse().read().decode().replace("\\n", " "), flush=True)
         c.close()
     except (OSError, http.client.HTTPException):
@@ -128,7 +133,7 @@ class Host:
 
     def _ask(self, line: str) -> Any:
         if self._getter is None:
-            command = (sys.executable, "-S", "-c", _GETTER)
+            command = (sys.executable, "-S", "-c", _GETTER, str(self.home / TOKEN_FILE))
             self._getter = self.popen(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._getter.stdin and self._getter.stdout
         self._getter.stdin.write(line + "\n")

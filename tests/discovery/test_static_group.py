@@ -213,7 +213,7 @@ def launched(tmp_path: Path) -> Iterator[list[ApiClient]]:
             start_new_session=True,
         )
     try:
-        yield [ApiClient(f"http://127.0.0.1:{port}") for port in api]
+        yield [ApiClient(f"http://127.0.0.1:{port}", tmp_path / f"home-{rank}") for rank, port in enumerate(api)]
     finally:
         nodes = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, signal.SIGTERM)

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.identity import take_identity
@@ -124,7 +124,7 @@ def answers(api: ApiClient) -> bool:
 def test_a_node_serves_on_a_full_disk_says_so_and_recovers(small_volume: Path, tmp_path: Path) -> None:
     node = serve(small_volume / "home", tmp_path / "node.log")
     try:
-        api = ApiClient(node.wait_ready(60)["api_url"])
+        api = client_of(node.wait_ready(60))
         filler = fill(small_volume)
         assert eventually(lambda: "disk_full" in reasons(api))
         assert answers(api), "the model is placed, its engine asked and a runner started without a byte written"
@@ -145,7 +145,7 @@ def test_a_limit_on_file_sizes_does_not_end_serving(tmp_path: Path) -> None:
     """Without root: every write beyond the limit fails, as on a full disk."""
     node = serve(tmp_path / "home", tmp_path / "node.log")
     try:
-        api = ApiClient(node.wait_ready(60)["api_url"])
+        api = client_of(node.wait_ready(60))
         process = psutil.Process(node.pid)
         # its log goes to a file, too; what it would write is lost, and that is all
         process.rlimit(resource.RLIMIT_FSIZE, (16, resource.RLIM_INFINITY))

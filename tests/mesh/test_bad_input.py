@@ -208,7 +208,7 @@ def post(peer: Peer, path: str, body: bytes | Any, content_type: str = "applicat
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
     try:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request("POST", path, data, {"Content-Type": content_type})
+        connection.request("POST", path, data, {"Content-Type": content_type, **peer.api.credentials()})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:

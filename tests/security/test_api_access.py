@@ -8,30 +8,34 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
+from urllib.parse import urlsplit
 
 import aiohttp
 import openai
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
 
-from exo_mesh.api.access import OPEN_PATHS, USE_ROUTES, AccessPolicy, _is_loopback, is_exempt, needed_role
-from exo_mesh.api.app import build_app
+from exo_mesh.api.access import (
+    ANY_ADMIN,
+    ANYBODY,
+    HEALTH_PATHS,
+    LOCAL,
+    METRICS_PATHS,
+    OPEN_PATHS,
+    STRANGER,
+    AccessPolicy,
+    Caller,
+)
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
+from exo_mesh.security.local_token import PREFIX
+from exo_mesh.telemetry.metrics import Metrics
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 
 NOW = datetime.datetime(2030, 5, 1, tzinfo=datetime.UTC)
-ADMIN_ROUTES = {
-    ("POST", "/instance"),
-    ("DELETE", "/instance/{id}"),
-    ("POST", "/drain"),
-    ("DELETE", "/drain"),
-    ("DELETE", "/v1/diagnostics/node/quarantine"),
-}
+TOKEN = PREFIX + "A" * 43
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+PAGE = "http://chat.example.org"
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +60,10 @@ def keys(tmp_path: Path) -> Keys:
 
 @asynccontextmanager
 async def serving(model_dir: Path, **policy: Any) -> AsyncIterator[Served]:
-    """A server that the tests, which are on this machine, call like strangers unless loopback_exemption is given."""
-    access = AccessPolicy(**{"loopback_exemption": False, **policy})
+    """A server on the loopback, which gives its callers no rights."""
+    access = AccessPolicy(**{"local_token": TOKEN, **policy})
     async with served(ScriptedMesh(model_dir), ApiOptions(access=access)) as api:
         yield api
-
-
-async def routes(model_dir: Path) -> list[tuple[str, str]]:
-    """The whole route table."""
-    app = build_app(ScriptedMesh(model_dir))
-    return [(route.method, route.resource.canonical) for route in app.router.routes() if route.resource]
 
 
 async def call(api: Served, method: str, path: str, key: str = "", **headers: str) -> tuple[int, dict[str, Any]]:
@@ -76,33 +74,6 @@ async def call(api: Served, method: str, path: str, key: str = "", **headers: st
     async with api.http.request(method, path, headers=given, json=CHAT if method == "POST" else None) as reply:
         body = await reply.json() if reply.content_type == "application/json" and method != "HEAD" else {}
         return reply.status, body
-
-
-async def test_every_route_that_changes_something_has_a_role_on_purpose(model_dir: Path) -> None:
-    """A new route that is no GET must be named in USE_ROUTES, or here as one for admins."""
-    table = {(method, path) for method, path in await routes(model_dir) if method not in ("GET", "HEAD")}
-    assert table == USE_ROUTES | ADMIN_ROUTES, "name it in USE_ROUTES of api/access.py, or in ADMIN_ROUTES above"
-    assert {path for method, path in await routes(model_dir)} >= OPEN_PATHS
-    assert all(needed_role(method, path) is Role.ADMIN for method, path in ADMIN_ROUTES)
-
-
-@pytest.mark.parametrize("policy", ["a key file", "a secret", "both"])
-async def test_without_a_key_every_route_but_the_open_ones_is_401(model_dir: Path, keys: Keys, policy: str) -> None:
-    access = {"keys": None if policy == "a secret" else keys.file, "needs_key": policy != "a key file"}
-    table = await routes(model_dir)
-    assert len(table) > 20
-    async with serving(model_dir, **access) as api:
-        for method, path in table:
-            status, body = await call(api, method, path)
-            if path in OPEN_PATHS:
-                assert status == 200, path
-                continue
-            assert status == 401, (method, path)
-            if method != "HEAD":
-                assert body["error"]["code"] == "invalid_api_key"
-                assert body["error"].keys() == {"message", "type", "param", "code"}
-        assert api.mesh.requests == [] and len(api.mesh.instances) == 1
-        assert (await call(api, "POST", "/nothing"))[0] == 401, "what exists is nobody's business"
 
 
 @pytest.mark.parametrize("path", ["/health", "/readyz"])
@@ -116,27 +87,7 @@ async def test_without_a_key_health_tells_no_names(model_dir: Path, keys: Keys, 
             assert body["status"] == "starting" and body["reasons"] == [told]
 
 
-async def test_a_key_with_the_role_use_may_chat_and_read_but_not_change(model_dir: Path, keys: Keys) -> None:
-    async with serving(model_dir, keys=keys.file) as api:
-        for method, path in await routes(model_dir):
-            status, body = await call(api, method, path, keys.use)
-            if (method, path) in ADMIN_ROUTES:
-                assert (status, body["error"]["code"]) == (403, "insufficient_permissions"), path
-            else:
-                assert status not in (401, 403), path
-        assert len(api.mesh.instances) == 1
-        assert api.mesh.requests
-
-
-async def test_an_admin_may_do_everything(model_dir: Path, keys: Keys) -> None:
-    async with serving(model_dir, keys=keys.file) as api:
-        for method, path in await routes(model_dir):
-            status = (await call(api, method, path, keys.admin))[0]
-            assert status not in (401, 403), path
-            assert status != 500, f"{path}: give tests/api/scripted_mesh.py the method that it calls"
-
-
-@pytest.mark.parametrize("given", ["", "x", "xm-00000000-" + "A" * 43, "Bearer", "\tü"])
+@pytest.mark.parametrize("given", ["", "x", "xm-00000000-" + "A" * 43, "Bearer", "\tü", PREFIX, PREFIX + "B" * 43])
 async def test_a_wrong_key_is_no_key(model_dir: Path, keys: Keys, given: str) -> None:
     async with serving(model_dir, keys=keys.file) as api:
         assert (await call(api, "GET", "/state", given))[0] == 401
@@ -159,112 +110,171 @@ async def test_the_openai_client_is_told_what_is_wrong(model_dir: Path, keys: Ke
         assert [model.id for model in (await allowed.models.list()).data] == ["exo-mesh-demo"]
 
 
-async def test_this_machine_needs_no_key_and_headers_do_not_make_anybody_this_machine(
-    model_dir: Path, keys: Keys
-) -> None:
-    async with serving(model_dir, keys=keys.file, loopback_exemption=True) as api:
-        assert (await call(api, "POST", "/instance"))[0] != 401
-        assert (await call(api, "GET", "/state", "not-a-key"))[0] == 200
-    policy = AccessPolicy(keys=keys.file)
-    forged = {
-        "X-Forwarded-For": "127.0.0.1",
-        "X-Real-IP": "127.0.0.1",
-        "Forwarded": "for=127.0.0.1",
-        "Host": "127.0.0.1",
-    }
-    for remote, exempt in [("192.168.1.5", False), ("127.0.0.1", True), ("127.8.9.9", True), ("::1", True)]:
-        assert is_exempt(from_address(remote, forged), policy) is exempt, remote
-    assert not is_exempt(from_address("127.0.0.1", forged), AccessPolicy(keys=keys.file, loopback_exemption=False))
+@pytest.mark.parametrize("needs_key", [False, True])
+async def test_headers_and_addresses_make_nobody_local(model_dir: Path, needs_key: bool) -> None:
+    forged = {"X-Forwarded-For": "127.0.0.1", "X-Real-IP": "127.0.0.1", "Forwarded": "for=127.0.0.1"}
+    async with serving(model_dir, needs_key=needs_key) as api:
+        for host in ("127.0.0.1", "localhost", "[::1]:5", "0.0.0.0"):
+            status, body = await call(api, "POST", "/drain", Host=host, **forged)
+            assert status == (401 if needs_key else 403), body
+        assert not api.mesh.draining
 
 
-def from_address(remote: str, headers: dict[str, str]) -> web.Request:
-    transport = mock.Mock()
-    transport.get_extra_info.side_effect = lambda name, default=None: (remote, 4) if name == "peername" else default
-    return make_mocked_request("POST", "/instance", headers=headers, transport=transport)
+async def test_without_a_token_in_the_home_no_text_is_one(model_dir: Path) -> None:
+    async with serving(model_dir, local_token="", needs_key=True) as api:
+        for text in ("", " ", PREFIX, TOKEN):
+            assert (await call(api, "GET", "/state", Authorization=f"Bearer {text}"))[0] == 401
 
 
-@pytest.mark.parametrize(
-    ("address", "loopback"),
-    [
-        ("127.0.0.1", True),
-        ("127.255.0.3", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("::ffff:10.0.0.1", False),
-        ("0.0.0.0", False),
-        ("fe80::1%eth0", False),
-        ("10.0.0.1", False),
-        ("", False),
-        (None, False),
-        ("/run/exo.sock", False),
-    ],
-)
-def test_what_is_a_loopback_address(address: str | None, loopback: bool) -> None:
-    assert _is_loopback(address) is loopback
-
-
-async def test_a_page_that_rebinds_its_name_to_this_machine_is_not_exempt(model_dir: Path, keys: Keys) -> None:
-    async with serving(model_dir, keys=keys.file, loopback_exemption=True) as api:
-        for host, status in [("evil.example:52415", 401), ("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:5", 200)]:
-            assert (await call(api, "GET", "/state", Host=host))[0] == status, host
+async def test_an_open_mesh_says_what_its_refusal_can_be_lifted_with(model_dir: Path) -> None:
     async with serving(model_dir) as api:
-        evil = {"Host": "evil.example:1", "Origin": "http://evil.example:1"}
-        assert (await call(api, "POST", "/v1/chat/completions", **evil))[0] == 403
-        local = {"Host": "studio.local:1", "Origin": "http://studio.local:1"}
-        assert (await call(api, "POST", "/v1/chat/completions", **local))[0] == 200
+        status, body = await call(api, "POST", "/drain")
+        assert (status, body["error"]["code"]) == (403, "insufficient_permissions")
+        for remedy in ("--open-admin", "exo-mesh key new", "local_token", "exo-mesh on the node's own machine"):
+            assert remedy in body["error"]["message"]
+        assert (await call(api, "POST", "/drain", TOKEN))[0] == 200
+    async with serving(model_dir, open_admin=True) as api:
+        assert (await call(api, "POST", "/drain"))[0] == 200
+
+
+LOCAL_HOSTS = [
+    "127.0.0.1:1",
+    "localhost",
+    "[::1]:5",
+    "[fe80::1%eth0]:5",
+    "192.168.7.9:52415",
+    "studio",
+    "studio.local:1",
+]
+OTHER_HOSTS = ["evil.example:52415", "evil.example", "127.0.0.1.evil.example", "", ".", "[", "localhost.evil.example"]
+
+
+@pytest.mark.parametrize("needs_key", [False, True])
+async def test_a_page_that_rebinds_its_name_reads_nothing(model_dir: Path, keys: Keys, needs_key: bool) -> None:
+    async with serving(model_dir, keys=keys.file, needs_key=needs_key) as api:
+        for host in OTHER_HOSTS:
+            for path in ("/state", "/health", "/"):
+                status, body = await call(api, "GET", path, Host=host)
+                assert (status, body["error"]["code"]) == (421, "misdirected_request"), host
+            assert (await call(api, "POST", "/v1/chat/completions", Host=host, Origin=f"http://{host}"))[0] == 421
+        assert "--allowed-hosts" in body["error"]["message"]
+        assert not api.mesh.requests
+        for host in LOCAL_HOSTS:
+            assert (await call(api, "GET", "/health", Host=host))[0] == 200, host
+
+
+async def test_names_that_were_allowed_and_calls_with_a_key_may_come_by_any_host(model_dir: Path, keys: Keys) -> None:
+    async with serving(model_dir, keys=keys.file) as api:
+        for key in (TOKEN, keys.use):
+            assert (await call(api, "GET", "/state", key, Host="mesh.example.org"))[0] == 200
+    for allowed in ({"mesh.example.org"}, {"*"}):
+        async with serving(model_dir, allowed_hosts=frozenset(allowed)) as api:
+            for host in ("mesh.example.org", "MESH.example.org.:8080"):
+                assert (await call(api, "GET", "/state", Host=host))[0] == 200
+            status = (await call(api, "GET", "/state", Host="evil.example"))[0]
+            assert status == (200 if "*" in allowed else 421)
+    async with serving(model_dir, cors_origins=frozenset({PAGE})) as api:
+        assert (await call(api, "GET", "/state", Host="chat.example.org"))[0] == 200
+
+
+async def test_a_program_that_sends_no_host_is_no_browser(model_dir: Path) -> None:
+    async with serving(model_dir) as api:
+        address = urlsplit(api.url)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(b"GET /state HTTP/1.0\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"200"
+        writer.close()
+        await writer.wait_closed()
+
+
+CHANGES = [("POST", "/v1/chat/completions"), ("POST", "/v1/cancel/{id}"), ("POST", "/drain"), ("DELETE", "/drain")]
+COSTLY = ["/v1/diagnostics/cluster", "/v1/diagnostics/cluster/timeline", "/instance/previews?model=m", "/v1/traces"]
 
 
 @pytest.mark.parametrize(
-    ("headers", "allowed"),
+    ("headers", "may_change", "may_read"),
     [
-        ({}, True),
-        ({"Origin": "https://evil.example"}, False),
-        ({"Origin": "null"}, False),
-        ({"Origin": "http://127.0.0.1:1"}, False),
-        ({"Origin": "SELF"}, True),
-        ({"Sec-Fetch-Site": "cross-site"}, False),
-        ({"Sec-Fetch-Site": "same-site"}, False),
-        ({"Sec-Fetch-Site": "same-origin"}, True),
-        ({"Sec-Fetch-Site": "none"}, True),
+        ({}, True, True),
+        ({"Origin": "https://evil.example"}, False, False),
+        ({"Origin": "null"}, False, False),
+        ({"Origin": "http://127.0.0.1.evil.example"}, False, False),
+        ({"Origin": "http://localhost:3000"}, True, True),
+        ({"Origin": "SELF"}, True, True),
+        ({"Sec-Fetch-Site": "cross-site"}, False, False),
+        ({"Sec-Fetch-Site": "same-site"}, False, True),
+        ({"Sec-Fetch-Site": "same-origin"}, True, True),
+        ({"Sec-Fetch-Site": "none"}, True, True),
+        ({"Sec-Fetch-Site": "cross-site", "Origin": PAGE}, True, True),
     ],
 )
-async def test_a_page_of_another_origin_changes_nothing(
-    model_dir: Path, headers: dict[str, str], allowed: bool
+async def test_a_page_of_another_origin_changes_nothing_and_reads_nothing_costly(
+    model_dir: Path, headers: dict[str, str], may_change: bool, may_read: bool
 ) -> None:
-    async with serving(model_dir, loopback_exemption=True) as api:
+    async with serving(model_dir, open_admin=True, cors_origins=frozenset({PAGE})) as api:
         given = {name: api.url if value == "SELF" else value for name, value in headers.items()}
-        for method, path in sorted(USE_ROUTES | ADMIN_ROUTES):
+        for method, path in CHANGES:
             status, body = await call(api, method, path, **given)
-            assert (status == 403) is not allowed, (path, status)
-            if not allowed:
+            assert (status == 403) is not may_change, (path, status)
+            if not may_change:
                 assert body["error"]["code"] == "cross_site_refused"
-        assert bool(api.mesh.requests) is allowed
-        assert (await call(api, "GET", "/state", **given))[0] == 200, "an open API; no page can read the answer"
+        assert bool(api.mesh.requests) is may_change
+        for path in COSTLY:
+            assert (await call(api, "GET", path, **given))[0] == (200 if may_read else 403), path
+        for path in OPEN_PATHS:
+            assert (await call(api, "GET", path, **given))[0] == 200, path
 
 
-async def test_cors_is_closed_by_default_and_opened_for_named_origins_only(model_dir: Path, keys: Keys) -> None:
-    app, evil = "https://chat.example.org", "https://evil.example"
-    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+async def preflight(http: aiohttp.ClientSession, origin: str, wanted: str = "authorization,x-mine") -> dict[str, str]:
+    """What a browser is told that asks whether a page of this origin may call; empty for a refusal."""
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": wanted, "Origin": origin}
+    async with http.options("/v1/chat/completions", headers=asking) as reply:
+        assert (reply.status == 204) is ("Access-Control-Allow-Origin" in reply.headers)
+        return {name.lower(): value for name, value in reply.headers.items()} if reply.status == 204 else {}
 
-    async def preflight(http: aiohttp.ClientSession, origin: str) -> tuple[int, str | None]:
-        async with http.options("/v1/chat/completions", headers={**asking, "Origin": origin}) as reply:
-            return reply.status, reply.headers.get("Access-Control-Allow-Origin")
 
-    async with serving(model_dir, keys=keys.file) as api:
-        status, allowed = await preflight(api.http, app)
-        assert status >= 400 and allowed is None
-    async with serving(model_dir, keys=keys.file, cors_origins=frozenset({app})) as api:
-        assert await preflight(api.http, app) == (204, app)
-        status, allowed = await preflight(api.http, evil)
-        assert status >= 400 and allowed is None
-        assert (await call(api, "POST", "/v1/chat/completions", keys.use, Origin=app))[0] == 200
-        assert (await call(api, "POST", "/v1/chat/completions", Origin=app))[0] == 401, "an origin is no key"
+@pytest.mark.parametrize(
+    "origin", ["http://localhost:3000", "https://localhost", "http://127.0.0.1:1", "http://[::1]:2"]
+)
+async def test_pages_of_localhost_may_call_with_the_rights_of_anybody(model_dir: Path, origin: str) -> None:
+    async with serving(model_dir) as api:
+        told = await preflight(api.http, origin)
+        assert told["access-control-allow-origin"] == origin
+        assert "DELETE" in told["access-control-allow-methods"]
+        for header in ("Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID", "x-mine"):
+            assert header in told["access-control-allow-headers"]
+        assert "access-control-allow-credentials" not in told
+        async with api.http.post("/v1/chat/completions", json=CHAT, headers={"Origin": origin}) as reply:
+            assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (200, origin)
+        assert (await call(api, "POST", "/drain", Origin=origin))[0] == 403
+        assert (await call(api, "POST", "/drain", TOKEN, Origin=origin))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://chat.example.org", "null", "app://localhost", "http://localhost.evil.example"]
+)
+async def test_cors_is_closed_to_all_other_pages(model_dir: Path, origin: str) -> None:
+    async with serving(model_dir) as api:
+        assert await preflight(api.http, origin) == {}
+        assert (await call(api, "POST", "/v1/chat/completions", Origin=origin))[0] == 403
+        assert not api.mesh.requests
+
+
+async def test_cors_is_opened_for_named_origins_and_an_origin_is_no_key(model_dir: Path, keys: Keys) -> None:
+    evil = "https://evil.example"
+    async with serving(model_dir, keys=keys.file, cors_origins=frozenset({PAGE})) as api:
+        assert (await preflight(api.http, PAGE))["access-control-allow-origin"] == PAGE
+        assert await preflight(api.http, evil) == {}
+        assert (await call(api, "POST", "/v1/chat/completions", keys.use, Origin=PAGE))[0] == 200
+        assert (await call(api, "POST", "/v1/chat/completions", Origin=PAGE))[0] == 401, "an origin is no key"
         assert (await call(api, "POST", "/v1/chat/completions", keys.use, Origin=evil))[0] == 403
-        headers = {"Authorization": f"Bearer {keys.use}", "Origin": app}
+        headers = {"Authorization": f"Bearer {keys.use}", "Origin": PAGE}
         async with api.http.post("/v1/chat/completions", json={**CHAT, "stream": True}, headers=headers) as reply:
-            assert reply.headers["Access-Control-Allow-Origin"] == app
+            assert reply.headers["Access-Control-Allow-Origin"] == PAGE
             assert "Origin" in reply.headers["Vary"]
             assert b"[DONE]" in await reply.read()
+    async with serving(model_dir, keys=keys.file, cors_origins=frozenset({"*"})) as api:
+        assert (await call(api, "POST", "/v1/chat/completions", Origin=evil))[0] == 401
+        assert (await call(api, "GET", "/state", Origin=evil))[0] == 401
 
 
 @pytest.mark.parametrize(
@@ -273,22 +283,58 @@ async def test_cors_is_closed_by_default_and_opened_for_named_origins_only(model
 async def test_malformed_headers_of_a_stranger_are_refused_and_make_no_noise(
     model_dir: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving(model_dir, loopback_exemption=True) as api:
+    async with serving(model_dir) as api:
         assert (await call(api, "POST", "/v1/completions", Origin=text))[0] in (400, 403)
-    policy = AccessPolicy(needs_key=True)
-    for host in (text, "", ".", ".."):
-        is_exempt(from_address("127.0.0.1", {"Host": host, "Origin": text}), policy)
-    assert not is_exempt(from_address("127.0.0.1", {"Host": "["}), policy)
+        assert (await call(api, "GET", "/state", Host=text))[0] in (200, 400, 421)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_opening_cors_to_all_does_not_open_the_exemption_to_them(model_dir: Path, keys: Keys) -> None:
-    page = {"Origin": "https://evil.example"}
-    for origins, status in [({"*"}, 401), ({"https://evil.example"}, 200)]:
-        async with serving(model_dir, keys=keys.file, loopback_exemption=True, cors_origins=frozenset(origins)) as api:
-            assert (await call(api, "POST", "/v1/chat/completions", **page))[0] == status
-            assert (await call(api, "GET", "/state", **page))[0] == status
-            assert (await call(api, "GET", "/state"))[0] == 200
+async def test_metrics_tell_strangers_no_names(model_dir: Path, keys: Keys) -> None:
+    metrics = Metrics()
+    metrics.set_round_trips({"sec1": 0.1})
+    metrics.stage_starts.labels("llama-1").inc()
+    metrics.disk_free.labels("/home/somebody").set(1)
+    metrics.request_ended("stop", 3, failed=False)
+    metrics.ttft.observe(0.1)
+    told = {}
+    for policy in ({"keys": keys.file}, {}):
+        access = AccessPolicy(**policy, local_token=TOKEN)  # type: ignore[arg-type]
+        async with served(ScriptedMesh(model_dir), ApiOptions(registry=metrics.registry, access=access)) as api:
+            for key in ("", keys.use, TOKEN):
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                async with api.http.get("/metrics", headers=headers) as reply:
+                    told[bool(policy), key] = await reply.text()
+    stranger = told.pop((True, ""))
+    for name in ("sec1", "llama-1", "somebody"):
+        assert name not in stranger
+        assert all(name in text for text in told.values())
+    for shown in ('requests_total{outcome="stop"} 1.0', "exo_mesh_peers 0.0", 'ttft_seconds_bucket{le="0.1"} 1.0'):
+        assert shown in stranger
+
+
+async def test_health_and_metrics_may_be_closed_as_well(model_dir: Path) -> None:
+    for open_paths, statuses in ((OPEN_PATHS - METRICS_PATHS, (200, 401)), (OPEN_PATHS - HEALTH_PATHS, (401, 200))):
+        async with serving(model_dir, needs_key=True, open_paths=open_paths) as api:
+            for paths, status in zip((HEALTH_PATHS, METRICS_PATHS), statuses, strict=True):
+                for path in paths:
+                    assert (await call(api, "GET", path))[0] == status, path
+                    assert (await call(api, "GET", path, TOKEN))[0] == 200
+            assert (await call(api, "GET", "/version"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("caller", "may"),
+    [
+        (LOCAL, True),
+        (ANY_ADMIN, True),
+        (Caller("00000000", Role.ADMIN), True),
+        (Caller("00000000", Role.USE), True),
+        (ANYBODY, False),
+        (STRANGER, False),
+    ],
+)
+def test_who_may_start_a_download_by_a_chat(caller: Caller, may: bool) -> None:
+    assert caller.may_download is may
 
 
 async def test_only_its_owner_or_an_admin_cancels_by_x_request_id(model_dir: Path, keys: Keys) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security.datagrams import MAGIC, Seal
 from exo_mesh.security.secret import new_secret, write_new
@@ -118,7 +117,7 @@ async def connections(rng: random.Random, ports: list[int], count: int) -> None:
 
 def test_memory_is_flat_and_the_log_quiet(node: ChildNode, ports: tuple[int, int]) -> None:
     ready = node.wait_ready(60)
-    client = ApiClient(ready["api_url"])
+    client = client_of(ready)
     chat: dict[str, Any] = {"model": "exo-mesh-demo", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi."}]}
     assert client.post("/v1/chat/completions", chat, 60)["usage"]["completion_tokens"] == 4
     doors = [int(ready[name].rpartition(":")[2].strip("/")) for name in ("grpc_address", "api_url")] + [ports[1]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.security.secret import new_secret, write_new
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, run
@@ -50,7 +50,7 @@ def test_a_chat_over_two_processes_and_no_trace_of_the_secret(
 ) -> None:
     events = [node.wait_ready(60) for node in nodes]
     assert [event["mesh_is_open"] for event in events] == [False, False]
-    client = ApiClient(events[1]["api_url"])
+    client = client_of(events[1])
     assert eventually(lambda: len(client.get("/state")["view"]["peers"]) == 2)
     instance = client.post("/instance", {"model": "exo-mesh-demo", "min_peers": 2}, 60)
     assert len({stage["peer"] for stage in instance["stages"]}) == 2
@@ -75,15 +75,16 @@ def test_a_chat_over_two_processes_and_no_trace_of_the_secret(
 
 @pytest.mark.extended
 def test_strangers_on_the_network_need_a_key(secret: str, tmp_path: Path) -> None:
-    """127.0.0.1 stands for the network: with the exemption off it is nobody special."""
+    """Being on this machine gives no rights: without the token of its home a caller is a stranger."""
     home = tmp_path / "gamma"
     home.mkdir()
-    flags = ["--api-port", "0", "--secret-file", str(tmp_path / "secret"), "--no-loopback-exemption", *QUIET_FLAGS]
+    flags = ["--api-port", "0", "--secret-file", str(tmp_path / "secret"), *QUIET_FLAGS]
     child = ChildNode(flags, home / "log", clean_environ(home))
     try:
         url = child.wait_ready(60)["api_url"]
-        assert run(["status", "--api-url", url], home).returncode == 1
-        refused = run(["ps", "--api-url", url], home)
+        assert run(["status", "--api-url", url], home).returncode == 0
+        assert run(["status", "--api-url", url, "--home", str(tmp_path)], home).returncode == 1
+        refused = run(["ps", "--api-url", url, "--home", str(tmp_path)], home)
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
         assert "needs a valid key" in refused.stderr
         key = run(["key", "new", "--role", "use"], home).stdout.strip()

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.errors import MeshError
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -26,7 +26,7 @@ def start(home: Path, flags: list[str], **environ: str) -> tuple[ChildNode, ApiC
     home.mkdir()
     node = ChildNode([*FLAGS, *flags], home / "node.log", {**clean_environ(home), **environ})
     try:
-        return node, ApiClient(node.wait_ready(60)["api_url"])
+        return node, client_of(node.wait_ready(60))
     except MeshError:
         node.stop()
         raise

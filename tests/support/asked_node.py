@@ -6,7 +6,7 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 
 
@@ -14,7 +14,7 @@ class AskedNode:
     """What every harness of real nodes offers: those of tests/support/peers.py, and of tools/faults behind a proxy."""
 
     ready: dict[str, Any]
-    """What it said when it was ready: node_id, name, api_url, grpc_address."""
+    """What it said when it was ready: node_id, name, home, api_url, grpc_address."""
 
     @property
     def id(self) -> str:
@@ -26,7 +26,8 @@ class AskedNode:
 
     @property
     def api(self) -> ApiClient:
-        return ApiClient(self.url)
+        """A client with local rights."""
+        return client_of(self.ready)
 
     def state(self) -> dict[str, Any]:
         """GET /state"""

@@ -20,8 +20,7 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.child_node import ChildNode
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.child_node import ChildNode, client_of
 
 MODEL = "exo-mesh-demo"
 READY_S, PLACE_S, RUN_S = 60.0, 60.0, 120.0
@@ -81,7 +80,7 @@ def once(checkout: Path, streams: int, tokens: int) -> Figures:
         child = ChildNode([*flags, "--engine", "dummy", "--max-queued", "4096"], Path(home) / "node.log", environ)
         try:
             ready = child.wait_ready(READY_S)
-            api = ApiClient(ready["api_url"])
+            api = client_of({**ready, "home": home})  # the code of an older checkout does not say it
             api.post("/instance", {"model": MODEL}, PLACE_S)
             node = psutil.Process(child.pid)
             asyncio.run(measure(ready["api_url"], node, streams, 20))

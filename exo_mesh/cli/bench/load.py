@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
+from exo_mesh.cli.client import ApiClient
 from exo_mesh.errors import TransportError
 
 REQUEST_DEADLINE_S = 600.0
@@ -84,7 +85,7 @@ class LoadResult:
 async def closed_loop(urls: Sequence[str], question: Question, streams: int, requests: int) -> LoadResult:
     """`streams` clients, each of which asks again as soon as it has its answer, until `requests` were asked."""
     numbers = iter(range(requests))
-    async with _session() as session:
+    async with _session(urls) as session:
         start = time.perf_counter()
         answers: list[TimedAnswer] = []
 
@@ -101,7 +102,7 @@ async def closed_loop(urls: Sequence[str], question: Question, streams: int, req
 async def open_loop(urls: Sequence[str], question: Question, per_s: float, requests: int) -> LoadResult:
     """Requests at random times (a Poisson process of `per_s` a second), whether earlier ones are answered or not."""
     random_ = random.Random(0)
-    async with _session() as session, asyncio.TaskGroup() as group:
+    async with _session(urls) as session, asyncio.TaskGroup() as group:
         start = time.perf_counter()
         tasks = []
         for number in range(requests):
@@ -110,9 +111,11 @@ async def open_loop(urls: Sequence[str], question: Question, per_s: float, reque
     return _result([task.result() for task in tasks])
 
 
-def _session() -> aiohttp.ClientSession:
+def _session(urls: Sequence[str]) -> aiohttp.ClientSession:
+    """With our key or local token, which a mesh that already runs may ask for."""
+    headers = ApiClient(urls[0]).credentials()
     timeout = aiohttp.ClientTimeout(total=REQUEST_DEADLINE_S)
-    return aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+    return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any], start: float) -> TimedAnswer:

@@ -27,7 +27,6 @@ import psutil
 from exo_mesh.cli.bench.engines import parse_size
 from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop
 from exo_mesh.cli.bench.serve_report import NAMES, check_plot, compare, plot, table
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.tables import print_json
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
@@ -197,9 +196,8 @@ def _measure(
     """
     with contextlib.ExitStack() as stack:
         if args.url:
-            systems = {
-                "runs": System(Question(model.name, 0, 0), (args.url,), LocalMesh(ready=[{"api_url": args.url}]))
-            }
+            running = LocalMesh(ready=[{"api_url": args.url, "home": None}])
+            systems = {"runs": System(Question(model.name, 0, 0), (args.url,), running)}
         else:
             systems = {
                 key: stack.enter_context(_ring(args, model, peers, grouped))
@@ -286,7 +284,8 @@ def _readings(mesh: LocalMesh | None) -> _Readings:
     nothing is computed."""
     if mesh is not None:
         time.sleep(REPORTS_S)
-    texts = [ApiClient(url).text("/metrics") for url in (mesh.api_urls if mesh is not None else ())]
+    clients = [] if mesh is None else [mesh.client(index) for index in range(len(mesh.ready))]
+    texts = [client.text("/metrics") for client in clients]
     busy_s, held, reduce_s = (
         [value for text in texts for value in _values(text, name)]
         for name in ("stage_busy_seconds_total", "stage_memory_bytes", "group_all_reduce_seconds")

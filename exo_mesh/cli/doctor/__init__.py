@@ -30,14 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "about", nargs="?", choices=("rdma",), help="look at this alone: cables, ports, what is missing"
     )
-    add_api_flags(parser)
+    add_api_flags(parser, home=False)
     add_node_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do all checks at once and print what each found."""
     loaded = load_settings(node_flags(args), os.environ)
-    node = ask_node(ApiClient(args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)))
+    url = args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)
+    node = ask_node(ApiClient(url, loaded.settings.home))
     try:
         work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
         findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)

@@ -1,0 +1,28 @@
+"""The metrics without names of peers, models and paths, for callers that may not know them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Metric
+
+NAMELESS_LABELS = frozenset({"outcome", "code", "kind", "level", "le"})
+"""Labels whose values are words of ours or numbers. A new label counts as a name until it is listed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Nameless:
+    registry: CollectorRegistry
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self.registry.collect():
+            if all(sample.labels.keys() <= NAMELESS_LABELS for sample in metric.samples):
+                yield metric
+
+
+def nameless(registry: CollectorRegistry) -> CollectorRegistry:
+    """A registry that collects only the metrics that tell no names."""
+    shown = CollectorRegistry()
+    shown.register(_Nameless(registry))
+    return shown

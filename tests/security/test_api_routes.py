@@ -1,0 +1,111 @@
+"""Who may call each route of the API: the whole table, each caller, each kind of mesh."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.api.access import OPEN_PATHS, USE_ROUTES, AccessPolicy
+from exo_mesh.api.app import build_app
+from exo_mesh.api.context import ApiOptions
+from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
+from exo_mesh.security.local_token import PREFIX
+from tests.api.scripted_mesh import ScriptedMesh, Served, served
+from tests.text.text_models import write_text_model
+
+NOW = datetime.datetime(2030, 5, 1, tzinfo=datetime.UTC)
+TOKEN = PREFIX + "A" * 43
+
+OPEN = {"/", "/version", "/health", "/healthcheck", "/healthz", "/readyz", "/metrics"}
+READ = {
+    "/v1/models",
+    "/models",
+    "/v1/models/{id}",
+    "/models/{id}",
+    "/state",
+    "/v1/topology",
+    "/topology",
+    "/drain",
+    "/queue",
+    "/requests/recent",
+    "/requests/stats",
+    "/v1/traces",
+    "/v1/traces/{id}",
+    "/v1/diagnostics/node",
+    "/v1/diagnostics/cluster",
+    "/v1/diagnostics/cluster/timeline",
+    "/v1/diagnostics/cluster/{id}",
+    "/memory",
+    "/memory/live",
+    "/instance/previews",
+    "/instance/{id}",
+}
+CHAT = {"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions", "/v1/cancel/{id}"}
+ROUTES: dict[tuple[str, str], str] = {
+    **{(method, path): "open" for path in OPEN for method in ("GET", "HEAD")},
+    **{(method, path): "read" for path in READ for method in ("GET", "HEAD")},
+    **{("POST", path): "chat" for path in CHAT},
+    ("POST", "/instance"): "change",
+    ("DELETE", "/instance/{id}"): "change",
+    ("POST", "/drain"): "change",
+    ("DELETE", "/drain"): "change",
+    ("DELETE", "/v1/diagnostics/node/quarantine"): "change",
+}
+"""Every route, and what calling it means."""
+
+EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0}
+USES = {**EVERYTHING, "change": 403}
+NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401}
+KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": EVERYTHING, "token": EVERYTHING}
+EXPECTED = {
+    "open": {"stranger": USES, "wrong": USES, "use": USES, "admin": USES, "token": EVERYTHING},
+    "open-admin": dict.fromkeys(("stranger", "wrong", "use", "admin", "token"), EVERYTHING),
+    "closed": {"stranger": NOTHING, "wrong": NOTHING, "use": NOTHING, "admin": NOTHING, "token": EVERYTHING},
+    "closed, with keys": KEYS,
+    "keys, no secret": KEYS,
+}
+"""The refusal that a caller gets, by the mesh and what the call means; 0: none. On an open mesh there are no keys."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_model(tmp_path_factory.mktemp("text-model"))
+
+
+async def test_every_route_is_in_the_table(model_dir: Path) -> None:
+    """A new route must be named above, and one that is no GET is for admins unless USE_ROUTES has it."""
+    routes = build_app(ScriptedMesh(model_dir)).router.routes()
+    assert {(route.method, route.resource.canonical) for route in routes if route.resource} == ROUTES.keys()
+    assert {path for _, path in USE_ROUTES} == CHAT and OPEN_PATHS == OPEN
+
+
+@pytest.mark.parametrize("mesh", EXPECTED)
+async def test_who_may_call_what(model_dir: Path, tmp_path: Path, mesh: str) -> None:
+    keys = KeyFile(tmp_path / FILE_NAME)
+    made = {str(role): new_key(role, NOW) for role in Role}
+    if "keys" in mesh:
+        keys.write([key for _, key in made.values()])
+    shown = {"stranger": "", "wrong": PREFIX + "B" * 43, "token": TOKEN, **{role: key[0] for role, key in made.items()}}
+    access = AccessPolicy(keys, mesh.startswith("closed"), TOKEN, mesh == "open-admin")
+    async with served(ScriptedMesh(model_dir), ApiOptions(access=access)) as api:
+        for caller, expected in EXPECTED[mesh].items():
+            for (method, path), meaning in ROUTES.items():
+                status = await status_of(api, method, path, shown[caller])
+                refusal = status if status in (401, 403) else 0
+                assert refusal == expected[meaning], (caller, method, path, status)
+                assert status != 500, f"{path}: give tests/api/scripted_mesh.py the method that it calls"
+            changed = api.mesh.draining or len(api.mesh.instances) != 1
+            assert changed is (expected["change"] == 0), "those who may change nothing come first"
+        if not mesh.startswith("open"):
+            assert await status_of(api, "POST", "/nothing", "") == 401, "what exists is nobody's business"
+
+
+async def status_of(api: Served, method: str, path: str, key: str) -> int:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    path = path.replace("{id}", "i1")
+    async with api.http.request(method, path, headers=headers, json=chat if method == "POST" else None) as reply:
+        await reply.read()
+        return reply.status

@@ -1,0 +1,107 @@
+"""A real nginx on the node's machine with nothing but `proxy_pass`: every client then calls from the loopback."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+
+from exo_mesh.api.access import AccessPolicy
+from exo_mesh.api.context import ApiOptions
+from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.local_mesh import free_port
+from exo_mesh.security.local_token import PREFIX, read_token
+from exo_mesh.security.secret import new_secret, write_new
+from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
+from tests.text.text_models import write_text_model
+
+NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
+pytestmark = pytest.mark.skipif(NGINX is None, reason="not installed: nginx")
+
+TOKEN = PREFIX + "A" * 43
+CALLS = [("GET", "/health"), ("GET", "/state"), ("POST", "/drain"), ("DELETE", "/instance/i1")]
+STRANGER = {"open": [200, 200, 403, 403], "closed": [200, 401, 401, 401]}
+CONFIG = """
+daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {upstream}; {extra} }} }}
+}}
+"""
+
+
+@contextmanager
+def nginx(folder: Path, upstream: str, extra: str = "") -> Iterator[str]:
+    """The address of an nginx before `upstream`; all its files are in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port, upstream=upstream, extra=extra))
+    assert NGINX is not None
+    command = [NGINX, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        assert eventually(lambda: _answers(port)), (folder / "error.log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def statuses(url: str, token: str = "", host: str = "") -> list[int]:
+    """What each of CALLS gets through the proxy."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    if host:
+        headers["Host"] = host
+    async with aiohttp.ClientSession(url, headers=headers) as http:
+        found = []
+        for method, path in CALLS:
+            async with http.request(method, path, json={} if method == "POST" else None) as reply:
+                found.append(reply.status)
+    return found
+
+
+@pytest.mark.parametrize("mesh", ["open", "closed"])
+async def test_a_stranger_behind_nginx_is_no_admin(tmp_path: Path, mesh: str) -> None:
+    access = AccessPolicy(needs_key=mesh == "closed", local_token=TOKEN)
+    model_dir = write_text_model(tmp_path)
+    async with served(ScriptedMesh(model_dir), ApiOptions(access=access)) as api:
+        with nginx(tmp_path / "plain", api.url) as url:
+            assert await statuses(url) == STRANGER[mesh]
+            assert not api.mesh.draining and api.mesh.instances
+            assert await statuses(url, TOKEN) == [200, 200, 200, 200]
+        with nginx(tmp_path / "host", api.url, "proxy_set_header Host $host;") as url:
+            assert await statuses(url, host="mesh.example.org") == [421] * 4
+            assert await statuses(url, TOKEN, host="mesh.example.org") == [200, 200, 200, 404]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("mesh", ["open", "closed"])
+async def test_a_stranger_behind_nginx_is_no_admin_of_a_real_node(tmp_path: Path, mesh: str) -> None:
+    home = tmp_path / "home"
+    write_new(tmp_path / "secret", new_secret())
+    secret = ["--secret-file", str(tmp_path / "secret")] if mesh == "closed" else []
+    node = ChildNode(["--api-port", "0", *secret, *QUIET_FLAGS], tmp_path / "log", clean_environ(home))
+    try:
+        api_url = node.wait_ready(60)["api_url"]
+        assert urlsplit(api_url).hostname == "127.0.0.1"
+        with nginx(tmp_path / "nginx", api_url) as url:
+            assert await statuses(url) == STRANGER[mesh]
+            assert await statuses(url, read_token(home)) == [200, 200, 200, 404]
+    finally:
+        node.stop()
