@@ -95,6 +95,12 @@ def open_model_file(file: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def size_of(file: Path) -> int:
+    """Bytes of a file of the model directory `file.parent`. Raises as open_model_file."""
+    with open_model_file(file) as stream:
+        return os.fstat(stream.fileno()).st_size
+
+
 def read_model_file(file: Path, max_bytes: int) -> bytes:
     """The content of a file of the model directory `file.parent`. Raises as open_model_file, and if it is too large."""
     return b"".join(read_in_pieces(file, max_bytes))

@@ -22,7 +22,7 @@ from exo_mesh.weights.store import ModelStore
 
 MAX_REMOTE_CARDS = 1024
 
-LOOK_S = 3.0
+LOOK_S = 2.0
 """How long a node waits for a look at its models; what is not read by then is served a little later."""
 
 MAX_TOLD = 16
@@ -158,6 +158,11 @@ class Catalogue:
             self._local = {**self._local, **dict(look.cards)}
         self._note_unusable(dict(look.unusable), is_all=task.done())
         return self._local.keys() != before
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a look that took longer is over by now, so that `rescan` takes what it found at once."""
+        return self._look is not None and self._look[1].done()
 
     async def close(self) -> None:
         """End a look that is under way, after the model that is being read."""

@@ -22,6 +22,7 @@ from exo_mesh.model_files import (
     read_in_pieces,
     read_json_text,
     shown,
+    size_of,
 )
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, read_tensor_table
 
@@ -277,12 +278,12 @@ def _text_digest(model_dir: Path) -> str:
     for name in TEXT_FILES:
         file = model_dir / name
         try:
-            pieces = list(read_in_pieces(file, text_file_limit(name)))
+            num_bytes = size_of(file)
+            digest.update(f"{name} {num_bytes}\n".encode())
+            for piece in read_in_pieces(file, text_file_limit(name)):
+                digest.update(piece)
         except FileNotFoundError:
             continue
-        digest.update(f"{name} {sum(map(len, pieces))}\n".encode())
-        for piece in pieces:
-            digest.update(piece)
     return digest.hexdigest()
 
 

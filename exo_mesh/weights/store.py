@@ -17,7 +17,7 @@ from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.model_files import HUB_DIR, exists, label, one_line, read_model_file
-from exo_mesh.weights.card import read_card
+from exo_mesh.weights.card_child import read_card_within_limits
 
 SHIPPED = "exo-mesh-demo"
 
@@ -172,7 +172,7 @@ class ModelStore:
         """Read a card. What its author has written may raise anything, and a lack of memory must not end the node."""
         soon = self._clock() + RETRY_S
         try:
-            return _Read(name, stamp, read_card(model_dir, name))
+            return _Read(name, stamp, read_card_within_limits(model_dir, name))
         except ModelError as exc:
             passing = isinstance(exc.__cause__, OSError)
             return _Read(name, stamp, None, one_line(str(exc)), soon if passing else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from exo_mesh.models.catalogue import MAX_TOLD
 from exo_mesh.proto import control_pb2 as pb
 from tests.support.hostile_models import GOOD, SECRET, write_hostile_models
 from tests.support.peers import Peer, mesh, text_of
-from tests.support.processes import run
+from tests.support.processes import eventually, run
 
 pytestmark = pytest.mark.extended
 
@@ -33,6 +34,10 @@ class Besieged:
     words: dict[str, str]
     root: Path
 
+    def listed(self) -> list[dict[str, str]]:
+        """The models that it cannot use, as it says."""
+        return list(self.peer.api.get("/v1/models?status=unusable")["data"])
+
     def refusal(self, model: str) -> tuple[str, str]:
         """(code, message) of the answer to a chat with a model."""
         with pytest.raises(MeshError) as caught:
@@ -40,12 +45,21 @@ class Besieged:
         return caught.value.code, str(caught.value)
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process ever had, where the system tells it; else what it has now."""
+    status = Path(f"/proc/{pid}/status")
+    found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) * 1024 if found else int(psutil.Process(pid).memory_info().rss)
+
+
 @pytest.fixture(scope="module")
 def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Besieged]:
     root = tmp_path_factory.mktemp("hostile")
     words = write_hostile_models(root)
     with mesh(root, [["--models-dir", str(root / "models")]], engine="dummy") as (peer,):
-        yield Besieged(peer, words, root)
+        found = Besieged(peer, words, root)
+        assert eventually(lambda: len(found.listed()) == len(words), 30), found.listed()
+        yield found
 
 
 def test_it_serves_the_good_models_and_lists_the_others_with_a_reason(besieged: Besieged) -> None:
@@ -53,7 +67,7 @@ def test_it_serves_the_good_models_and_lists_the_others_with_a_reason(besieged: 
     for model in ("exo-mesh-demo", GOOD):
         assert text_of(peer.chat("Hello.", model=model, max_tokens=2))
     assert {entry["id"] for entry in peer.api.get("/v1/models")["data"]} == {"exo-mesh-demo", GOOD}
-    listed = {entry["id"]: entry for entry in peer.api.get("/v1/models?status=unusable")["data"]}
+    listed = {entry["id"]: entry for entry in besieged.listed()}
     assert listed.keys() == besieged.words.keys()
     for name, word in besieged.words.items():
         assert listed[name]["status"] == "unusable" and word in listed[name]["reason"], listed[name]
@@ -67,10 +81,11 @@ def test_it_serves_the_good_models_and_lists_the_others_with_a_reason(besieged: 
 
 
 def test_it_has_said_each_once_and_lives_in_bounded_memory(besieged: Besieged) -> None:
+    """It needs about 85 MB without them."""
     log = besieged.peer.log
-    assert log.count(" cannot be used: ") == MAX_TOLD
-    assert f"{len(besieged.words) - MAX_TOLD} more models cannot be used" in log
-    assert psutil.Process(besieged.peer.child.pid).memory_info().rss < 200 * 2**20
+    summed_up = sum(map(int, re.findall(r"(\d+) more models cannot be used", log)))
+    assert MAX_TOLD <= log.count(" cannot be used: ") == len(besieged.words) - summed_up
+    assert peak_bytes(besieged.peer.child.pid) < 140 * 2**20
 
 
 def test_asking_for_one_by_name_is_answered_with_its_reason_and_no_path(besieged: Besieged) -> None:

@@ -107,14 +107,14 @@ async def test_a_model_that_is_unusable_here_is_used_from_a_peer_and_said_once(
 
 async def test_a_slow_look_at_models_does_not_hold_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes what was read in time, and the rest as soon as that is read."""
-    go_on, read = threading.Event(), store_module.read_card
+    go_on, read = threading.Event(), store_module.read_card_within_limits
 
     def slowly(model_dir: Path, name: str) -> ModelCard:
         if name == "slow":
             assert go_on.wait(30)
         return read(model_dir, name)
 
-    monkeypatch.setattr(store_module, "read_card", slowly)
+    monkeypatch.setattr(store_module, "read_card_within_limits", slowly)
     monkeypatch.setattr(catalogue_module, "LOOK_S", 0.05)
     for name in ("fast", "slow"):
         write_checkpoint(tmp_path / "models" / name, TinyModel(layers=2))

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from exo_mesh.errors import ModelError
 from exo_mesh.weights import card as card_module
+from exo_mesh.weights import card_child
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.safetensors import read_tensor_table
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -64,3 +66,24 @@ def test_the_digest_is_of_one_text_however_many_parts_it_is_made_in(
     for num_rows in (1, 5, 4096):
         monkeypatch.setattr(card_module, "_ROWS", num_rows)
         assert read_card(tmp_path, "tiny").digest == expected.hexdigest()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_large_checkpoint_is_read_in_a_child_and_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int
+) -> None:
+    monkeypatch.setattr(card_child, "LARGE_BYTES", 100)
+    write_checkpoint(tmp_path / "m", TinyModel(layers=2, shards=shards))
+    monkeypatch.setattr(card_child, "read_card", None)  # this process must not
+    assert card_child.read_card_within_limits(tmp_path / "m", "tiny") == read_card(tmp_path / "m", "tiny")
+    (tmp_path / "m" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"^m: config\.json has no usable num_hidden_layers: None$"):
+        card_child.read_card_within_limits(tmp_path / "m", "tiny")
+
+
+def test_a_read_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card_child, "LARGE_BYTES", 100)
+    monkeypatch.setattr(card_child, "LIMIT_S", 0.001)
+    write_checkpoint(tmp_path / "m", TinyModel(layers=2))
+    with pytest.raises(ModelError, match="m: reading its headers takes more than"):
+        card_child.read_card_within_limits(tmp_path / "m", "tiny")
