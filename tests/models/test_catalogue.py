@@ -42,6 +42,7 @@ async def test_any_peer_is_a_way_in_to_a_model_that_it_does_not_have(tmp_path: P
         await asyncio.gather(guest.stop(), holder.stop())
 
 
+@pytest.mark.extended
 async def test_two_names_of_one_directory_are_one_model(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "models" / "tiny", TinyModel(layers=4))
     (tmp_path / "models" / "zulu").symlink_to("tiny")

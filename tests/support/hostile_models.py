@@ -150,6 +150,7 @@ HARM: dict[str, tuple[Callable[[Path], None], str]] = {
     "no-weights": (without("model.safetensors"), "neither"),
     "pipe-config": (with_pipe("config.json"), "a pipe"),
     "pipe-tokenizer": (with_pipe("tokenizer.json"), "a pipe"),
+    "pipe-tokenizer-config": (with_pipe("tokenizer_config.json"), "a pipe"),
     "pipe-weights": (with_pipe("model.safetensors"), "a pipe"),
     "pipe-generation": (with_pipe("generation_config.json"), "a pipe"),
     "device-config": (with_link("config.json", "/dev/zero"), "leads out"),

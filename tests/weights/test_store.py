@@ -45,6 +45,13 @@ def test_the_newest_snapshot_is_taken_where_no_ref_names_one(models_dir: Path) -
     assert ModelStore([models_dir]).find("hub-org/some-model").name == "bbb"
 
 
+def test_a_pipe_in_place_of_a_ref_names_no_snapshot(models_dir: Path) -> None:
+    main = models_dir / "models--hub-org--some-model" / "refs" / "main"
+    main.unlink()
+    os.mkfifo(main)
+    assert ModelStore([models_dir]).card("hub-org/some-model").num_layers in (3, 4)
+
+
 def test_the_shipped_model_is_always_there_and_cannot_be_replaced(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / SHIPPED, TinyModel())
     store = ModelStore([tmp_path])
