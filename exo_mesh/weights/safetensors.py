@@ -54,18 +54,22 @@ _Shape = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    """One tensor in a header. Nothing is required, since the metadata beside the tensors is parsed as an entry too."""
+    """One tensor in a header. Nothing is required, since the metadata beside the tensors is parsed as an entry too;
+    some programs write null there."""
 
     dtype: str = ""
     shape: _Shape | None = None
     data_offsets: tuple[_Size, _Size] | None = None
 
 
+_Entries = dict[str, _Entry | None]
+
+
 class _Index(msgspec.Struct, frozen=True):
     weight_map: dict[str, str]
 
 
-_HEADER = msgspec.json.Decoder(dict[str, _Entry])
+_HEADER = msgspec.json.Decoder(_Entries)
 _INDEX = msgspec.json.Decoder(_Index)
 
 
@@ -158,7 +162,7 @@ def _by_place(table: TensorTable) -> Iterable[str]:
     return sorted(table, key=lambda name: (table[name].start, table[name].stop))
 
 
-def _read_entries(file: Path, left_bytes: int) -> tuple[dict[str, _Entry], int, int]:
+def _read_entries(file: Path, left_bytes: int) -> tuple[_Entries, int, int]:
     """(entries of the header, bytes of the header, file size)."""
     raw, file_bytes = _read_raw_header(file, left_bytes)
     return _parse_header(file, raw), len(raw), file_bytes
@@ -186,34 +190,39 @@ def _read_raw_header(file: Path, left_bytes: int) -> tuple[bytes, int]:
             raise ModelError(f"{named(file)} cannot be read: {exc.strerror or type(exc).__name__}") from exc
 
 
-def _parse_header(file: Path, raw: bytes) -> dict[str, _Entry]:
+def _parse_header(file: Path, raw: bytes) -> _Entries:
     """The entries of all tensors. What is no tensor entry is refused before it is built, whatever its size."""
     if raw.count(b"data_offsets") > MAX_TENSORS:
         raise ModelError(f"{named(file)} has more than {MAX_TENSORS} tensors")
     try:
-        entries = _HEADER.decode(raw)
+        decoded = _HEADER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"{named(file)}{_explain(raw)}") from exc
-    if len(entries) > MAX_TENSORS:
+        if len(raw) > _EXPLAINED_BYTES:
+            why = "its header is not JSON, or has an entry that describes no tensor"
+            raise ModelError(f"{named(file)} is not a safetensors file: {why}") from exc
+        decoded = _parse_freely(file, raw)
+    if len(decoded) > MAX_TENSORS:
         raise ModelError(f"{named(file)} has more than {MAX_TENSORS} tensors")
-    entries.pop(_METADATA, None)
-    return entries
+    decoded.pop(_METADATA, None)
+    return decoded
 
 
-def _explain(raw: bytes) -> str:
-    """What is wrong with a header, to be put behind the name of its file."""
-    if len(raw) > _EXPLAINED_BYTES:
-        return " is not a safetensors file: its header is not JSON, or has an entry that describes no tensor"
+def _parse_freely(file: Path, raw: bytes) -> _Entries:
+    """As _parse_header, of a small header: raises ModelError that names the tensor at fault, and takes any metadata."""
     try:
         header = json.loads(raw)
-    except (ValueError, RecursionError):
-        return " is not a safetensors file: its header is not JSON"
+    except (ValueError, RecursionError) as exc:
+        raise ModelError(f"{named(file)} is not a safetensors file: its header is not JSON") from exc
     if not isinstance(header, dict):
-        return " is not a safetensors file: its header is not a JSON object"
+        raise ModelError(f"{named(file)} is not a safetensors file: its header is not a JSON object")
+    header.pop(_METADATA, None)
     for name, entry in header.items():
-        if name != _METADATA and (fault := _fault(entry)):
-            return f": {name[:MAX_NAME]} {fault}"
-    return f": the {_METADATA} of its header cannot be read"
+        if fault := _fault(entry):
+            raise ModelError(f"{named(file)}: {name[:MAX_NAME]} {fault}")
+    try:
+        return msgspec.convert(header, _Entries)
+    except msgspec.ValidationError as exc:
+        raise ModelError(f"{named(file)} is not a safetensors file: {exc}") from exc
 
 
 def _fault(entry: Any) -> str:
@@ -231,8 +240,10 @@ def _are_sizes(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_SIZE for value in values)
 
 
-def _tensor_info(file: Path, name: str, entry: _Entry, data_start: int) -> TensorInfo:
+def _tensor_info(file: Path, name: str, entry: _Entry | None, data_start: int) -> TensorInfo:
     """One checked header entry."""
+    if entry is None:
+        raise ModelError(f"{named(file)}: {name} has a header entry that is not an object")
     bits, shape, span = DTYPE_BITS.get(entry.dtype), entry.shape, entry.data_offsets
     if len(name) > MAX_NAME or not name.isprintable():
         raise ModelError(f"{named(file)} has a tensor whose name cannot be used: {shown(name)}")

@@ -60,6 +60,7 @@ def test_the_table_agrees_with_the_reference_reader(tmp_path: Path) -> None:
         ({"t": entry([True], 0, 4)}, b"1234", "t has bad shape"),
         ({"t": entry([1], 4, 0)}, b"1234", "t has bad shape"),
         ({"t": {"dtype": "F32"}}, b"", "t has bad shape"),
+        ({"t": None}, b"", "t has a header entry that is not an object"),
         ({"t": 3}, b"", "t has a header entry that is not an object"),
         ([], b"", "not a JSON object"),
         (b"{nonsense", b"", "not JSON"),
@@ -72,6 +73,13 @@ def test_a_defect_is_named(tmp_path: Path, header: Any, data: bytes, says: str) 
     with pytest.raises(ModelError, match=says) as caught:
         read_header(file)
     assert str(caught.value).startswith(f"{tmp_path.name}: bad.safetensors") and str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {}, {"dtype": 3, "shape": "x"}, [], "x", 3])
+def test_metadata_may_be_anything(tmp_path: Path, metadata: Any) -> None:
+    """mlx writes null there."""
+    file = write(tmp_path / "x.safetensors", {"__metadata__": metadata, "t": entry([1], 0, 4)}, b"1234")
+    assert read_header(file).keys() == {"t"}
 
 
 @pytest.mark.parametrize("header_bytes", [3, 2**63, MAX_HEADER_BYTES + 1])
