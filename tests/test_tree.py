@@ -20,7 +20,7 @@ PACKAGES = {
     "settings", "telemetry", "domain", "security", "transport", "proto", "discovery", "membership", "weights", "text",
     "machine", "models", "hosting", "instances", "serving", "node", "runner", "engine", "api", "cli",
 }  # fmt: skip
-MODULES = {"__init__.py", "errors.py", "clock.py", "tasks.py", "py.typed"}
+MODULES = {"__init__.py", "errors.py", "clock.py", "model_files.py", "tasks.py", "py.typed"}
 
 
 @pytest.fixture(scope="module")

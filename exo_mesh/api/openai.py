@@ -15,6 +15,7 @@ from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.idempotency import Idempotency, idempotency_of
+from exo_mesh.api.model_names import named_model
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
@@ -41,6 +42,7 @@ class OpenAIRoutes:
         body = decode_body(await request.read(), ChatBody)
         check_body(body)
         key = idempotency_of(request, body)
+        await self._name_model(request, body)
         request_id = "chatcmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
         with self._known_as(request_id, request):
             asker = self._asker(request, request_id, body, key)
@@ -52,6 +54,7 @@ class OpenAIRoutes:
         body = decode_body(await request.read(), CompletionBody)
         check_body(body)
         key = idempotency_of(request, body)
+        await self._name_model(request, body)
         request_id = "cmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
         with self._known_as(request_id, request):
             asker = self._asker(request, request_id, body, key)
@@ -59,20 +62,27 @@ class OpenAIRoutes:
             return await self._answer(request, prepared, CompletionReply, key, stream=bool(body.stream))
 
     async def models(self, request: web.Request) -> web.Response:
-        """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs."""
+        """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs.
+
+        `?status=unusable` has instead what this node has on its disk and cannot use, each with the reason.
+        """
         entries = self._service.models()
         match request.query.get("status"):
             case None | "downloaded":
                 pass
             case "loaded":
                 entries = [entry for entry in entries if entry.instance_ids]
+            case "unusable":
+                return json_response({"object": "list", "data": self._unusable_objects()})
             case other:
-                return plain_error("invalid_request", f"status is {other!r}; it may be downloaded or loaded", "status")
+                message = f"status is {other!r}; it may be downloaded, loaded or unusable"
+                return plain_error("invalid_request", message, "status")
         return json_response({"object": "list", "data": [self._model_object(entry) for entry in entries]})
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; hub ids contain a slash."""
-        return json_response(self._model_object(await self._service.model(request.match_info["id"])))
+        name = await named_model(request, self._service, request.match_info["id"])
+        return json_response(self._model_object(await self._service.model(name)))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/cancel/{id}: the id of a reply of any peer, or the x-request-id of a request that entered here."""
@@ -148,6 +158,10 @@ class OpenAIRoutes:
                 return stream.response
             has_come = await run.wait(quiet_until)
 
+    async def _name_model(self, request: web.Request, body: GenerationBody) -> None:
+        if body.model is not None:
+            body.model = await named_model(request, self._service, body.model)
+
     def _asker(self, request: web.Request, request_id: str, body: GenerationBody, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.
 
@@ -160,6 +174,12 @@ class OpenAIRoutes:
         if trace_id:
             request[TRACE_ID] = trace_id
         return Asker(request_id, request[CALLER].key_id or request.remote or "", trace_id, key)
+
+    def _unusable_objects(self) -> list[dict[str, Any]]:
+        return [
+            {"id": name, "object": "model", "status": "unusable", "reason": reason}
+            for name, reason in sorted(self._service.unusable_models().items())
+        ]
 
     def _model_object(self, entry: ModelEntry) -> dict[str, Any]:
         return {

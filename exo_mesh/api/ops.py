@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.model_names import named_model
 from exo_mesh.api.schema import InstanceBody, decode_body
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
@@ -131,6 +133,7 @@ class OpsRoutes:
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready; with `replicas`, so many times."""
         body = decode_body(await request.read(), InstanceBody)
+        body.model = await named_model(request, self._service, body.model)
         spec = instance_spec(body)
         if body.replicas is not None:
             made = await self._service.create_replicas(spec, body.replicas)
@@ -140,6 +143,7 @@ class OpsRoutes:
     async def previews(self, request: web.Request) -> web.Response:
         """GET /instance/previews?model=…: what could be placed, by the wish in the query (see wishes.preview_spec)."""
         spec = preview_spec(request.query)
+        spec = replace(spec, model=await named_model(request, self._service, spec.model))
         return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
 
     async def instance(self, request: web.Request) -> web.Response:

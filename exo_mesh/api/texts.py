@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from exo_mesh.errors import DeadlineError, ModelError
+from exo_mesh.model_files import named
 from exo_mesh.text.template import RENDER_LIMIT_S
 from exo_mesh.text.tokenizer import TextModel
 
@@ -58,4 +59,4 @@ def _modified_ns(directory: Path) -> int:
     try:
         return (directory / "tokenizer.json").stat().st_mtime_ns
     except OSError as exc:
-        raise ModelError(f"{directory / 'tokenizer.json'}: cannot be read: {exc.strerror}") from exc
+        raise ModelError(f"{named(directory / 'tokenizer.json')}: cannot be read: {exc.strerror}") from exc

@@ -1,4 +1,4 @@
-"""List the models that some live peer has on its disk."""
+"""List the models that some live peer has on its disk, and those that the node called has but cannot use, with why."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ def run(args: argparse.Namespace) -> int:
     """Ask `/v1/models` and `/state`."""
     client = ApiClient(args.api_url, args.home)
     models = client.get("/v1/models")["data"]
+    unusable = client.get("/v1/models?status=unusable")["data"]
     if args.json:
-        print_json(models)
+        print_json([*models, *unusable])
         return exit_codes.OK
     loaded = {instance["model"] for instance in client.get("/state")["view"]["instances"]}
     rows = [[model["id"], "loaded" if model["id"] in loaded else "on disk"] for model in models]
+    rows += [[model["id"], f"unusable: {model['reason']}"] for model in unusable]
     print(columns(("MODEL", "STATE"), rows))
     return exit_codes.OK

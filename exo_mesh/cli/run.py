@@ -24,6 +24,7 @@ from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.settings.config import SETTINGS, load_settings
+from exo_mesh.weights.store import model_dir_of
 
 _START_DEADLINE_S = 60.0
 _FIND_MODEL_S = 3.0
@@ -124,7 +125,7 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     else:
         yield client
         return
-    with _own_node(flags, args.model) as own:
+    with _own_node(_with_directory(flags, args.model), args.model) as own:
         yield own
 
 
@@ -145,6 +146,14 @@ def _own_node(flags: dict[str, list[str]], model: str) -> Iterator[ApiClient]:
     finally:
         child.stop()
     shutil.rmtree(scratch, ignore_errors=True)  # kept after a failure: the message says where the log is
+
+
+def _with_directory(flags: dict[str, list[str]], model: str) -> dict[str, list[str]]:
+    """The flags of a node of our own that is to serve the directory `model`; unchanged if it is a name."""
+    if not model.startswith("/"):
+        return flags
+    directory = str(model_dir_of(model))
+    return {**flags, "models_dir": [*flags.get("models_dir", []), directory]}
 
 
 def _flag_words(name: str, text: str) -> list[str]:

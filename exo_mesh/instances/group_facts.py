@@ -26,6 +26,7 @@ from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.tensor_groups import MAX_SETS, GroupTroubles
+from exo_mesh.model_files import read_json_text
 from exo_mesh.proto.runner_pb2 import GroupFigures
 from exo_mesh.settings.config import Settings
 
@@ -95,8 +96,10 @@ class GroupKnowledge:
         """The config.json of a model. Raises ModelError if it cannot be read."""
         file = await self._text_files(name) / "config.json"
         try:
-            config = json.loads(await asyncio.to_thread(file.read_bytes))
-        except (OSError, ValueError) as exc:
+            config = json.loads(await asyncio.to_thread(read_json_text, file))
+        except FileNotFoundError as exc:
+            raise ModelError(f"{name} has no {file.name}") from exc
+        except (ValueError, RecursionError) as exc:
             raise ModelError(f"{file.name} of {name} cannot be read: {exc}") from exc
         if not isinstance(config, dict):
             raise ModelError(f"{file.name} of {name} is no JSON object")

@@ -6,8 +6,9 @@ import asyncio
 import difflib
 import json
 import logging
+import threading
 from collections.abc import Iterable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -15,10 +16,20 @@ import msgspec
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
 from exo_mesh.membership.service import Membership
+from exo_mesh.model_files import one_line
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.store import ModelStore
 
 MAX_REMOTE_CARDS = 1024
+
+LOOK_S = 2.0
+"""How long a node waits for a look at its models; what is not read by then is served a little later."""
+
+MAX_TOLD = 16
+"""Unusable models that get a log line each, of those that one look finds; a log shows 20 lines of a kind a minute."""
+
+CLOSE_S = 3.0
+"""How long a node that stops waits for the one model that is being read."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,28 +51,34 @@ def card_from_json(text: bytes) -> ModelCard:
     return card
 
 
-def is_path(name: str) -> bool:
-    """Does this name mean a directory of this machine, and not a model by its name?"""
-    return name.startswith(("/", "./", "../", "~"))
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at the models on this machine, filled in by a thread. unusable: (why, where) by name."""
+
+    cards: dict[str, ModelCard] = field(default_factory=dict)
+    unusable: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class Catalogue:
-    """Models here and at the peers. Names are resolved here first.
-
-    A directory is a model only once somebody on this machine has asked for it by its path: a plan of another peer
-    cannot make this one open any path.
-    """
+    """Models here and at the peers. Names are resolved here first, unless the files here cannot be used."""
 
     def __init__(self, store: ModelStore, membership: Membership) -> None:
         self._store = store
         self._membership = membership
-        self._paths: set[str] = set()
         self._local: dict[str, ModelCard] = {}
+        self._unusable: dict[str, str] = {}
+        self._look: tuple[_Look, asyncio.Task[None]] | None = None
+        self._closed = threading.Event()
         self._remote: dict[str, ModelCard] = {}
 
     @property
     def local_names(self) -> tuple[str, ...]:
         return tuple(self._local)
+
+    @property
+    def unusable(self) -> dict[str, str]:
+        """Why each model on this machine that cannot be used is so, by name; without paths."""
+        return dict(self._unusable)
 
     @property
     def local_architectures(self) -> dict[str, str]:
@@ -82,30 +99,33 @@ class Catalogue:
         return self._local[name] if name in self._local else self._remote[name]
 
     async def card(self, name: str) -> ModelCard:
-        """The card of any model of the mesh. Raises UnknownModelError with near names, ModelError, TransportError."""
-        if is_path(name):
-            card = await asyncio.to_thread(self._store.card, name, allow_paths=True)
-            self._paths.add(name)
-            return card
+        """The card of any model of the mesh, by its first name. Raises UnknownModelError with near names, ModelError
+        if the files here cannot be used and no peer has others, and TransportError."""
+        unusable: ModelError | None = None
         try:
             return await asyncio.to_thread(self._store.card, name)
         except UnknownModelError:
-            if name in self._remote:
-                return self._remote[name]
+            pass
+        except ModelError as exc:
+            unusable = exc
+        if name not in self._remote:
+            if unusable is not None and not self.holders(name):
+                raise unusable
             await self._ask_peers(name)
-            return self._remote[name]
+        return self._remote[name]
+
+    async def name_at(self, path: Path) -> str:
+        """The name of the model in a directory of this machine. Raises UnknownModelError."""
+        return await asyncio.to_thread(self._store.name_at, path)
 
     def local_card(self, name: str) -> ModelCard:
         """Blocking. The card of a model on this machine. Raises UnknownModelError or ModelError."""
-        return self._store.card(name, allow_paths=name in self._paths)
+        return self._store.card(name)
 
     def local_dir(self, name: str) -> Path:
-        """Blocking. Where a model of this machine lies. Raises UnknownModelError."""
-        return self._store.find(name, allow_paths=name in self._paths)
-
-    def local_text_files(self, name: str) -> list[Path]:
-        """Blocking. Its tokenizer, templates and configs. Raises UnknownModelError."""
-        return self._store.text_files(name, allow_paths=name in self._paths)
+        """Blocking. Where a model of this machine lies. Raises UnknownModelError, or ModelError if it is unusable."""
+        self._store.card(name)
+        return self._store.find(name)
 
     def holders(self, name: str) -> list[str]:
         """Other live peers that have the model on disk."""
@@ -120,11 +140,46 @@ class Catalogue:
         return pb.DescribeModelReply(found=True, card_json=card_to_json(card))
 
     async def rescan(self) -> bool:
-        """Look at the disk again; True if the models there are others than before."""
-        cards = await asyncio.to_thread(self._scan)
-        changed = cards.keys() != self._local.keys()
-        self._local = cards
-        return changed
+        """Look at the disk again, for at most LOOK_S; True if the models there are others than before.
+
+        A look that takes longer goes on, and the next call waits for that look.
+        """
+        if self._look is None:
+            look = _Look()
+            self._look = (look, asyncio.create_task(asyncio.to_thread(self._scan, look), name="look at models"))
+        look, task = self._look
+        await asyncio.wait({task}, timeout=LOOK_S)
+        before = self._local.keys()
+        if task.done():
+            self._look = None
+            task.result()
+            self._local = look.cards
+        else:  # what was known stays known until the look is over
+            self._local = {**self._local, **dict(look.cards)}
+        self._note_unusable(dict(look.unusable), is_all=task.done())
+        return self._local.keys() != before
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether a look that took longer is over by now, so that `rescan` takes what it found at once."""
+        return self._look is not None and self._look[1].done()
+
+    async def close(self) -> None:
+        """End a look that is under way, after the model that is being read."""
+        self._closed.set()
+        if self._look is not None:
+            await asyncio.wait({self._look[1]}, timeout=CLOSE_S)
+            self._look[1].cancel()
+
+    def _note_unusable(self, found: dict[str, tuple[str, str]], *, is_all: bool) -> None:
+        news = [name for name, (reason, _) in found.items() if self._unusable.get(name) != reason]
+        for name in news[:MAX_TOLD]:
+            reason, where = found[name]
+            _log.warning("model %s in %s cannot be used: %s", name, where, reason)
+        if more := news[MAX_TOLD:]:
+            _log.warning("%d more models cannot be used; `exo-mesh models` lists all with their reasons", len(more))
+        reasons = {name: reason for name, (reason, _) in found.items()}
+        self._unusable = reasons if is_all else {**self._unusable, **reasons}
 
     async def learn(self) -> None:
         """Ask peers for the cards of models that were not seen before, so that `names` can list them."""
@@ -137,14 +192,19 @@ class Catalogue:
             except MeshError as exc:
                 _log.debug("no card of %s: %s", name, exc)
 
-    def _scan(self) -> dict[str, ModelCard]:
-        cards: dict[str, ModelCard] = {}
-        for name in self._store.names():
+    def _scan(self, look: _Look) -> None:
+        """Blocking. Read the cards of all models on this machine, the shipped one first."""
+        found = self._store.found()
+        for name, reason in found.misnamed.items():
+            look.unusable[name] = (reason, "a directory of that name")
+        for name, model_dir in found.models.items():
+            if self._closed.is_set():
+                return
             try:
-                cards[name] = self._store.card(name)
-            except MeshError as exc:
-                _log.debug("%s is on disk but cannot be used: %s", name, exc)
-        return cards
+                look.cards[name] = self._store.card_at(name, model_dir)
+            except ModelError as exc:
+                look.unusable[name] = (str(exc), one_line(str(model_dir)))
+        self._store.forget(found)
 
     async def _ask_peers(self, name: str) -> None:
         """Put the card of a model into `_remote`, from the first peer that has it."""

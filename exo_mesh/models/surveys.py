@@ -167,7 +167,7 @@ class Surveys:
         raise failure
 
     async def _ask_child(self, card: ModelCard, engine: str, model_dir: Path) -> ModelSurvey:
-        what = f"engine {engine} cannot say what {model_dir} takes"
+        what = f"engine {engine} cannot say what {card.name} takes"
         answer = await ask_child([*self._command, engine, str(model_dir), self._options], SURVEY_S, what)
         if "unable" in answer:
             raise ModelError(str(answer["unable"]))
@@ -175,7 +175,7 @@ class Surveys:
             raise EngineError(f"{what}: {answer.get('error')}")
         survey = survey_from_json(json.dumps(answer["survey"]).encode(), card.num_layers)
         if not survey.legal_cuts:
-            _log.info("%s runs in one piece only: %s", model_dir, survey.reason)
+            _log.info("%s runs in one piece only: %s", card.name, survey.reason)
         return survey
 
 

@@ -9,16 +9,17 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
+from exo_mesh.model_files import read_model_file
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.weights.card import TEXT_FILES
+from exo_mesh.weights.card import TEXT_FILES, text_file_limit
 
 CHUNK_BYTES = 1024 * 1024
 ROOM_BYTES = 48 * 1024 * 1024
@@ -52,7 +53,7 @@ class TextCache:
         card = await self._catalogue.card(name)
         try:
             return await asyncio.to_thread(self._catalogue.local_dir, name)
-        except UnknownModelError:
+        except (UnknownModelError, ModelError):  # then a peer has described it
             pass
         # hashed once more, because a peer's word must not become a path
         digest = hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
@@ -102,12 +103,18 @@ class TextCache:
         raise failure
 
 
-async def send(files: Iterable[Path]) -> AsyncIterator[pb.TextFile]:
-    """The files as messages, each in chunks; an empty one as one empty chunk."""
-    for path in files:
-        data = await asyncio.to_thread(path.read_bytes)
+async def send(model_dir: Path) -> AsyncIterator[pb.TextFile]:
+    """The text files of a model as messages, each in chunks; an empty one as one empty chunk.
+
+    Nothing but regular files inside the model's directory is sent, whatever links it has. Raises ModelError.
+    """
+    for name in TEXT_FILES:
+        try:
+            data = await asyncio.to_thread(read_model_file, model_dir / name, text_file_limit(name))
+        except FileNotFoundError:
+            continue
         for start in range(0, max(1, len(data)), CHUNK_BYTES):
-            yield pb.TextFile(name=path.name, chunk=data[start : start + CHUNK_BYTES])
+            yield pb.TextFile(name=name, chunk=data[start : start + CHUNK_BYTES])
 
 
 async def _receive(client: PeerClient, name: str, directory: Path) -> None:

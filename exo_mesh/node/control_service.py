@@ -73,8 +73,8 @@ class ControlService:
         return await self._self_tests.run(request)
 
     async def read_text_files(self, request: pb.ReadTextFilesRequest) -> AsyncIterator[pb.TextFile]:
-        files = await asyncio.to_thread(self._catalogue.local_text_files, request.model)
-        async for item in text_cache.send(files):
+        model_dir = await asyncio.to_thread(self._catalogue.local_dir, request.model)
+        async for item in text_cache.send(model_dir):
             yield item
 
     async def reserve(self, request: pb.ReserveRequest) -> pb.ReserveReply:

@@ -50,7 +50,7 @@ async def keep_house(
         await catalogue.learn()
         if disk.is_failing:
             await asyncio.to_thread(disk.check)
-        if clock() >= rescan_at:
+        if clock() >= rescan_at or catalogue.has_looked:
             rescan_at = clock() + RESCAN_EVERY_S
             if await catalogue.rescan():
                 engines = await asyncio.to_thread(model_engines)

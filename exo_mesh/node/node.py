@@ -280,6 +280,7 @@ class Node:
         await self._server.stop()
         self._machine.memory.close()
         self._models.texts.close()
+        await self._models.catalogue.close()
         self._identity.release()
 
     def announce_api(self, url: str) -> None:
@@ -294,8 +295,14 @@ class Node:
 
     async def model(self, name: str) -> ModelEntry:
         card = await self._models.catalogue.card(name)
-        known = next((entry for entry in self.models() if entry.name == name), None)
-        return known or self._entry(name, (self.node_id,), card)
+        known = next((entry for entry in self.models() if entry.name == card.name), None)
+        return known or self._entry(card.name, (self.node_id,), card)
+
+    async def model_at(self, path: Path) -> str:
+        return await self._models.catalogue.name_at(path)
+
+    def unusable_models(self) -> dict[str, str]:
+        return self._models.catalogue.unusable
 
     async def text_files(self, name: str) -> Path:
         return await self._models.texts.directory(name)
@@ -321,6 +328,7 @@ class Node:
         return any(answer is True for answer in answers)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        spec = replace(spec, model=(await self._models.catalogue.card(spec.model)).name)
         instance = await self._owning.instances.ensure(with_peer_ids(spec, self.membership.view.peers()))
         owners = [owner for owner, held in self._owning.instances.all() if held.plan.digest == instance.plan.digest]
         return describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
@@ -336,7 +344,7 @@ class Node:
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         peers = self.membership.view.peers()
         card = await self._models.catalogue.card(spec.model)
-        return await previews(self._owning.placer, card, with_peer_ids(spec, peers), peers)
+        return await previews(self._owning.placer, card, with_peer_ids(replace(spec, model=card.name), peers), peers)
 
     async def delete_instance(self, instance_id: str) -> bool:
         return await self._owning.instances.delete(instance_id)

@@ -85,7 +85,15 @@ class MeshService(Protocol):
         """Every model that a live peer has on disk, sorted by name."""
 
     async def model(self, name: str) -> ModelEntry:
-        """One of them, by hub id, alias or directory. Raises UnknownModelError, with near names if there are any."""
+        """One of them, by hub id or alias. Raises UnknownModelError, with near names if there are any, and ModelError
+        if only this node has it and cannot use it."""
+
+    async def model_at(self, path: Path) -> str:
+        """The name of the model in a directory of this machine, which must be one that the node lists. Raises
+        UnknownModelError."""
+
+    def unusable_models(self) -> dict[str, str]:
+        """Models on this machine that cannot be used, and why, by name."""
 
     async def text_files(self, name: str) -> Path:
         """A local directory with the model's tokenizer.json, tokenizer_config.json, chat template and configs;

@@ -20,6 +20,7 @@ import psutil
 from exo_mesh.engine.contract import TensorSpec
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
+from exo_mesh.model_files import without_paths
 from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
@@ -119,10 +120,10 @@ async def _serve(
         await _listen(worker, endpoint, pulse, Binding(start.host, start.port_first, start.port_last))
         await _until_first(endpoint.run(), stopped.wait())
     except MeshError as exc:
-        return _failed(pulse, exc.code, str(exc))
+        return _failed(pulse, exc.code, without_paths(str(exc), setup.model_dir))
     except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the node must hear of it
         _log.exception("the stage failed")
-        return _failed(pulse, EngineError.code, f"{type(exc).__name__}: {exc}")
+        return _failed(pulse, EngineError.code, without_paths(f"{type(exc).__name__}: {exc}", setup.model_dir))
     await endpoint.close()
     await worker.close()
     return EXIT_STOPPED

@@ -32,6 +32,7 @@ from exo_mesh.engine.contract import (
 )
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.model_files import without_paths
 from exo_mesh.runner.lifeline import tie
 from exo_mesh.weights.card import read_card, read_json, text_config
 from exo_mesh.weights.excerpt import write_excerpt
@@ -189,7 +190,7 @@ def main(argv: list[str]) -> int:
             options = json.loads(rest[0]) if rest else {}
             answer = run(engine, Path(model_dir), Path(own), parse_ranges(ranges), options)
     except MeshError as exc:
-        answer, code = {"error": str(exc), "code": exc.code}, 1
+        answer, code = {"error": without_paths(str(exc), Path(model_dir)), "code": exc.code}, 1
     except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the node must hear of it
         answer, code = {"error": f"{type(exc).__name__}: {exc}", "code": EngineError.code}, 1
     sys.stdout.write("\n" + json.dumps(answer) + "\n")

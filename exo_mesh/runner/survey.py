@@ -17,6 +17,7 @@ from pathlib import Path
 from exo_mesh.engine.contract import EngineProvider, ModelSurvey, Surveyor
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError, ModelError
+from exo_mesh.model_files import without_paths
 from exo_mesh.runner.lifeline import tie
 
 
@@ -36,9 +37,9 @@ def main(argv: list[str]) -> int:
         options = json.loads(rest[0]) if rest else {}
         answer = {"survey": asdict(survey(provider(engine), Path(model_dir), options))}
     except ModelError as exc:
-        answer = {"unable": str(exc)}
+        answer = {"unable": without_paths(str(exc), Path(model_dir))}
     except MeshError as exc:
-        answer, code = {"error": str(exc)}, 1
+        answer, code = {"error": without_paths(str(exc), Path(model_dir))}, 1
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
     return code
 

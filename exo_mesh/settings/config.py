@@ -257,7 +257,7 @@ SETTINGS: Mapping[str, Setting] = {
                 toml=(int, float)),
         Setting("spare_runners", "N", "idle runners with the engine imported, so that a recovery need not wait for it",
                 values.whole(0, 8), toml=(int,)),
-        Setting("models_dir", "DIR", "a directory with model directories in it",
+        Setting("models_dir", "DIR", "a directory with model directories in it, or a model directory",
                 values.path, "models_dirs", separator=os.pathsep),
         Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
         Setting("placement", "POLICY", "how many peers a model gets: memory, latency or throughput",

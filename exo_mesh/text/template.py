@@ -13,10 +13,12 @@ import msgspec
 from jinja2 import Template, TemplateError
 
 from exo_mesh.errors import InputError, ModelError
+from exo_mesh.model_files import exists, named, read_json_text, read_model_file, shown
 from exo_mesh.text.sandbox import MAX_LENGTH, compile_template, strftime, time_limit
 
 Message = dict[str, Any]
 
+MAX_TEMPLATE_BYTES = 4 * MAX_LENGTH  # a character has at most four
 RENDER_LIMIT_S = 5.0  # rendering a megabyte of conversation takes a fraction of it
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range", "namespace"}
@@ -106,36 +108,37 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatT
     Of several named templates it is the one called "default". Raises ModelError.
     """
     jinja = directory / "chat_template.jinja"
-    if jinja.is_file():
+    if exists(jinja):
         try:
-            return ChatTemplate.compile(jinja.read_text("utf-8"), str(jinja))
+            return ChatTemplate.compile(read_model_file(jinja, MAX_TEMPLATE_BYTES).decode("utf-8"), named(jinja))
         except (OSError, UnicodeDecodeError) as exc:
-            raise ModelError(f"{jinja}: cannot be read: {exc}") from exc
+            raise ModelError(f"{named(jinja)}: cannot be read: {exc}") from exc
     where = directory / "chat_template.json"
-    found = read_json(where).get("chat_template") if where.is_file() else None
+    found = read_json(where).get("chat_template")
     if found is None:
         where = directory / "tokenizer_config.json"
         found = tokenizer_config.get("chat_template")
     if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        if "default" not in named:
-            raise ModelError(f"{where}: none of the chat templates {sorted(map(str, named))} is called 'default'")
-        found = named["default"]
+        by_name = {str(entry.get("name")): entry.get("template") for entry in found if isinstance(entry, dict)}
+        if "default" not in by_name:
+            names = shown(sorted(map(str, by_name)))
+            raise ModelError(f"{named(where)}: none of the chat templates {names} is called 'default'")
+        found = by_name["default"]
     if found is None:
         return None
     if not isinstance(found, str):
-        raise ModelError(f"{where}: chat_template is a {type(found).__name__}, not text")
-    return ChatTemplate.compile(found, str(where))
+        raise ModelError(f"{named(where)}: chat_template is a {type(found).__name__}, not text")
+    return ChatTemplate.compile(found, named(where))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; {} if there is no file. Raises ModelError."""
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        value = msgspec.json.decode(read_json_text(path))
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ModelError(f"{path}: cannot be read: {exc}") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ModelError(f"{named(path)}: cannot be read: {exc}") from exc
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: holds no JSON object")
+        raise ModelError(f"{named(path)}: holds no JSON object")
     return value

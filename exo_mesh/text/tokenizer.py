@@ -11,8 +11,12 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from exo_mesh.errors import InputError, ModelError
+from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
 from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
+
+MAX_NUMBER = 2**31 - 1
+"""Of token ids and sampling figures in generation_config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +110,14 @@ class TextModel:
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise ModelError(f"{path}: there is no such file, and no other form of tokenizer is supported")
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        content = read_model_file(path, MAX_TOKENIZER_BYTES)
+    except FileNotFoundError as exc:
+        raise ModelError(f"{named(path)}: there is no such file, and no other form of tokenizer is supported") from exc
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as exc:  # the tokenizers library raises bare Exception for every fault of the file
-        raise ModelError(f"{path}: cannot be read: {exc}") from exc
+        raise ModelError(f"{named(path)}: cannot be read: {one_line(str(exc))}") from exc
     tokenizer.no_padding()
     tokenizer.no_truncation()  # nothing may be cut silently
     return tokenizer
@@ -129,8 +135,8 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _ids(value: Any, where: Path) -> frozenset[int]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
-    if not all(isinstance(token_id, int) and token_id >= 0 for token_id in ids):
-        raise ModelError(f"{where}: eos_token_id is {value!r}, not a token id or a list of them")
+    if not all(isinstance(token_id, int) and 0 <= token_id <= MAX_NUMBER for token_id in ids):
+        raise ModelError(f"{named(where)}: eos_token_id is {shown(value)}, not a token id or a list of them")
     return frozenset(ids)
 
 
@@ -148,8 +154,8 @@ def _number(value: Any, kind: type[float] | type[int], name: str, where: Path) -
     if value is None:
         return None
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or value < 0 or (kind is int and value != int(value)):
-        raise ModelError(f"{where}: {name} is {value!r}")
+    if not number or not 0 <= value <= MAX_NUMBER or (kind is int and value != int(value)):
+        raise ModelError(f"{named(where)}: {name} is {shown(value)}")
     return kind(value)
 
 

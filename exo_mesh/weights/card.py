@@ -12,6 +12,18 @@ from typing import Any
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError
+from exo_mesh.model_files import (
+    MAX_JSON_BYTES,
+    MAX_TOKENIZER_BYTES,
+    exists,
+    label,
+    named,
+    open_model_file,
+    read_in_pieces,
+    read_json_text,
+    shown,
+    size_of,
+)
 from exo_mesh.weights.safetensors import TensorInfo, TensorTable, read_tensor_table
 
 TEXT_FILES = (
@@ -25,7 +37,7 @@ TEXT_FILES = (
 )
 """What a peer needs to turn text into ids and back; small, so they can be fetched from any peer that has the model."""
 
-LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
 """How checkpoints name the tensors of layer N: `model.layers.N.`, `transformer.h.N.`, `blocks.N.`."""
 
 QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"})
@@ -37,6 +49,16 @@ _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings|tok
 _HEAD = re.compile(r"(^|\.)(lm_head|output|embed_out|head)\.")
 _FINAL_NORM = re.compile(r"(^|\.)(norm|ln_f|final_layernorm|final_layer_norm|embedding_norm|norm_f|final_norm)\.")
 _SIDE_MODEL = re.compile(r"(^|\.)(vision_tower|vision_model|visual|audio_tower|multi_modal_projector|mtp)\.")
+MAX_LAYERS = 10_000
+"""The deepest models have some hundreds; each layer costs memory on every peer that knows the model."""
+
+MAX_FIGURE = 2**31 - 1
+"""Of widths, lengths and token ids in config.json: what messages between peers can carry."""
+
+MAX_KV_BYTES = 2**48
+MAX_EOS_IDS = 1000
+_MAX_ARCHITECTURE = 100
+_ROWS = 4096
 _SAMPLED_TENSORS = 32
 _SAMPLED_BYTES = 256
 
@@ -62,12 +84,12 @@ def is_vocabulary(tensor_name: str) -> bool:
 def read_card(model_dir: Path, name: str) -> ModelCard:
     """What planning must know of the model in `model_dir`. Raises ModelError in a sentence that names the file."""
     config = read_json(model_dir / "config.json")
-    if not (model_dir / "tokenizer.json").is_file():
-        raise ModelError(f"{model_dir} has no tokenizer.json, so {name} cannot be used")
+    if not exists(model_dir / "tokenizer.json"):
+        raise ModelError(f"{label(model_dir)} has no tokenizer.json, so {name} cannot be used")
     text = text_config(config)
     _check_quantisation(model_dir, config, text)
     table = read_tensor_table(model_dir)
-    num_layers = _require_size(model_dir, text, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    num_layers = _num_layers(model_dir, text)
     hidden_size = _require_size(model_dir, text, "hidden_size", "n_embd", "d_model", "dim")
     dtype = _activation_dtype(text, table)
     layer_bytes, embed_bytes, head_bytes, tied = _measure(model_dir, table, num_layers)
@@ -94,13 +116,13 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in `file`. Raises ModelError if it is missing or not one."""
     try:
-        value = json.loads(file.read_bytes())
-    except OSError as exc:
-        raise ModelError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+        value = json.loads(read_json_text(file))
+    except FileNotFoundError as exc:
+        raise ModelError(f"{named(file)} cannot be read: there is no such file") from exc
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{file} is not valid JSON: {exc}") from exc
+        raise ModelError(f"{named(file)} is not valid JSON: {exc}") from exc
     if not isinstance(value, dict):
-        raise ModelError(f"{file} is not a JSON object")
+        raise ModelError(f"{named(file)} is not a JSON object")
     return value
 
 
@@ -113,15 +135,21 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _architecture(model_dir: Path, config: Mapping[str, Any]) -> str:
     architecture = config.get("model_type")
     if not isinstance(architecture, str) or not architecture:
-        raise ModelError(f"{model_dir / 'config.json'} has no model_type")
+        raise ModelError(f"{_config_of(model_dir)} has no model_type")
+    if len(architecture) > _MAX_ARCHITECTURE or not architecture.isprintable():
+        raise ModelError(f"{_config_of(model_dir)} has no usable model_type: {shown(architecture)}")
     return architecture
 
 
+def _config_of(model_dir: Path) -> str:
+    return named(model_dir / "config.json")
+
+
 def _find_size(text: Mapping[str, Any], *keys: str) -> int | None:
-    """The first of `keys` that holds a positive integer."""
+    """The first of `keys` that holds a positive integer up to MAX_FIGURE."""
     for key in keys:
         value = text.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_FIGURE:
             return value
     return None
 
@@ -129,8 +157,15 @@ def _find_size(text: Mapping[str, Any], *keys: str) -> int | None:
 def _require_size(model_dir: Path, text: Mapping[str, Any], *keys: str) -> int:
     value = _find_size(text, *keys)
     if value is None:
-        raise ModelError(f"{model_dir / 'config.json'} has no usable {keys[0]}: {text.get(keys[0])!r}")
+        raise ModelError(f"{_config_of(model_dir)} has no usable {keys[0]}: {shown(text.get(keys[0]))}")
     return value
+
+
+def _num_layers(model_dir: Path, text: Mapping[str, Any]) -> int:
+    num_layers = _require_size(model_dir, text, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if num_layers > MAX_LAYERS:
+        raise ModelError(f"{_config_of(model_dir)} says {num_layers} layers; at most {MAX_LAYERS} are supported")
+    return num_layers
 
 
 def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
@@ -143,9 +178,9 @@ def _check_quantisation(model_dir: Path, config: Mapping[str, Any], text: Mappin
     if not quantisation or config.get("quantization"):
         return
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
-    if method not in QUANT_METHODS:
+    if not isinstance(method, str) or method not in QUANT_METHODS:
         known = ", ".join(sorted(QUANT_METHODS))
-        raise ModelError(f"{model_dir / 'config.json'}: quantisation {method!r} is not supported; known: {known}")
+        raise ModelError(f"{_config_of(model_dir)}: quantisation {shown(method)} is not supported; known: {known}")
 
 
 def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype: str) -> int:
@@ -153,7 +188,10 @@ def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype:
     heads = _require_size(model_dir, text, "num_attention_heads", "n_head", "n_heads", "num_heads")
     kv_heads = _find_size(text, "num_key_value_heads", "num_kv_heads", "n_kv_heads") or heads
     head_dim = _find_size(text, "head_dim") or max(1, hidden_size // heads)
-    return 2 * kv_heads * head_dim * (4 if dtype == "float32" else 2)
+    kv_bytes = 2 * kv_heads * head_dim * (4 if dtype == "float32" else 2)
+    if kv_bytes > MAX_KV_BYTES:
+        raise ModelError(f"{_config_of(model_dir)}: {kv_heads} heads of {head_dim} would take {kv_bytes} bytes a token")
+    return kv_bytes
 
 
 def _activation_dtype(text: Mapping[str, Any], table: TensorTable) -> str:
@@ -190,7 +228,8 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
             embed_bytes += info.num_bytes
     empty = [i for i, size in enumerate(layers) if not size]
     if empty:
-        raise ModelError(f"{model_dir} has no tensors of layer {empty[0]}; config.json says {num_layers} layers")
+        found = f"{label(model_dir)} has no tensors of layer {empty[0]}"
+        raise ModelError(f"{found}; config.json says {num_layers} layers")
     if not has_head:
         head_bytes += embed_bytes
     return tuple(layers), embed_bytes, head_bytes, not has_head
@@ -199,12 +238,12 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
 def _eos_ids(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[int, ...]:
     """End-of-sequence ids: generation_config.json wins over config.json; an int or a list of ints."""
     generation_file = model_dir / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.is_file() else {}
+    generation = read_json(generation_file) if exists(generation_file) else {}
     candidates = (generation.get("eos_token_id"), config.get("eos_token_id"), text.get("eos_token_id"))
     eos: Any = next((value for value in candidates if value is not None), [])
     ids = eos if isinstance(eos, list) else [eos]
-    if not all(isinstance(value, int) for value in ids):
-        raise ModelError(f"{model_dir}: eos_token_id is {eos!r}, not an integer or a list of integers")
+    if len(ids) > MAX_EOS_IDS or not all(isinstance(value, int) and abs(value) <= MAX_FIGURE for value in ids):
+        raise ModelError(f"{label(model_dir)}: eos_token_id is {shown(eos)}, not an integer or a list of integers")
     return tuple(ids)
 
 
@@ -213,31 +252,45 @@ def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
 
     Does not depend on how the checkpoint is cut into files.
     """
-    rows = [[name, info.dtype, info.shape] for name, info in sorted(table.items())]
-    digest = hashlib.sha256(json.dumps([config, rows], sort_keys=True, separators=(",", ":")).encode())
     names = sorted(table)
+    digest = hashlib.sha256(f"[{_compact(config)},[".encode())
+    for begin in range(0, len(names), _ROWS):  # in parts: one text of all rows would be large, and made in one breath
+        rows = [[name, table[name].dtype, table[name].shape] for name in names[begin : begin + _ROWS]]
+        digest.update((("," if begin else "") + _compact(rows)[1:-1]).encode())
+    digest.update(b"]]")
     for name in names[:: max(1, len(names) // _SAMPLED_TENSORS)]:
         digest.update(_first_bytes(table[name]))
     return digest.hexdigest()
 
 
+def _compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def text_file_limit(name: str) -> int:
+    """The most bytes that one of TEXT_FILES may have."""
+    return MAX_TOKENIZER_BYTES if name == "tokenizer.json" else MAX_JSON_BYTES
+
+
 def _text_digest(model_dir: Path) -> str:
-    """SHA-256 over the names and contents of TEXT_FILES."""
+    """SHA-256 over the names, lengths and contents of TEXT_FILES."""
     digest = hashlib.sha256()
-    for file in (model_dir / name for name in TEXT_FILES):
-        if file.is_file():
-            try:
-                content = file.read_bytes()
-            except OSError as exc:
-                raise ModelError(f"{file} cannot be read: {exc.strerror or exc}") from exc
-            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+    for name in TEXT_FILES:
+        file = model_dir / name
+        try:
+            num_bytes = size_of(file)
+            digest.update(f"{name} {num_bytes}\n".encode())
+            for piece in read_in_pieces(file, text_file_limit(name)):
+                digest.update(piece)
+        except FileNotFoundError:
+            continue
     return digest.hexdigest()
 
 
 def _first_bytes(info: TensorInfo) -> bytes:
     try:
-        with info.file.open("rb") as stream:
+        with open_model_file(info.file) as stream:
             stream.seek(info.start)
             return stream.read(min(_SAMPLED_BYTES, info.num_bytes))
     except OSError as exc:
-        raise ModelError(f"{info.file} cannot be read: {exc.strerror or exc}") from exc
+        raise ModelError(f"{named(info.file)} cannot be read: {exc.strerror or type(exc).__name__}") from exc

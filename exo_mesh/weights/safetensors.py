@@ -5,19 +5,35 @@ Format: https://huggingface.co/docs/safetensors (offsets count from the end of t
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import operator
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeGuard
+
+import msgspec
 
 from exo_mesh.errors import ModelError
+from exo_mesh.model_files import named, open_model_file, read_model_file, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """The bound that the reference implementation of the format sets."""
+
+MAX_HEADERS_BYTES = 128 * 2**20
+"""Of all headers of one checkpoint; the largest that we know, of 210,000 tensors, have about 32 MB."""
+
+MAX_INDEX_BYTES = 64 * 2**20
+MAX_TENSORS = 300_000
+MAX_NAME = 512
+"""Characters of a tensor's name."""
+
+MAX_SIZE = 2**63 - 1
+MAX_DIMENSIONS = 16
 
 DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -27,6 +43,34 @@ DTYPE_BITS = {
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+
+_METADATA = "__metadata__"
+_EXPLAINED_BYTES = 2**20
+"""A bad header up to this size is parsed again, freely, to name the tensor at fault. A larger one is only refused:
+parsed freely, it could take 20 times its size."""
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
+_Shape = Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+
+
+class _Entry(msgspec.Struct, frozen=True, gc=False):
+    """One tensor in a header. Nothing is required, since the metadata beside the tensors is parsed as an entry too;
+    some programs write null there."""
+
+    dtype: str = ""
+    shape: _Shape | None = None
+    data_offsets: tuple[_Size, _Size] | None = None
+
+
+_Entries = dict[str, _Entry | None]
+
+
+class _Index(msgspec.Struct, frozen=True):
+    weight_map: dict[str, str]
+
+
+_HEADER = msgspec.json.Decoder(_Entries)
+_INDEX = msgspec.json.Decoder(_Index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,110 +96,189 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
 
     Raises ModelError naming the file, and the tensor where there is one, for any defect that headers can show.
     """
-    if (model_dir / SINGLE_FILE).is_file():
-        return read_header(model_dir / SINGLE_FILE)
+    try:
+        return _read_header(model_dir / SINGLE_FILE, MAX_HEADERS_BYTES)[0]
+    except FileNotFoundError:
+        pass  # then the weights are in several files
     index_file = model_dir / INDEX_FILE
-    if not index_file.is_file():
-        raise ModelError(f"{model_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}")
     weight_map = _read_weight_map(index_file)
     table: TensorTable = {}
+    left_bytes = MAX_HEADERS_BYTES
     for file_name in sorted(set(weight_map.values())):
         shard = model_dir / file_name
-        if not shard.is_file():
+        try:
+            header, header_bytes = _read_header(shard, left_bytes)
+        except FileNotFoundError as exc:
             first = min(name for name, file in weight_map.items() if file == file_name)
-            raise ModelError(f"{shard} is missing; {index_file.name} says that it holds {first}")
-        header = read_header(shard)
+            raise ModelError(f"{named(shard)} is missing; {index_file.name} says that it holds {first}") from exc
+        left_bytes -= header_bytes
         for name in header:
             if weight_map.get(name) != file_name:
-                raise ModelError(f"{shard} holds {name}, but {index_file.name} does not say so")
+                raise ModelError(f"{named(shard)} holds {name}, but {index_file.name} does not say so")
         table.update(header)
     for name, file_name in weight_map.items():
         if name not in table:
-            raise ModelError(f"{model_dir / file_name} does not hold {name}, though {index_file.name} says so")
+            raise ModelError(f"{named(model_dir / file_name)} does not hold {name}, though {index_file.name} says so")
     return table
 
 
 def read_header(file: Path) -> TensorTable:
-    """The tensors of one file. Raises ModelError if the file is cut short, not safetensors, or inconsistent."""
-    header, data_start, file_bytes = _read_json_header(file)
-    table = {
-        name: _tensor_info(file, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
-    }
+    """The tensors of one file. Raises ModelError if it is missing, cut short, not safetensors, or inconsistent."""
+    try:
+        return _read_header(file, MAX_HEADERS_BYTES)[0]
+    except FileNotFoundError as exc:
+        raise ModelError(f"{named(file)} cannot be read: there is no such file") from exc
+
+
+def _read_header(file: Path, left_bytes: int) -> tuple[TensorTable, int]:
+    """(tensors, bytes of the header, at most left_bytes). Raises as read_header, and FileNotFoundError."""
+    entries, header_bytes, file_bytes = _read_entries(file, left_bytes)
+    data_start = 8 + header_bytes
+    table: TensorTable = {}
+    for name in list(entries):  # each entry is dropped when it is checked, so that they are not held twice
+        table[name] = _tensor_info(file, name, entries.pop(name), data_start)
     expected = data_start
-    for name, info in sorted(table.items(), key=lambda item: (item[1].start, item[1].stop)):
+    for name in _by_place(table):
+        info = table[name]
         if info.start != expected:
-            raise ModelError(f"{file}: {name} starts at byte {info.start}, expected {expected} (hole or overlap)")
+            where = f"{name} starts at byte {info.start}, expected {expected}"
+            raise ModelError(f"{named(file)}: {where} (hole or overlap)")
         if info.stop > file_bytes:
             raise ModelError(
-                f"{file}: {name} ends at byte {info.stop}, the file has only {file_bytes}: it is cut short"
+                f"{named(file)}: {name} ends at byte {info.stop}, the file has only {file_bytes}: it is cut short"
             )
         expected = info.stop
     if expected != file_bytes:
-        raise ModelError(f"{file} has {file_bytes} bytes, its header describes {expected}")
-    return table
+        raise ModelError(f"{named(file)} has {file_bytes} bytes, its header describes {expected}")
+    return table, header_bytes
 
 
-def _read_json_header(file: Path) -> tuple[dict[str, Any], int, int]:
-    """(header, byte at which tensor data starts, file size)."""
-    try:
-        file_bytes = file.stat().st_size
-        with file.open("rb") as stream:
+def _by_place(table: TensorTable) -> Iterable[str]:
+    """The names in the order in which the tensors lie in the file."""
+    stops = (info.stop for info in table.values())
+    starts = (info.start for info in table.values())
+    if all(map(operator.eq, stops, itertools.islice(starts, 1, None))):
+        return table  # as in nearly all files; sorting takes memory
+    return sorted(table, key=lambda name: (table[name].start, table[name].stop))
+
+
+def _read_entries(file: Path, left_bytes: int) -> tuple[_Entries, int, int]:
+    """(entries of the header, bytes of the header, file size)."""
+    raw, file_bytes = _read_raw_header(file, left_bytes)
+    return _parse_header(file, raw), len(raw), file_bytes
+
+
+def _read_raw_header(file: Path, left_bytes: int) -> tuple[bytes, int]:
+    """(header, file size)."""
+    with open_model_file(file) as stream:
+        try:
+            file_bytes = stream.seek(0, 2)
+            stream.seek(0)
             prefix = stream.read(8)
             if len(prefix) < 8:
-                raise ModelError(f"{file} is not a safetensors file: it has only {file_bytes} bytes")
+                raise ModelError(f"{named(file)} is not a safetensors file: it has only {file_bytes} bytes")
             (header_bytes,) = struct.unpack("<Q", prefix)
             if header_bytes > min(MAX_HEADER_BYTES, file_bytes - 8):
                 raise ModelError(
-                    f"{file} is cut short or not safetensors: header of {header_bytes} bytes, file of {file_bytes}"
+                    f"{named(file)} is cut short or not safetensors: header of {header_bytes} bytes, "
+                    f"file of {file_bytes}"
                 )
-            raw = stream.read(header_bytes)
-    except OSError as exc:
-        raise ModelError(f"{file} cannot be read: {exc.strerror or exc}") from exc
+            if header_bytes > left_bytes:
+                raise ModelError(f"{named(file)}: the headers have more than {MAX_HEADERS_BYTES} bytes together")
+            return stream.read(header_bytes), file_bytes
+        except OSError as exc:
+            raise ModelError(f"{named(file)} cannot be read: {exc.strerror or type(exc).__name__}") from exc
+
+
+def _parse_header(file: Path, raw: bytes) -> _Entries:
+    """The entries of all tensors. What is no tensor entry is refused before it is built, whatever its size."""
+    if raw.count(b"data_offsets") > MAX_TENSORS:
+        raise ModelError(f"{named(file)} has more than {MAX_TENSORS} tensors")
+    try:
+        decoded = _HEADER.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        if len(raw) > _EXPLAINED_BYTES:
+            why = "its header is not JSON, or has an entry that describes no tensor"
+            raise ModelError(f"{named(file)} is not a safetensors file: {why}") from exc
+        decoded = _parse_freely(file, raw)
+    if len(decoded) > MAX_TENSORS:
+        raise ModelError(f"{named(file)} has more than {MAX_TENSORS} tensors")
+    decoded.pop(_METADATA, None)
+    return decoded
+
+
+def _parse_freely(file: Path, raw: bytes) -> _Entries:
+    """As _parse_header, of a small header: raises ModelError that names the tensor at fault, and takes any metadata."""
     try:
         header = json.loads(raw)
     except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{file} is not a safetensors file: its header is not JSON") from exc
+        raise ModelError(f"{named(file)} is not a safetensors file: its header is not JSON") from exc
     if not isinstance(header, dict):
-        raise ModelError(f"{file} is not a safetensors file: its header is not a JSON object")
-    return header, 8 + header_bytes, file_bytes
+        raise ModelError(f"{named(file)} is not a safetensors file: its header is not a JSON object")
+    header.pop(_METADATA, None)
+    for name, entry in header.items():
+        if fault := _fault(entry):
+            raise ModelError(f"{named(file)}: {name[:MAX_NAME]} {fault}")
+    try:
+        return msgspec.convert(header, _Entries)
+    except msgspec.ValidationError as exc:
+        raise ModelError(f"{named(file)} is not a safetensors file: {exc}") from exc
 
 
-def _tensor_info(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
-    """One checked header entry."""
+def _fault(entry: Any) -> str:
     if not isinstance(entry, dict):
-        raise ModelError(f"{file}: the header entry of {name} is not an object")
+        return "has a header entry that is not an object"
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise ModelError(f"{file}: {name} has unknown dtype {dtype!r}")
-    sizes, span = _sizes(shape), _sizes(offsets)
-    if sizes is None or span is None or len(span) != 2 or span[0] > span[1]:
-        raise ModelError(f"{file}: {name} has bad shape {shape!r} or offsets {offsets!r}")
+        return f"has unknown dtype {shown(dtype)}"
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(shape) > MAX_DIMENSIONS or len(offsets) != 2:
+        return f"has bad shape {shown(shape)} or offsets {shown(offsets)}"
+    return ""
+
+
+def _are_sizes(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value <= MAX_SIZE for value in values)
+
+
+def _tensor_info(file: Path, name: str, entry: _Entry | None, data_start: int) -> TensorInfo:
+    """One checked header entry."""
+    if entry is None:
+        raise ModelError(f"{named(file)}: {name} has a header entry that is not an object")
+    bits, shape, span = DTYPE_BITS.get(entry.dtype), entry.shape, entry.data_offsets
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise ModelError(f"{named(file)} has a tensor whose name cannot be used: {shown(name)}")
+    if bits is None:
+        raise ModelError(f"{named(file)}: {name} has unknown dtype {shown(entry.dtype)}")
+    if shape is None or span is None or span[0] > span[1]:
+        raise ModelError(f"{named(file)}: {name} has bad shape {shown(shape)} or offsets {shown(span)}")
     start, stop = span
-    need_bits = math.prod(sizes) * DTYPE_BITS[dtype]
+    need_bits = math.prod(shape) * bits
     if need_bits != (stop - start) * 8:
-        raise ModelError(f"{file}: {name} of {dtype}{shape} needs {need_bits / 8:g} bytes, it has {stop - start}")
-    return TensorInfo(file, dtype, sizes, data_start + start, data_start + stop)
-
-
-def _sizes(values: Any) -> tuple[int, ...] | None:
-    """A list of integers >= 0 as a tuple; None for anything else."""
-    if isinstance(values, list) and all(type(value) is int and value >= 0 for value in values):
-        return tuple(values)
-    return None
+        need = f"{need_bits // 8} bytes" if need_bits <= MAX_SIZE else "more bytes than any file has"
+        raise ModelError(f"{named(file)}: {name} of {entry.dtype}{list(shape)} needs {need}, it has {stop - start}")
+    return TensorInfo(file, entry.dtype, shape, data_start + start, data_start + stop)
 
 
 def _read_weight_map(index_file: Path) -> Mapping[str, str]:
     """{tensor: file name}, with file names that stay inside the model directory."""
     try:
-        index = json.loads(index_file.read_bytes())
-    except OSError as exc:
-        raise ModelError(f"{index_file} cannot be read: {exc.strerror or exc}") from exc
-    except (ValueError, RecursionError) as exc:
-        raise ModelError(f"{index_file} is not JSON") from exc
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index_file} has no weight_map")
-    for name, file_name in weight_map.items():
-        if not isinstance(file_name, str) or not re.fullmatch(r"[\w\-][\w.\-]*\.safetensors", file_name):
-            raise ModelError(f"{index_file}: {name} is in {file_name!r}, which is not a safetensors file name")
+        raw = read_model_file(index_file, MAX_INDEX_BYTES)
+    except FileNotFoundError as exc:
+        where = named(index_file).partition(":")[0]
+        raise ModelError(f"{where} has neither {SINGLE_FILE} nor {INDEX_FILE}") from exc
+    if raw.count(b".safetensors") > MAX_TENSORS:
+        raise ModelError(f"{named(index_file)} names more than {MAX_TENSORS} tensors")
+    try:
+        weight_map = _INDEX.decode(raw).weight_map
+    except msgspec.ValidationError as exc:
+        if "weight_map[" in str(exc):
+            raise ModelError(f"{named(index_file)}: a tensor is in what is not a safetensors file name") from exc
+        raise ModelError(f"{named(index_file)} has no weight_map") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ModelError(f"{named(index_file)} is not JSON") from exc
+    if not weight_map:
+        raise ModelError(f"{named(index_file)} has no weight_map")
+    for file_name in set(weight_map.values()):
+        if not re.fullmatch(r"[\w\-][\w.\-]{0,240}\.safetensors", file_name):
+            raise ModelError(f"{named(index_file)}: {shown(file_name)} is not a safetensors file name")
     return weight_map

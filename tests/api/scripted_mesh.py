@@ -36,6 +36,7 @@ class ScriptedMesh:
     names: tuple[str, ...] = ("exo-mesh-demo",)
     requests: list[GenerateRequest] = field(default_factory=list)
     specs: list[InstanceSpec] = field(default_factory=list)
+    unusable: dict[str, str] = field(default_factory=dict)
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     status: str = "ok"
     draining: bool = False
@@ -59,6 +60,14 @@ class ScriptedMesh:
             if entry.name == name:
                 return entry
         raise UnknownModelError(f"no peer has {name}", param="model")
+
+    async def model_at(self, path: Path) -> str:
+        if path == self.directory:
+            return self.names[0]
+        raise UnknownModelError(f"{path} is no model directory of this node", param="model")
+
+    def unusable_models(self) -> dict[str, str]:
+        return self.unusable
 
     async def text_files(self, name: str) -> Path:
         return self.directory

@@ -20,6 +20,7 @@ from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.main import main
 from tests.cli.closed_port import closed_port
+from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, gone, read_until, run, start
 
 
@@ -151,6 +152,16 @@ def test_run_starts_a_node_where_there_is_none(tmp_path: Path) -> None:
     environ_port = closed_port()
     asked = run(["run", "exo-mesh-demo", "Hello.", *flags, "--listen-port", str(environ_port)], tmp_path)
     assert (asked.returncode, asked.stdout.strip() != "") == (exit_codes.OK, True), asked.stderr
+
+
+@pytest.mark.extended
+def test_run_serves_a_directory_by_a_node_of_its_own(tmp_path: Path) -> None:
+    flags = ["--api-port", "0", "--max-tokens", "5", *QUIET_FLAGS, "--listen-port", str(closed_port())]
+    model = write_checkpoint(tmp_path / "tiny", TinyModel(layers=2))
+    asked = run(["run", str(model), "Hello.", *flags], tmp_path / "home")
+    assert (asked.returncode, asked.stdout.strip() != "") == (exit_codes.OK, True), asked.stderr
+    absent = run(["run", str(tmp_path / "absent"), "Hello.", *flags], tmp_path / "home")
+    assert absent.returncode == exit_codes.FAILED and "no config.json" in absent.stderr
 
 
 @pytest.mark.extended

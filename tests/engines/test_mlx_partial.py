@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -126,5 +125,5 @@ def test_a_file_that_the_stage_needs_is_named(
 
 def test_an_index_of_files_of_which_none_is_here_is_named(tmp_path: Path) -> None:
     directory = keep_only(file_per_layer(write(tmp_path / "m", "llama")))
-    with pytest.raises(ModelError, match=re.escape(str(directory)) + r"/model-.*\.safetensors is missing"):
+    with pytest.raises(ModelError, match=r"^m: model-.*\.safetensors is missing"):
         load(directory, 0, 3)

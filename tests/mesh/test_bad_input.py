@@ -301,7 +301,8 @@ SECONDS = ("new-kind", "lost-tensor", "odd-shape")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.extended if name in SECONDS else ()) for name in BROKEN]
 )
-def test_a_broken_model_gets_one_clear_error(two: list[Peer], name: str) -> None:
+def test_a_broken_model_gets_one_clear_error(two: list[Peer], models_dir: Path, name: str) -> None:
+    """It names the file, and no path of the server."""
     question = {"model": name, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2}
     paths: list[tuple[str, Any]] = [("/v1/chat/completions", question), ("/instance", {"model": name})]
     if name in QUESTIONS_ONLY:
@@ -316,6 +317,7 @@ def test_a_broken_model_gets_one_clear_error(two: list[Peer], name: str) -> None
         message = answer["error"]["message"]
         assert not [word for word in BROKEN[name][1] if word not in message], message
         assert len(message.splitlines()) == 1 and len(message) < 600
+        assert str(models_dir) not in message, message
 
     def told_of() -> list[Any]:
         return [instance for peer in two for instance in peer.instances() if instance["model"] == name]

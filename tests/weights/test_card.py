@@ -155,7 +155,7 @@ def test_a_config_that_cannot_be_used_is_refused_in_a_sentence(
     edit_config(tmp_path, **changes)
     with pytest.raises(ModelError, match=says) as caught:
         read_card(tmp_path, "tiny")
-    assert str(tmp_path) in str(caught.value)
+    assert str(caught.value).startswith(tmp_path.name) and str(tmp_path) not in str(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.errors import ModelError, UnknownModelError
-from exo_mesh.weights.store import SHIPPED, ModelStore
+from exo_mesh.weights.store import RETRY_S, SHIPPED, ModelStore, model_dir_of
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
 
@@ -44,6 +45,13 @@ def test_the_newest_snapshot_is_taken_where_no_ref_names_one(models_dir: Path) -
     assert ModelStore([models_dir]).find("hub-org/some-model").name == "bbb"
 
 
+def test_a_pipe_in_place_of_a_ref_names_no_snapshot(models_dir: Path) -> None:
+    main = models_dir / "models--hub-org--some-model" / "refs" / "main"
+    main.unlink()
+    os.mkfifo(main)
+    assert ModelStore([models_dir]).card("hub-org/some-model").num_layers in (3, 4)
+
+
 def test_the_shipped_model_is_always_there_and_cannot_be_replaced(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / SHIPPED, TinyModel())
     store = ModelStore([tmp_path])
@@ -58,24 +66,48 @@ def test_the_first_directory_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret", "org/../../secret", "/etc", "./flat", "", ".", "..", "org", "empty", "flat/", "a" * 5000, "~"]
+    "name",
+    [
+        *("../secret", "org/../../secret", "../../etc", "/etc", "/", "./flat", ".", "..", "~"),
+        *("", "org", "empty", "flat/", "org//nested", "a" * 5000, "flat\0", "flat\n", "/etc\0"),
+    ],
 )
 def test_no_name_leads_out_of_the_model_directories(models_dir: Path, name: str) -> None:
     with pytest.raises(UnknownModelError):
         ModelStore([models_dir]).find(name)
 
 
-def test_paths_are_taken_only_when_allowed(models_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_stands_for_the_model_in_that_directory_and_for_nothing_else(models_dir: Path) -> None:
     store = ModelStore([models_dir])
-    secret = models_dir.parent / "secret"
-    with pytest.raises(UnknownModelError):
-        store.find(str(secret))
-    assert store.find(str(secret), allow_paths=True) == secret
+    assert store.name_at(models_dir / "flat") == "flat"
+    assert store.name_at(models_dir / "org" / ".." / "org" / "nested") == "org/nested"
+    assert store.name_at(models_dir / "models--hub-org--some-model" / "snapshots" / "aaa") == "hub-org/some-model"
+    for path in (models_dir, models_dir / "empty", models_dir.parent / "secret", Path("/etc"), Path("/\0")):
+        with pytest.raises(UnknownModelError, match="no model directory"):
+            store.name_at(path)
+
+
+def test_a_command_takes_the_shipped_model_by_name_and_any_other_by_its_path(
+    models_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(models_dir)
-    assert store.find("../secret", allow_paths=True) == secret
-    assert store.card("./flat", allow_paths=True).num_layers == 1
+    assert model_dir_of("../secret") == models_dir / "../secret"
+    assert model_dir_of(SHIPPED).name == SHIPPED
     with pytest.raises(UnknownModelError, match=r"no config.json"):
-        store.find("./empty", allow_paths=True)
+        model_dir_of("./empty")
+
+
+def test_a_models_directory_may_be_a_model_itself(models_dir: Path) -> None:
+    assert ModelStore([models_dir / "flat"]).names() == [SHIPPED, "flat"]
+
+
+def test_one_real_directory_is_one_model_by_its_first_name(models_dir: Path) -> None:
+    (models_dir / "zulu").symlink_to(models_dir / "flat")
+    (models_dir / "alpha").symlink_to(models_dir / "org")
+    store = ModelStore([models_dir, models_dir / "org", models_dir])
+    assert store.names() == sorted([SHIPPED, "flat", "alpha/nested", "hub-org/some-model"])
+    assert store.card("zulu").name == "flat" and store.card("org/nested").name == "alpha/nested"
+    assert store.card("nested") is store.card("alpha/nested")
 
 
 def test_an_unknown_model_is_answered_with_near_names(models_dir: Path) -> None:
@@ -100,6 +132,71 @@ def test_a_broken_model_has_a_name_but_no_card(models_dir: Path) -> None:
         store.card("flat")
 
 
-def test_text_files_are_those_that_exist(models_dir: Path) -> None:
-    names = [file.name for file in ModelStore([models_dir]).text_files("flat")]
-    assert names == ["tokenizer.json", "tokenizer_config.json", "config.json"]
+def test_the_blobs_of_a_hugging_face_cache_are_part_of_the_model(tmp_path: Path) -> None:
+    """And those of another model beside it are not, nor is what the blobs link to."""
+    hub = in_blobs(tmp_path / "models--org--linked")
+    other = in_blobs(tmp_path / "models--org--other")
+    store = ModelStore([tmp_path])
+    assert store.card("org/linked").digest == store.card("org/other").digest
+    config = hub / "snapshots" / "rev" / "config.json"
+    for target in (other / "blobs" / "config.json", tmp_path / "outside"):
+        (tmp_path / "outside").write_text("{}")
+        config.unlink()
+        config.symlink_to(target)
+        with pytest.raises(ModelError, match=r"org/linked: config\.json is a link that leads out"):
+            store.card("org/linked")
+    (hub / "blobs").rename(tmp_path / "elsewhere")
+    (hub / "blobs").symlink_to(tmp_path / "elsewhere")
+    config.unlink()
+    config.symlink_to("../../blobs/config.json")
+    with pytest.raises(ModelError, match="leads out"):
+        store.card("org/linked")
+
+
+def in_blobs(hub: Path) -> Path:
+    """A model as the Hugging Face cache has it: every file of the snapshot is a link to a blob."""
+    write_checkpoint(hub / "blobs", TinyModel(layers=1))
+    snapshot = hub / "snapshots" / "rev"
+    snapshot.mkdir(parents=True)
+    for blob in (hub / "blobs").iterdir():
+        (snapshot / blob.name).symlink_to(Path("../../blobs") / blob.name)
+    return hub
+
+
+def test_a_model_that_cannot_be_used_is_read_once_until_it_changes(models_dir: Path) -> None:
+    store = ModelStore([models_dir])
+    (models_dir / "flat" / "config.json").write_text("{}")
+    reasons = []
+    for _ in range(2):
+        with pytest.raises(ModelError) as caught:
+            store.card("flat")
+        reasons.append(str(caught.value))
+    assert reasons == ["flat: config.json has no usable num_hidden_layers: None"] * 2
+    write_checkpoint(models_dir / "flat", TinyModel(layers=2))
+    assert store.card("flat").num_layers == 2
+
+
+def test_a_file_that_could_not_be_read_is_tried_again_after_a_while(models_dir: Path) -> None:
+    now = 0.0
+    store = ModelStore([models_dir], clock=lambda: now)
+    config = models_dir / "flat" / "config.json"
+    kept = config.read_bytes()
+    config.unlink()
+    config.symlink_to("nothing")
+    with pytest.raises(ModelError, match="does not exist"):
+        store.card("flat")
+    stamp = config.lstat()
+    (models_dir / "flat" / "nothing").write_bytes(kept)  # no name that is looked at, so only time tells
+    os.utime(models_dir / "flat" / "nothing", ns=(stamp.st_mtime_ns, stamp.st_mtime_ns))
+    now = RETRY_S
+    assert store.card("flat").num_layers == 1
+
+
+def test_a_directory_that_vanishes_is_no_model(models_dir: Path) -> None:
+    store = ModelStore([models_dir])
+    model_dir = store.find("flat")
+    shutil.rmtree(model_dir)
+    with pytest.raises(ModelError, match="flat: the directory cannot be read"):
+        store.card_at("flat", model_dir)
+    with pytest.raises(UnknownModelError):
+        store.card("flat")

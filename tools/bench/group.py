@@ -29,7 +29,7 @@ from exo_mesh.proto.runner_pb2 import GroupFigures
 from exo_mesh.transport.control_driver import DriverChannels, Silences, complete
 from exo_mesh.weights.card import read_card, read_json
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
-from exo_mesh.weights.store import ModelStore
+from exo_mesh.weights.store import model_dir_of
 
 ENGINE = "mlx"
 CONTEXT = 2048
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("a tensor group has at least two ranks", param="ranks")
     with tempfile.TemporaryDirectory(prefix="exo-mesh-bench-") as scratch:
         if args.model:
-            model_dir = ModelStore(()).find(args.model, allow_paths=True)
+            model_dir = model_dir_of(args.model)
         else:
             model = model_of_size(parse_size(args.random), "float32")
             model = replace(model, kv_heads=model.heads)  # few heads are no multiple of the ranks

@@ -24,7 +24,7 @@ from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError, MeshError
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
-from exo_mesh.weights.store import ModelStore
+from exo_mesh.weights.store import model_dir_of
 
 VARIANTS: Mapping[str, Sequence[Mapping[str, str]]] = {"torch": ({"dtype": "float32"}, {"dtype": "bfloat16"})}
 """Options under which an engine is measured; other engines with their defaults only."""
@@ -182,7 +182,7 @@ def _slice(name: str, model_dir: Path) -> dict[str, Any]:
 def _model(args: argparse.Namespace, scratch: Path) -> tuple[Path, str]:
     """(directory, what to call it) of the model that was named, or of a random one written to `scratch`."""
     if args.model:
-        return ModelStore(()).find(args.model, allow_paths=True), args.model
+        return model_dir_of(args.model), args.model
     model = model_of_size(parse_size(args.random))
     return write_checkpoint(scratch / "random", model, repeat=True), f"random Llama of {args.random} weights, bfloat16"
 

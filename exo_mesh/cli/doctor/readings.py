@@ -284,12 +284,12 @@ def _read_models_dir(path: Path, *, must_exist: bool) -> DirectoryReading:
 def read_models(models_dirs: Sequence[Path]) -> dict[str, str]:
     """Why the card of each model cannot be read; "" if it can."""
     store = ModelStore(models_dirs)
-    found: dict[str, str] = {}
+    found = dict(store.found().misnamed)
     for name in store.names():
         try:
             store.card(name)
             found[name] = ""
-        except (MeshError, OSError) as exc:
+        except MeshError as exc:
             found[name] = str(exc)
     return found
 

@@ -1,0 +1,98 @@
+"""`python -m exo_mesh.weights.card_child DIR NAME`: read the card of a large checkpoint in a process of its own.
+
+Headers of hundreds of thousands of tensors take some hundred MB while they are read. In a child this memory is limited
+and given back, the event loop of the node is not held up, and a read that does not end can be ended.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.errors import ModelError
+from exo_mesh.model_files import label, open_model_file, size_of
+from exo_mesh.weights.card import read_card
+from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE
+
+LARGE_BYTES = 2 * 2**20
+"""Header or index from which a child pays: a node that reads 2 MB of it grows by about 12 MB for some 0.1 s."""
+
+LIMIT_S = 15.0
+"""Of computing and of waiting: 300,000 tensors take about 2 s."""
+
+MEMORY_BYTES = 2 * 10**9
+
+
+class CardAnswer(msgspec.Struct):
+    card: ModelCard | None = None
+    unusable: str = ""
+
+
+def read_card_within_limits(model_dir: Path, name: str) -> ModelCard:
+    """As read_card; in a child process if the checkpoint has many tensors. It blocks."""
+    return _ask(model_dir, name) if _is_large(model_dir) else read_card(model_dir, name)
+
+
+def _is_large(model_dir: Path) -> bool:
+    """What cannot be read is not large: reading it here says why."""
+    try:
+        with open_model_file(model_dir / SINGLE_FILE) as stream:
+            prefix = stream.read(8)
+            return len(prefix) == 8 and int(struct.unpack("<Q", prefix)[0]) > LARGE_BYTES
+    except FileNotFoundError:
+        pass  # then the weights are in several files
+    except (OSError, ModelError):
+        return False
+    try:
+        return size_of(model_dir / INDEX_FILE) > LARGE_BYTES
+    except (OSError, ModelError):
+        return False
+
+
+def _ask(model_dir: Path, name: str) -> ModelCard:
+    """Raises ModelError for what the child says of the model, and if it does not answer."""
+    command = [sys.executable, "-m", "exo_mesh.weights.card_child", str(model_dir), name]
+    try:
+        child = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=False, start_new_session=True
+        )
+        answer = msgspec.json.decode(child.stdout, type=CardAnswer)
+    except subprocess.TimeoutExpired as exc:
+        raise ModelError(f"{label(model_dir)}: reading its headers takes more than {LIMIT_S:.0f} s") from exc
+    except (OSError, msgspec.DecodeError) as exc:
+        raise ModelError(f"{label(model_dir)}: reading its headers failed") from exc
+    if answer.card is None:
+        raise ModelError(answer.unusable)
+    return answer.card
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(what, (wanted, wanted))
+
+
+def main(argv: list[str]) -> int:
+    """Print {"card": …} or {"unusable": why}."""
+    model_dir, name = argv
+    _limit(resource.RLIMIT_CPU, int(LIMIT_S))
+    if sys.platform == "linux":  # macOS does not keep to it
+        _limit(resource.RLIMIT_AS, MEMORY_BYTES)
+    try:
+        answer: dict[str, object] = {"card": asdict(read_card(Path(model_dir), name))}
+    except ModelError as exc:
+        answer = {"unusable": str(exc)}
+    sys.stdout.write(json.dumps(answer))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
