@@ -54,7 +54,7 @@ async def test_who_is_no_admin_may_name_no_path_and_learns_nothing_of_it(model_d
     keys = KeyFile(tmp_path / FILE_NAME)
     text, key = new_key(Role.USE, NOW)
     keys.write([key])
-    access = AccessPolicy(keys=keys, loopback_exemption=False)
+    access = AccessPolicy(keys=keys)
     async with served(ScriptedMesh(model_dir), ApiOptions(access=access)) as api:
         for name in (str(model_dir), "/nowhere"):
             for method, path, body in requests_for(name):
