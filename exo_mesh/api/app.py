@@ -47,11 +47,11 @@ def build_app(
 
     app.on_response_prepare.append(cors)
 
-    async def text_threads(_: web.Application) -> AsyncIterator[None]:
+    async def text_models(_: web.Application) -> AsyncIterator[None]:
         yield
-        context.texts.close()
+        await context.texts.close()
 
-    app.cleanup_ctx.append(text_threads)
+    app.cleanup_ctx.append(text_models)
     return app
 
 

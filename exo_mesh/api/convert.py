@@ -49,14 +49,12 @@ async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts
     entry, text = await _model(body, service, texts)
     messages = template_messages(body.messages, text.template)
     variables = _template_variables(body, text)
-    prompt_ids = await texts.work(
-        lambda: text.encode_chat(
-            messages,
-            add_generation_prompt=_first(body.add_generation_prompt, not body.continue_final_message),
-            continue_final_message=bool(body.continue_final_message),
-            variables=variables,
-            limit_s=texts.template_limit_s,
-        )
+    prompt_ids = await texts.encode_chat(
+        text,
+        messages,
+        variables=variables,
+        add_generation_prompt=_first(body.add_generation_prompt, not body.continue_final_message),
+        continue_final_message=bool(body.continue_final_message),
     )
     wanted = _first(body.max_completion_tokens, body.max_tokens)
     limit = await service.context_limit(entry.name)

@@ -27,7 +27,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.node.service import ModelEntry
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
-from tests.text.text_models import write_text_model
+from tests.text.text_models import encode_chat, write_text_model
 
 USER: list[Any] = [{"role": "user", "content": "Hi"}]
 MODEL = "exo-mesh-demo"
@@ -400,7 +400,7 @@ async def test_a_request_too_large_for_the_context_is_refused_with_the_sum(api: 
     with pytest.raises(openai.BadRequestError) as caught:
         await api.openai.chat.completions.create(model=MODEL, messages=USER, max_tokens=api.mesh.limit)
     assert caught.value.code == "context_length_exceeded"
-    num_prompt = len(api.mesh.text.encode_chat([{"role": "user", "content": "Hi"}]))
+    num_prompt = len(encode_chat(api.mesh.text, [{"role": "user", "content": "Hi"}]))
     assert f"{num_prompt} tokens of prompt and 256 of output are {num_prompt + 256}" in str(caught.value)
     status, body = await api.chat(messages=[{"role": "user", "content": "日本 " * 200}])
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "messages")
