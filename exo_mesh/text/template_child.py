@@ -6,7 +6,7 @@ Templates are untrusted code. Here they run out of reach of the node, with limit
   the node alone watches the process and ends it (see `api/templates.py`).
 - CPU time: the limit of each question and CPU_GRACE_S more, after which the system ends the process. The node's own
   timer usually comes first; this one ends a process whose node has died in the middle of a question.
-- no new process, no file written, no core dump.
+- no file written, no core dump, and no new process (unless root runs the node).
 
 Questions come through standard input and answers go through standard output, one at a time. The process ends with its
 standard input. It imports Jinja and msgspec, and nothing that a node needs to talk to others.
