@@ -14,7 +14,7 @@ from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
 from exo_mesh.tasks import TaskOwner
-from exo_mesh.text.template import RENDER_LIMIT_S, Message
+from exo_mesh.text.template import Message
 from exo_mesh.text.tokenizer import TextModel
 
 T = TypeVar("T")
@@ -30,8 +30,9 @@ _Version = tuple[Path, int]
 class TextModels:
     """A small cache of TextModel by directory, and the threads and processes that open and use them."""
 
-    def __init__(self, template_limit_s: float = RENDER_LIMIT_S) -> None:
-        self._templates = TemplateRenderer(template_limit_s)
+    def __init__(self, templates: TemplateRenderer) -> None:
+        """It owns `templates`."""
+        self._templates = templates
         self._open: OrderedDict[_Version, TextModel] = OrderedDict()
         self._opening: dict[_Version, asyncio.Task[TextModel]] = {}
         self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="exo-mesh-text")

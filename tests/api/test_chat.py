@@ -14,6 +14,7 @@ import pytest
 
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.convert import choose_model
+from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent
 from exo_mesh.errors import (
     DeadlineError,
@@ -461,7 +462,7 @@ async def test_the_loop_stays_free_while_a_template_runs_wild(mesh: ScriptedMesh
     """Health answers while a hostile template is being rendered, and the request ends with a 400."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     mesh.directory = write_text_model(tmp_path / "hostile", endless)
-    async with served(mesh, ApiOptions(template_limit_s=0.5)) as api:
+    async with served(mesh, ApiOptions(), TemplateRenderer(0.5)) as api:
         call = asyncio.create_task(api.chat())
         num_answers = 0
         while not call.done():

@@ -250,7 +250,7 @@ def test_a_process_whose_node_has_died_in_the_middle_ends_by_its_limit_of_cpu_ti
 
 @pytest.fixture
 async def texts() -> AsyncIterator[TextModels]:
-    made = TextModels()
+    made = TextModels(TemplateRenderer())
     yield made
     await made.close()
 
