@@ -48,17 +48,16 @@ class TextModels:
             self._opening[version] = self._tasks.start(self._read(version), f"read the text files of {directory.name}")
         return await asyncio.shield(self._opening[version])
 
-    async def encode_chat(
+    async def render(
         self, text: TextModel, messages: Sequence[Message], *, variables: Mapping[str, Any], **options: bool
-    ) -> list[int]:
-        """Ids of a conversation; `options` as of TemplateRenderer.render. Raises InputError."""
+    ) -> str:
+        """The prompt of a conversation; `options` as of TemplateRenderer.render. Raises InputError."""
         if text.template is None:
             raise InputError(
                 f"the model {text.name} has no chat template; use /v1/completions with a prompt", param="messages"
             )
         names = {**text.special_tokens, **variables}
-        prompt = await self._templates.render(text.template, messages, variables=names, **options)
-        return await self.work(lambda: text.encode_prompt(prompt))
+        return await self._templates.render(text.template, messages, variables=names, **options)
 
     async def work(self, job: Callable[[], T]) -> T:
         """Run blocking text work in a thread. Raises what it raises, or DeadlineError."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from exo_mesh.errors import InputError, ModelError
+from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
 from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.panics import is_panic
@@ -18,6 +18,9 @@ from exo_mesh.text.template import ChatTemplate, find_template, read_json
 
 MAX_NUMBER = 2**31 - 1
 """Of token ids and sampling figures in generation_config.json."""
+
+SLICE_LENGTH = 1 << 16
+"""Characters whose tokens are counted at a time; encoding so many takes 25 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,24 @@ class TextModel:
     def encode_prompt(self, prompt: str) -> list[int]:
         """Ids of what a chat template made, which has its special tokens in it. It blocks. Raises InputError."""
         return self._encode(prompt, add_special_tokens=False)
+
+    def check_length(self, text: str, limit: int, param: str) -> None:
+        """Refuse a long text that has more than `limit` tokens, before it is encoded. It blocks.
+
+        The library takes some 400 bytes for each token of a text. This counts the tokens of one slice after the other,
+        and stops well above the limit, since a cut can make a few tokens more. Raises ContextLengthError.
+        """
+        if len(text) <= max(SLICE_LENGTH, 2 * limit):
+            return
+        count = 0
+        for start in range(0, len(text), SLICE_LENGTH):
+            count += len(self._encode(text[start : start + SLICE_LENGTH], add_special_tokens=False))
+            if count > 1.5 * limit:
+                raise ContextLengthError(
+                    f"the prompt has {len(text)} characters and more than {limit} tokens, but {self.name} can hold "
+                    f"{limit} of prompt and output together",
+                    param=param,
+                )
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:

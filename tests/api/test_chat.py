@@ -405,6 +405,9 @@ async def test_a_request_too_large_for_the_context_is_refused_with_the_sum(api: 
     assert f"{num_prompt} tokens of prompt and 256 of output are {num_prompt + 256}" in str(caught.value)
     status, body = await api.chat(messages=[{"role": "user", "content": "日本 " * 200}])
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "messages")
+    status, body = await api.chat(messages=[{"role": "user", "content": "日本 " * 60_000}])
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "messages")
+    assert "characters and more than 256 tokens" in body["error"]["message"]
 
 
 async def test_an_unknown_model_is_a_404(api: Served) -> None:

@@ -17,9 +17,10 @@ from tests.support.questions import shipped
 
 BOMB = (
     "{% set a = 'a' * 4000000 %}"
-    "{% set b %}{% for i in range(messages[0].content | int) %}{{ a }}{% endfor %}{% endset %}ok"
+    "{% set b %}{% for i in range(messages[0].content | int) %}{{ a }}{% endfor %}{% endset %}"
+    "{{ a if messages[0].content == '0' else 'ok' }}"
 )
-"""As many times 4 MB as the user says, in a block that the sandbox does not count."""
+"""As many times 4 MB as the user says, in a block that the sandbox does not count; for 0 a prompt of 4 MB."""
 
 QUESTION = "Count from 7 to 12."
 
@@ -52,7 +53,7 @@ def test_a_node_stays_small_and_answers_while_a_hostile_template_is_rendered(tmp
         before = most_resident(asked)
         assert eventually(lambda: "evil" in json.dumps(asked.api.get("/v1/models")))
         answers: list[str] = []
-        hostile = threading.Thread(target=lambda: answers.append(refusal(asked)))
+        hostile = threading.Thread(target=lambda: answers.extend(refusal(asked, times) for times in ("400", "0")))
         hostile.start()
         num_alive = 0
         while hostile.is_alive():
@@ -60,6 +61,7 @@ def test_a_node_stays_small_and_answers_while_a_hostile_template_is_rendered(tmp
             num_alive += 1
         hostile.join()
         assert "too much memory" in answers[0]
+        assert "4000000 characters and more than" in answers[1]
         assert num_alive > 3
         assert most_resident(asked) < 1.5 * before
         assert text_of(asked.chat(QUESTION)) == usual
@@ -69,9 +71,9 @@ def test_a_node_stays_small_and_answers_while_a_hostile_template_is_rendered(tmp
     assert eventually(lambda: gone(left), 3)
 
 
-def refusal(peer: Peer) -> str:
+def refusal(peer: Peer, times: str) -> str:
     with pytest.raises(InputError) as caught:
-        peer.chat("400", model="evil")
+        peer.chat(times, model="evil")
     return str(caught.value)
 
 

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
-from exo_mesh.errors import InputError, ModelError
+from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.text.tokenizer import TextModel
 from tests.text.text_models import byte_fallback, byte_level, encode_chat, write_text_model
 
@@ -95,6 +96,23 @@ def test_the_shipped_model_can_be_opened() -> None:
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
     assert text.tokenizer.decode(encode_chat(text, messages), skip_special_tokens=False).endswith("assistant\n")
     assert text.eos_ids
+
+
+def test_a_text_that_cannot_fit_is_refused_without_the_memory_to_encode_it(directory: Path) -> None:
+    text = TextModel.open(directory)
+    this = psutil.Process()
+    before = this.memory_info().rss
+    huge = "Hello, world! " * 1_200_000
+    with pytest.raises(ContextLengthError, match=f"{len(huge)} characters and more than 4096 tokens") as caught:
+        text.check_length(huge, 4096, "prompt")
+    assert caught.value.param == "prompt"
+    assert this.memory_info().rss - before - len(huge) < 64 * 2**20
+
+
+def test_a_long_text_that_may_fit_is_not_refused_by_its_slices(directory: Path) -> None:
+    text = TextModel.open(directory)
+    long = "Hello, world! How are you today? " * 6_000
+    text.check_length(long, len(text.encode_text(long)), "prompt")
 
 
 def panicking(directory: Path, **parts: Any) -> Path:
