@@ -280,9 +280,11 @@ async def test_a_template_that_cannot_be_compiled_holds_up_no_other_model(texts:
 
 
 @pytest.mark.extended
-async def test_a_template_that_takes_too_long_to_compile_makes_its_model_unusable(renderer: TemplateRenderer) -> None:
+async def test_a_template_that_takes_too_long_to_compile_makes_its_model_unusable() -> None:
+    renderer = TemplateRenderer(limit_s=0.5)
     with pytest.raises(ModelError, match=r"chat_template\.jinja: the chat template (runs too long|needs too much)"):
         await renderer.compile(template(LONG))
+    await renderer.close()
 
 
 async def test_a_model_without_a_template_says_what_to_use_instead(texts: TextModels, tmp_path: Path) -> None:
