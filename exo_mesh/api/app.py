@@ -20,6 +20,7 @@ from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
+from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.api.texts import TextModels
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.node.service import MeshService
@@ -31,12 +32,20 @@ _server_log = logging.getLogger("exo_mesh.api.server")
 
 
 def build_app(
-    service: MeshService, options: ApiOptions | None = None, *, now: Callable[[], float] = time.time
+    service: MeshService,
+    options: ApiOptions | None = None,
+    *,
+    now: Callable[[], float] = time.time,
+    texts: TextModels | None = None,
 ) -> web.Application:
-    """An application over a service. Call it in the running loop, and run it with `app_runner`."""
+    """An application over a service. Call it in the running loop, and run it with `app_runner`.
+
+    It owns `texts`, which it makes if none are given.
+    """
     options = options or ApiOptions()
+    texts = texts or TextModels(TemplateRenderer())
     watchdog = Watchdog(min(1.0, options.keep_alive_s / 4, options.stall_limit_s / 4))
-    context = ApiContext(service, TextModels(options.template_limit_s), options, watchdog, now, int(now()))
+    context = ApiContext(service, texts, options, watchdog, now, int(now()))
     middlewares = [give_request_id, log_request, errors_to_replies, guard(options.access)]
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     add_routes(app, OpenAIRoutes(context), OpsRoutes(context), DiagnosticRoutes(context))
@@ -47,11 +56,11 @@ def build_app(
 
     app.on_response_prepare.append(cors)
 
-    async def text_threads(_: web.Application) -> AsyncIterator[None]:
+    async def text_models(_: web.Application) -> AsyncIterator[None]:
         yield
-        context.texts.close()
+        await texts.close()
 
-    app.cleanup_ctx.append(text_threads)
+    app.cleanup_ctx.append(text_models)
     return app
 
 

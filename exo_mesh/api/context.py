@@ -13,7 +13,6 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.texts import TextModels
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
-from exo_mesh.text.template import RENDER_LIMIT_S
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """What the reply's x-request-id header says."""
@@ -30,7 +29,6 @@ class ApiOptions:
     keep_alive_s: float = 2.0
     stall_limit_s: float = 300.0
     max_body_bytes: int = 16 << 20
-    template_limit_s: float = RENDER_LIMIT_S
     trace_sample: float = 0.0
     access: AccessPolicy = field(default_factory=AccessPolicy)
 

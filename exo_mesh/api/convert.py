@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from exo_mesh.api.checks import MAX_TOP_LOGPROBS, stop_strings
@@ -49,17 +50,21 @@ async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts
     entry, text = await _model(body, service, texts)
     messages = template_messages(body.messages, text.template)
     variables = _template_variables(body, text)
-    prompt_ids = await texts.work(
-        lambda: text.encode_chat(
-            messages,
-            add_generation_prompt=_first(body.add_generation_prompt, not body.continue_final_message),
-            continue_final_message=bool(body.continue_final_message),
-            variables=variables,
-            limit_s=texts.template_limit_s,
-        )
+    prompt = await texts.render(
+        text,
+        messages,
+        variables=variables,
+        add_generation_prompt=_first(body.add_generation_prompt, not body.continue_final_message),
+        continue_final_message=bool(body.continue_final_message),
     )
-    wanted = _first(body.max_completion_tokens, body.max_tokens)
     limit = await service.context_limit(entry.name)
+
+    def encode() -> list[int]:
+        text.check_length(prompt, limit, "messages")
+        return text.encode_prompt(prompt)
+
+    prompt_ids = await texts.work(encode)
+    wanted = _first(body.max_completion_tokens, body.max_tokens)
     max_tokens = fit_context(entry.name, len(prompt_ids), wanted, limit, "messages")
     num_top = _first(body.top_logprobs, 0) if body.logprobs else None
     return _prepared(body, asker, entry, text, prompt_ids, max_tokens, num_top)
@@ -71,13 +76,17 @@ async def prepare_completion(
     """As prepare_chat, of a bare prompt."""
     prompt = single_prompt(body.prompt)
     entry, text = await _model(body, service, texts)
+    limit = await service.context_limit(entry.name)
+
+    def encode(prompt_text: str) -> list[int]:
+        text.check_length(prompt_text, limit, "prompt")
+        return text.encode_text(prompt_text)
+
     if isinstance(prompt, str):
-        prompt_text = prompt
-        prompt_ids = await texts.work(lambda: text.encode_text(prompt_text))
+        prompt_ids = await texts.work(partial(encode, prompt))
     else:
         prompt_ids = prompt
         _check_ids(prompt_ids, text, "prompt")
-    limit = await service.context_limit(entry.name)
     if body.max_tokens is None:
         fit_context(entry.name, len(prompt_ids), None, limit, "prompt")
         max_tokens = min(COMPLETION_MAX_TOKENS, limit - len(prompt_ids))

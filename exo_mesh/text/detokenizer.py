@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer
 
+from exo_mesh.errors import ModelError
+from exo_mesh.text.panics import is_panic
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MAX_CHARACTER_TOKENS = 4  # a UTF-8 character has at most four bytes
 MAX_WINDOW_TOKENS = 32  # a stream of bytes that never make text is given up on after so many tokens
 
 
 class Detokenizer:
-    """The pieces that `push` and `flush` return, joined, are the one-shot decode of all ids.
+    """The pieces that `push` and `flush` return, joined, are the one-shot decode of all ids. Both raise ModelError.
 
     A decoder is a black box that may look at neighbours (a space before a word, a character of several bytes). So the
     last piece that was sent is decoded again together with what is new, and the difference is sent. An incomplete
@@ -68,4 +71,9 @@ class Detokenizer:
         return piece
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        try:
+            return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        except BaseException as exc:
+            if not is_panic(exc):
+                raise
+            raise ModelError("the model's tokenizer cannot decode what the model wrote") from exc

@@ -1,9 +1,12 @@
 """A Jinja environment for chat templates, which are code from strangers: sandboxed, bounded in time and size.
 
+The sandbox is the first line of defence and says in clear words what a template does wrong. A list of limits is never
+complete: `template_child` runs it in a process whose memory and time the system bounds.
+
 Jinja's own sandbox keeps a template away from Python. It does not keep it from running or growing for ever, so every
 way to repeat something (a loop, a call) looks at the clock, and every way to grow a value has a size limit. What counts
 is the size of a value written out: a list that holds another one twice, which holds another one twice, is small in
-memory, but to print or compare it takes for ever, and no other thread of the node runs meanwhile.
+memory, but to print or compare it takes for ever, and no Python code can stop that.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_LENGTH = 4 << 20  # characters or items of any value that a template makes
+from exo_mesh.text.template import MAX_LENGTH
+
 MAX_ITEMS = 1 << 20  # of a value, with everything inside it
 MAX_NUMBER = 1 << 20  # an argument of a call: widths and counts are far below
 MAX_BITS = 256

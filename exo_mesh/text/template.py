@@ -1,105 +1,52 @@
-"""Chat templates: where a model keeps its own, and messages to one prompt text."""
+"""Chat templates as found in a model's files. They are code from strangers: only `rendering` runs them, in a child."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from jinja2 import Template, TemplateError
 
-from exo_mesh.errors import InputError, ModelError
+from exo_mesh.errors import ModelError
 from exo_mesh.model_files import exists, named, read_json_text, read_model_file, shown
-from exo_mesh.text.sandbox import MAX_LENGTH, compile_template, strftime, time_limit
 
 Message = dict[str, Any]
 
-MAX_TEMPLATE_BYTES = 4 * MAX_LENGTH  # a character has at most four
+MAX_SOURCE = 1 << 20
+"""Most characters of a template; long ones on the hub have some 30,000."""
+
+MAX_SOURCE_BYTES = 4 * MAX_SOURCE  # a character has at most four
+
+MAX_LENGTH = 4 << 20
+"""Most characters of a prompt, and of any value that a template makes."""
+
 RENDER_LIMIT_S = 5.0  # rendering a megabyte of conversation takes a fraction of it
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "range", "namespace"}
 )
+"""Names that a template is given; a request may not set them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """One compiled template. source: its text, to ask what it makes use of."""
+    """The text of one template and where it was found."""
 
     source: str
-    template: Template
-    variables: frozenset[str]
-    """Names that it reads from outside, such as `enable_thinking`."""
+    where: str
+    digest: str
+    """SHA-256 of the text: how a renderer process knows the template after the first time."""
+    variables: frozenset[str] = frozenset()
+    """Names that it reads from outside, such as `enable_thinking`; empty until a renderer has compiled it."""
 
     @classmethod
-    def compile(cls, source: str, where: str) -> ChatTemplate:
-        """Raises ModelError naming `where` if it is no template."""
-        if len(source) > MAX_LENGTH:
-            raise ModelError(f"{where}: the chat template has {len(source)} characters")
-        try:
-            template, names = compile_template(source)
-        except (TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as exc:
-            raise ModelError(f"{where}: the chat template cannot be used: {exc}") from exc
-        return cls(source, template, names)
-
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-        now: Callable[[], datetime] = datetime.now,
-        limit_s: float = RENDER_LIMIT_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> str:
-        """The prompt. It may take limit_s of pure computing: call it in a worker thread.
-
-        Raises InputError with what the template says, or because it runs too long or makes too much.
-        """
-        names = {
-            "tools": None,
-            "documents": None,
-            **(variables or {}),
-            "messages": list(messages),
-            "add_generation_prompt": add_generation_prompt,
-            "strftime_now": strftime(now),
-        }
-        pieces: list[str] = []
-        try:
-            with time_limit(limit_s, clock):
-                length = 0
-                for piece in self.template.generate(names):
-                    pieces.append(piece)
-                    length += len(piece)
-                    if length > MAX_LENGTH:
-                        raise InputError(
-                            f"the prompt is longer than {MAX_LENGTH} characters once the chat template is applied",
-                            param="messages",
-                        )
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as exc:
-            raise InputError(f"the model's chat template refuses these messages: {exc}", param="messages") from exc
-        except (RecursionError, MemoryError) as exc:
-            raise InputError("the model's chat template recurses or grows without end", param="messages") from exc
-        text = "".join(pieces)
-        return _cut_after_final_message(text, messages) if continue_final_message else text
-
-
-def _cut_after_final_message(text: str, messages: Sequence[Message]) -> str:
-    """The prompt up to the end of the last message's content, so that the model goes on inside it."""
-    content = str(messages[-1].get("content") or "")
-    start = text.rfind(content.strip()) if content.strip() else -1
-    if start < 0:
-        raise InputError(
-            "continue_final_message: the chat template does not show the last message as it is",
-            param="continue_final_message",
-        )
-    whole = content.lstrip()
-    kept = whole if text.startswith(whole, start) else content.strip()
-    return text[: start + len(kept)]
+    def found(cls, source: str, where: str) -> ChatTemplate:
+        """Raises ModelError if the text is too long."""
+        if len(source) > MAX_SOURCE:
+            raise ModelError(f"{where}: the chat template has {len(source)} characters; {MAX_SOURCE} are allowed")
+        return cls(source, where, hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest())
 
 
 def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
@@ -110,7 +57,7 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatT
     jinja = directory / "chat_template.jinja"
     if exists(jinja):
         try:
-            return ChatTemplate.compile(read_model_file(jinja, MAX_TEMPLATE_BYTES).decode("utf-8"), named(jinja))
+            return ChatTemplate.found(read_model_file(jinja, MAX_SOURCE_BYTES).decode("utf-8"), named(jinja))
         except (OSError, UnicodeDecodeError) as exc:
             raise ModelError(f"{named(jinja)}: cannot be read: {exc}") from exc
     where = directory / "chat_template.json"
@@ -128,7 +75,7 @@ def find_template(directory: Path, tokenizer_config: Mapping[str, Any]) -> ChatT
         return None
     if not isinstance(found, str):
         raise ModelError(f"{named(where)}: chat_template is a {type(found).__name__}, not text")
-    return ChatTemplate.compile(found, named(where))
+    return ChatTemplate.found(found, named(where))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -10,13 +10,17 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from exo_mesh.errors import InputError, ModelError
+from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
 from exo_mesh.text.detokenizer import Detokenizer
+from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
 
 MAX_NUMBER = 2**31 - 1
 """Of token ids and sampling figures in generation_config.json."""
+
+SLICE_LENGTH = 1 << 16
+"""Characters whose tokens are counted at a time; encoding so many takes 25 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +77,40 @@ class TextModel:
         return int(self.tokenizer.get_vocab_size())
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of plain text, with the special tokens that the model wants around it. It blocks."""
+        """Ids of plain text, with the special tokens that the model wants around it. It blocks. Raises InputError."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
-        """Ids of a conversation; `options` as of ChatTemplate.render. It blocks. Raises InputError."""
-        if self.template is None:
-            raise InputError(
-                f"the model {self.name} has no chat template; use /v1/completions with a prompt", param="messages"
-            )
-        variables = {**self.special_tokens, **options.pop("variables", {})}
-        return self._encode(self.template.render(messages, variables=variables, **options), add_special_tokens=False)
+    def encode_prompt(self, prompt: str) -> list[int]:
+        """Ids of what a chat template made, which has its special tokens in it. It blocks. Raises InputError."""
+        return self._encode(prompt, add_special_tokens=False)
+
+    def check_length(self, text: str, limit: int, param: str) -> None:
+        """Refuse a long text that has more than `limit` tokens, before it is encoded. It blocks.
+
+        The library takes some 400 bytes for each token of a text. This counts the tokens of one slice after the other,
+        and stops well above the limit, since a cut can make a few tokens more. Raises ContextLengthError.
+        """
+        if len(text) <= max(SLICE_LENGTH, 2 * limit):
+            return
+        count = 0
+        for start in range(0, len(text), SLICE_LENGTH):
+            count += len(self._encode(text[start : start + SLICE_LENGTH], add_special_tokens=False))
+            if count > 1.5 * limit:
+                raise ContextLengthError(
+                    f"the prompt has {len(text)} characters and more than {limit} tokens, but {self.name} can hold "
+                    f"{limit} of prompt and output together",
+                    param=param,
+                )
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
         except UnicodeEncodeError as exc:
             raise InputError("the text holds a lone surrogate, which is no character", param="messages") from exc
+        except BaseException as exc:
+            if not is_panic(exc):
+                raise
+            raise InputError("the model's tokenizer cannot encode this text", param="messages") from exc
 
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer, for one output."""
@@ -116,10 +137,13 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         raise ModelError(f"{named(path)}: there is no such file, and no other form of tokenizer is supported") from exc
     try:
         tokenizer = Tokenizer.from_buffer(content)
-    except Exception as exc:  # the tokenizers library raises bare Exception for every fault of the file
+        tokenizer.no_padding()
+        tokenizer.no_truncation()  # nothing may be cut silently
+    except BaseException as exc:
+        # The tokenizers library raises a bare Exception for every fault of the file, and panics at some.
+        if not isinstance(exc, Exception) and not is_panic(exc):
+            raise
         raise ModelError(f"{named(path)}: cannot be read: {one_line(str(exc))}") from exc
-    tokenizer.no_padding()
-    tokenizer.no_truncation()  # nothing may be cut silently
     return tokenizer
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,14 @@ from openai import AsyncOpenAI
 
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.templates import TemplateRenderer
+from exo_mesh.api.texts import TextModels
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
 from exo_mesh.errors import CancelledRequestError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.service import ModelEntry
+from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]
@@ -203,9 +207,24 @@ class Served:
             return reply.status, await reply.json()
 
 
+class TemplatesRenderedHere(TemplateRenderer):
+    """It renders in this process, since starting another one for each test would take longer than most of them."""
+
+    async def compile(self, template: ChatTemplate) -> ChatTemplate:
+        compiled = CompiledTemplate.compile(template.source, template.where)
+        return replace(template, variables=compiled.variables)
+
+    async def render(self, template: ChatTemplate, messages: Sequence[Message], **options: Any) -> str:
+        return CompiledTemplate.compile(template.source, template.where).render(messages, **options)
+
+
 @asynccontextmanager
-async def served(mesh: ScriptedMesh, options: ApiOptions) -> AsyncIterator[Served]:
-    runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0))
+async def served(
+    mesh: ScriptedMesh, options: ApiOptions, templates: TemplateRenderer | None = None
+) -> AsyncIterator[Served]:
+    """templates: the real ones, for tests that are about them."""
+    texts = TextModels(templates or TemplatesRenderedHere())
+    runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0, texts=texts))
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

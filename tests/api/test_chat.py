@@ -14,6 +14,7 @@ import pytest
 
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.convert import choose_model
+from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent
 from exo_mesh.errors import (
     DeadlineError,
@@ -27,7 +28,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.node.service import ModelEntry
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
-from tests.text.text_models import write_text_model
+from tests.text.text_models import encode_chat, write_text_model
 
 USER: list[Any] = [{"role": "user", "content": "Hi"}]
 MODEL = "exo-mesh-demo"
@@ -400,10 +401,13 @@ async def test_a_request_too_large_for_the_context_is_refused_with_the_sum(api: 
     with pytest.raises(openai.BadRequestError) as caught:
         await api.openai.chat.completions.create(model=MODEL, messages=USER, max_tokens=api.mesh.limit)
     assert caught.value.code == "context_length_exceeded"
-    num_prompt = len(api.mesh.text.encode_chat([{"role": "user", "content": "Hi"}]))
+    num_prompt = len(encode_chat(api.mesh.text, [{"role": "user", "content": "Hi"}]))
     assert f"{num_prompt} tokens of prompt and 256 of output are {num_prompt + 256}" in str(caught.value)
     status, body = await api.chat(messages=[{"role": "user", "content": "日本 " * 200}])
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "messages")
+    status, body = await api.chat(messages=[{"role": "user", "content": "日本 " * 60_000}])
+    assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "messages")
+    assert "characters and more than 256 tokens" in body["error"]["message"]
 
 
 async def test_an_unknown_model_is_a_404(api: Served) -> None:
@@ -461,7 +465,7 @@ async def test_the_loop_stays_free_while_a_template_runs_wild(mesh: ScriptedMesh
     """Health answers while a hostile template is being rendered, and the request ends with a 400."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     mesh.directory = write_text_model(tmp_path / "hostile", endless)
-    async with served(mesh, ApiOptions(template_limit_s=0.5)) as api:
+    async with served(mesh, ApiOptions(), TemplateRenderer(0.5)) as api:
         call = asyncio.create_task(api.chat())
         num_answers = 0
         while not call.done():

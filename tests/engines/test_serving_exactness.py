@@ -27,6 +27,7 @@ from tests.engines.serving_ways import (
     prompts,
 )
 from tests.support.serving import ServingRing
+from tests.text.text_models import encode_chat
 
 AT_ONCE = (8, pytest.param(32, marks=pytest.mark.extended))
 MOST = 32
@@ -77,7 +78,7 @@ def demo(way: Way) -> Iterator[Bench]:
         pytest.skip("the dummy engine makes things up")
     text = TextModel.open(DEMO)
     questions = [
-        tuple(text.encode_chat([{"role": "user", "content": f"Count from {first} to {last}."}]))
+        tuple(encode_chat(text, [{"role": "user", "content": f"Count from {first} to {last}."}]))
         for first, last in RANGES
     ]
     bench = Bench(way, DEMO, questions, 40)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from exo_mesh.errors import InputError, ModelError
-from exo_mesh.text.template import ChatTemplate, find_template
+from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.template import MAX_SOURCE, ChatTemplate, find_template
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi {there: {you 100%}}"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] = HI, **options: Any) -> str:
-    return ChatTemplate.compile(source, "test").render(messages, **options)
+    return CompiledTemplate.compile(source, "test").render(messages, **options)
 
 
 ROLES = str([message["role"] for message in HI]) + "A" + str(list("b")).upper()
@@ -138,14 +139,24 @@ def test_the_message_of_the_template_reaches_the_caller() -> None:
 )
 def test_what_is_no_template_names_its_file(source: str) -> None:
     with pytest.raises(ModelError, match="here"):
-        ChatTemplate.compile(source, "here")
+        CompiledTemplate.compile(source, "here")
 
 
 def test_the_names_that_a_template_reads() -> None:
     source = "{% set x = 1 %}{% if enable_thinking %}{{ messages }}{{ x }}{% endif %}"
-    variables = ChatTemplate.compile(source, "").variables
+    variables = CompiledTemplate.compile(source, "").variables
     assert {"enable_thinking", "messages"} <= variables
     assert "x" not in variables
+
+
+def test_a_template_that_reads_thousands_of_names_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"here.*2000 names"):
+        CompiledTemplate.compile("".join(f"{{{{ x{i} }}}}" for i in range(2000)), "here")
+
+
+def test_a_template_that_is_too_long_is_refused_before_anybody_compiles_it() -> None:
+    with pytest.raises(ModelError, match=r"here.*characters"):
+        ChatTemplate.found("x" * (MAX_SOURCE + 1), "here")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import pytest
+from tokenizers import Tokenizer
 
-from exo_mesh.errors import InputError, ModelError
+from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.text.tokenizer import TextModel
-from tests.text.text_models import byte_fallback, byte_level, write_text_model
+from tests.text.text_models import byte_fallback, byte_level, encode_chat, write_text_model
 
 SHIPPED = Path(__file__).parents[2] / "exo_mesh" / "weights" / "shipped" / "exo-mesh-demo"
 
@@ -36,7 +41,7 @@ def test_defaults_are_the_models_own(tmp_path: Path) -> None:
 
 def test_a_chat_is_encoded_with_its_control_tokens(directory: Path) -> None:
     text = TextModel.open(directory)
-    ids = text.encode_chat([{"role": "user", "content": "Hello"}], add_generation_prompt=False)
+    ids = encode_chat(text, [{"role": "user", "content": "Hello"}], add_generation_prompt=False)
     assert ids[0] == text.tokenizer.token_to_id("<|im_start|>")
     assert text.tokenizer.decode(ids, skip_special_tokens=False) == "<|im_start|>user\nHello<|im_end|>\n"
 
@@ -48,12 +53,6 @@ def test_nothing_is_cut_or_padded_whatever_the_file_says(directory: Path) -> Non
     tokenizer.save(str(directory / "tokenizer.json"))
     assert len(TextModel.open(directory).encode_text("a b c d e f g")) > 3
     assert len(TextModel.open(directory).encode_text("a")) == 1
-
-
-def test_a_model_without_a_template_says_what_to_use_instead(tmp_path: Path) -> None:
-    text = TextModel.open(write_text_model(tmp_path, None))
-    with pytest.raises(InputError, match="/v1/completions"):
-        text.encode_chat([{"role": "user", "content": "Hi"}])
 
 
 @pytest.mark.parametrize("content", ["grüße € 🙂 日本語", "plain"])
@@ -95,5 +94,64 @@ def test_files_that_cannot_be_used_are_named(directory: Path, name: str, content
 def test_the_shipped_model_can_be_opened() -> None:
     text = TextModel.open(SHIPPED)
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
-    assert text.tokenizer.decode(text.encode_chat(messages), skip_special_tokens=False).endswith("assistant\n")
+    assert text.tokenizer.decode(encode_chat(text, messages), skip_special_tokens=False).endswith("assistant\n")
     assert text.eos_ids
+
+
+def test_a_text_that_cannot_fit_is_refused_without_the_memory_to_encode_it(directory: Path) -> None:
+    text = TextModel.open(directory)
+    this = psutil.Process()
+    before = this.memory_info().rss
+    huge = "Hello, world! " * 1_200_000
+    with pytest.raises(ContextLengthError, match=f"{len(huge)} characters and more than 4096 tokens") as caught:
+        text.check_length(huge, 4096, "prompt")
+    assert caught.value.param == "prompt"
+    assert this.memory_info().rss - before - len(huge) < 64 * 2**20
+
+
+def test_a_long_text_that_may_fit_is_not_refused_by_its_slices(directory: Path) -> None:
+    text = TextModel.open(directory)
+    long = "Hello, world! How are you today? " * 6_000
+    text.check_length(long, len(text.encode_text(long)), "prompt")
+
+
+def panicking(directory: Path, **parts: Any) -> Path:
+    """A model whose tokenizer.json has `parts` that the tokenizers library, which is in Rust, panics at."""
+    path = write_text_model(directory) / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **parts}))
+    return directory
+
+
+EMPTY_PATTERN = {"type": "Replace", "pattern": {"String": ""}, "content": "xx"}
+EMPTY_MAP = {"type": "Precompiled", "precompiled_charsmap": ""}
+STRIPS_TWICE = {"type": "Strip", "content": "H", "start": 1, "stop": 1}
+
+
+def test_a_tokenizer_that_panics_is_an_error_like_any_other(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json: cannot be read"):
+        TextModel.open(panicking(tmp_path, normalizer=EMPTY_MAP))
+    text = TextModel.open(panicking(tmp_path, normalizer=EMPTY_PATTERN))
+    for encode in (text.encode_text, text.encode_prompt):
+        with pytest.raises(InputError, match="cannot encode this text"):
+            encode("Hello")
+    text = TextModel.open(panicking(tmp_path, decoder=STRIPS_TWICE))
+    with pytest.raises(ModelError, match="cannot decode"):
+        text.detokenizer().push(text.encode_text("H")[0])
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])
+def test_what_ends_a_program_or_a_task_is_no_panic(directory: Path, stop: type[BaseException]) -> None:
+    class Stopped:
+        def encode(self, *_: Any, **__: Any) -> None:
+            raise stop
+
+        decode = encode
+
+        def id_to_token(self, _: int) -> str:
+            return "a"
+
+    text = replace(TextModel.open(directory), tokenizer=cast(Tokenizer, Stopped()))
+    with pytest.raises(stop):
+        text.encode_text("Hello")
+    with pytest.raises(stop):
+        text.detokenizer().push(70)

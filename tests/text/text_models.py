@@ -8,6 +8,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.tokenizer import TextModel
+
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -64,3 +67,10 @@ def write_text_model(directory: Path, template: Any = TEMPLATE, **generation: An
     eos_ids = [tokenizer.token_to_id("<|endoftext|>")]
     (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": eos_ids, **generation}), "utf-8")
     return directory
+
+
+def encode_chat(text: TextModel, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    """Ids of a conversation, with the template rendered in this process."""
+    assert text.template is not None
+    compiled = CompiledTemplate.compile(text.template.source, text.template.where)
+    return text.encode_prompt(compiled.render(messages, variables=text.special_tokens, **options))

@@ -26,6 +26,14 @@ def test_tokens_through_an_entry_peer_are_counted_beside_another_checkout(capsys
     assert this.startswith("this ") and against.startswith("against ") and medians.startswith("medians: ")
 
 
+@pytest.mark.extended
+def test_rendering_is_timed_in_a_child_and_in_a_thread(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["templates", "--rounds", "3"]) == 0
+    start, *conversations = capsys.readouterr().out.splitlines()
+    assert "first compilation" in start
+    assert all("child" in line and "thread" in line for line in conversations) and len(conversations) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_a_tiny_group_is_right_and_all_its_figures_are_there(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
+python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import setup_logging
-from tools.bench import entry, group, mlx_server
+from tools.bench import entry, group, mlx_server, templates
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     entry.add_parser(subparsers)
     group.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
+    templates.add_parser(subparsers)
     try:
         args = parser.parse_all(argv)
         run: Callable[..., int] = args.run

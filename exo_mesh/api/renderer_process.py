@@ -1,0 +1,152 @@
+"""One child process that renders chat templates, and the node's ends of its pipes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+import psutil
+
+from exo_mesh.errors import NotReadyError
+from exo_mesh.text.template_wire import EXIT_OUT_OF_MEMORY, LENGTH, MAX_ANSWER_BYTES, Answer, RendererReady
+
+START_LIMIT_S = 30.0
+"""A process starts in 0.1 s; on a small board that is busy it takes seconds."""
+
+EXIT_LIMIT_S = 1.0
+"""How long to wait for the exit code of a process that has closed its pipe."""
+
+_PASSED_ON = ("PATH", "HOME", "TZ", "LANG", "VIRTUAL_ENV", "TMPDIR")
+_PASSED_ON_PREFIXES = ("PYTHON", "LC_", "LD_", "DYLD_")
+
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+class RendererLostError(Exception):
+    """The process is of no more use. The message completes the sentence "the chat template …"."""
+
+
+class RendererProcess:
+    """It answers one question at a time. After RendererLostError or a cancelled question, kill it."""
+
+    def __init__(self, process: asyncio.subprocess.Process, most_resident_bytes: int) -> None:
+        self._process = process
+        self._most_resident_bytes = most_resident_bytes
+        self._measured: psutil.Process | None = None  # once it is ready
+        self._is_too_large = False
+        self._is_asked = False
+
+    @classmethod
+    async def spawn(cls, growth_bytes: int, most_resident_bytes: int) -> RendererProcess:
+        """Start a process. growth_bytes: by how much it may grow, as far as the system can limit that;
+        most_resident_bytes: how much memory `watch_memory` lets it occupy. Raises NotReadyError."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "exo_mesh.text.template_child", str(growth_bytes)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=renderer_environment(os.environ),
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise NotReadyError(f"the process that renders chat templates cannot be started: {exc}") from exc
+        return cls(process, most_resident_bytes)
+
+    async def ready(self) -> None:
+        """Wait until it can be asked. Raises NotReadyError with its last words."""
+        try:
+            async with asyncio.timeout(START_LIMIT_S):
+                answer = await self._read()
+            self._measured = psutil.Process(self.pid)
+        except (OSError, asyncio.IncompleteReadError, RendererLostError, msgspec.DecodeError, psutil.Error) as exc:
+            self.kill()
+            _, errors = await self._process.communicate()
+            words = errors.decode(errors="replace").strip().rpartition("\n")[2][:300] or type(exc).__name__
+            raise NotReadyError(f"the process that renders chat templates does not start: {words}") from exc
+        if not isinstance(answer, RendererReady):
+            raise NotReadyError("the process that renders chat templates is of another version")
+
+    @property
+    def is_usable(self) -> bool:
+        """It runs and waits for a question."""
+        assert self._process.stdout is not None
+        return self._process.returncode is None and not self._process.stdout.at_eof() and not self._is_asked
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def resident_bytes(self) -> int:
+        """Memory that it occupies now; 0 once it has ended."""
+        if self._measured is not None:
+            with suppress(psutil.Error):
+                return int(self._measured.memory_info().rss)
+        return 0
+
+    async def ask(self, question: bytes, limit_s: float) -> Answer:
+        """Its answer to a framed question. Raises RendererLostError."""
+        assert self._process.stdin is not None
+        self._is_asked = True
+        try:
+            async with asyncio.timeout(limit_s):
+                self._process.stdin.write(question)
+                await self._process.stdin.drain()
+                answer = await self._read()
+        except TimeoutError as exc:
+            raise RendererLostError(f"runs too long: it was ended after {limit_s:g} s") from exc
+        except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as exc:
+            raise RendererLostError(await self._fate()) from exc
+        self._is_asked = False
+        return answer
+
+    def watch_memory(self, _now: float) -> float:
+        """Kill it if it is too large: a check for a Watchdog, for systems that do not limit its memory themselves."""
+        if self.resident_bytes() > self._most_resident_bytes:
+            self._is_too_large = True
+            self.kill()
+        return math.inf
+
+    def kill(self) -> None:
+        """It has nothing that could be lost."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def closed(self) -> None:
+        """Wait until it has ended and its pipes are closed."""
+        await self._process.wait()
+        with suppress(RuntimeError):  # a question still reads its answer, and closes the pipe itself
+            await self._process.communicate()
+
+    async def _read(self) -> Answer:
+        assert self._process.stdout is not None
+        (length,) = LENGTH.unpack(await self._process.stdout.readexactly(LENGTH.size))
+        if length > MAX_ANSWER_BYTES:
+            raise RendererLostError(f"makes an answer of {length} bytes")
+        return _answers.decode(await self._process.stdout.readexactly(length))
+
+    async def _fate(self) -> str:
+        """Why it does not answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_LIMIT_S):
+                await self._process.wait()
+        code = self._process.returncode
+        if self._is_too_large or code == EXIT_OUT_OF_MEMORY:
+            return "needs too much memory"
+        if code == -signal.SIGXCPU:
+            return "runs too long"
+        how = "a broken answer" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"ended the process that renders it ({how}); it may need too much memory"
+
+
+def renderer_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What Python needs to start and to tell the time. All else, secrets and tokens among it, stays out of reach."""
+    return {
+        name: value for name, value in environ.items() if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
+    }

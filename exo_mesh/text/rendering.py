@@ -1,0 +1,102 @@
+"""Compiles and renders chat templates, which are untrusted code: messages to one prompt text.
+
+Only a renderer process (`template_child`) and tests may import this module: whatever gets past the sandbox's limits
+then costs that process's memory and time, and not the node's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from jinja2 import Template, TemplateError
+
+from exo_mesh.errors import InputError, ModelError
+from exo_mesh.text.sandbox import compile_template, strftime, time_limit
+from exo_mesh.text.template import MAX_LENGTH, RENDER_LIMIT_S, Message
+
+MAX_VARIABLES = 1000
+"""Names that a template may read from outside; those on the hub read fewer than 40."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """One template, ready to render."""
+
+    template: Template
+    variables: frozenset[str]
+    """Names that it reads from outside, such as `enable_thinking`."""
+
+    @classmethod
+    def compile(cls, source: str, where: str) -> CompiledTemplate:
+        """Raises ModelError naming `where` if it is no template."""
+        try:
+            template, names = compile_template(source)
+        except (TemplateError, RecursionError, SyntaxError, ValueError, OverflowError) as exc:
+            raise ModelError(f"{where}: the chat template cannot be used: {exc}") from exc
+        except MemoryError as exc:
+            raise ModelError(f"{where}: the chat template needs too much memory to compile") from exc
+        if len(names) > MAX_VARIABLES:
+            raise ModelError(f"{where}: the chat template reads {len(names)} names; {MAX_VARIABLES} are allowed")
+        return cls(template, names)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+        limit_s: float = RENDER_LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> str:
+        """The prompt. It may compute for limit_s, or longer where the sandbox has a gap.
+
+        Raises InputError with what the template says, or because it runs too long or makes too much.
+        """
+        names = {
+            "tools": None,
+            "documents": None,
+            **(variables or {}),
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "strftime_now": strftime(now),
+        }
+        pieces: list[str] = []
+        try:
+            with time_limit(limit_s, clock):
+                length = 0
+                for piece in self.template.generate(names):
+                    pieces.append(piece)
+                    length += len(piece)
+                    if length > MAX_LENGTH:
+                        raise InputError(
+                            f"the prompt is longer than {MAX_LENGTH} characters once the chat template is applied",
+                            param="messages",
+                        )
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as exc:
+            raise InputError(f"the model's chat template refuses these messages: {exc}", param="messages") from exc
+        except RecursionError as exc:
+            raise InputError("the model's chat template recurses without end", param="messages") from exc
+        except MemoryError as exc:
+            raise InputError("the model's chat template needs too much memory", param="messages") from exc
+        text = "".join(pieces)
+        return _cut_after_final_message(text, messages) if continue_final_message else text
+
+
+def _cut_after_final_message(text: str, messages: Sequence[Message]) -> str:
+    """The prompt up to the end of the last message's content, so that the model goes on inside it."""
+    content = str(messages[-1].get("content") or "")
+    start = text.rfind(content.strip()) if content.strip() else -1
+    if start < 0:
+        raise InputError(
+            "continue_final_message: the chat template does not show the last message as it is",
+            param="continue_final_message",
+        )
+    whole = content.lstrip()
+    kept = whole if text.startswith(whole, start) else content.strip()
+    return text[: start + len(kept)]

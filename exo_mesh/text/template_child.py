@@ -1,0 +1,151 @@
+"""`python -m exo_mesh.text.template_child MAX_BYTES`: a process that compiles and renders chat templates for a node.
+
+Templates are untrusted code. Here they run out of reach of the node, with limits that the system enforces:
+
+- memory: MAX_BYTES of address space above what the process has at its start. Only Linux reports that size; elsewhere
+  the node alone watches the process and ends it (see `api/templates.py`).
+- CPU time: the limit of each question and CPU_GRACE_S more, after which the system ends the process. The node's own
+  timer usually comes first; this one ends a process whose node has died in the middle of a question.
+- no file written, no core dump, and no new process (unless root runs the node).
+
+Questions come through standard input and answers go through standard output, one at a time. The process ends with its
+standard input. It imports Jinja and msgspec, and nothing that a node needs to talk to others.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from exo_mesh.errors import InputError, ModelError
+from exo_mesh.text.rendering import CompiledTemplate
+from exo_mesh.text.template_wire import (
+    EXIT_OUT_OF_MEMORY,
+    LENGTH,
+    Answer,
+    CompileTemplate,
+    Question,
+    RendererReady,
+    RenderTemplate,
+    TemplateCompiled,
+    TemplateRefused,
+    TemplateRendered,
+    TemplateUnknown,
+    frame,
+)
+
+CPU_GRACE_S = 2.0
+MAX_KEPT = 8
+"""Compiled templates; a node keeps as many text models open."""
+
+MAX_MESSAGE = 500
+"""Characters of an error, which a template can choose."""
+
+
+def main(argv: list[str]) -> int:
+    """Answer questions until standard input ends."""
+    limit_process(int(argv[0]))
+    renderer = Renderer()
+    try:
+        _send(sys.stdout.buffer, RendererReady())
+        while (question := _receive(sys.stdin.buffer)) is not None:
+            limit_cpu(question.limit_s)
+            _send(sys.stdout.buffer, renderer.answer(question))
+    except MemoryError:
+        return EXIT_OUT_OF_MEMORY
+    return 0
+
+
+class Renderer:
+    """The compiled templates of this process, and answers to questions about them."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, CompiledTemplate] = OrderedDict()
+
+    def answer(self, question: Question) -> Answer:
+        """Never raises: whatever a template does becomes a refusal."""
+        try:
+            if isinstance(question, CompileTemplate):
+                return self._compile(question)
+            return self._render(question)
+        except (InputError, ModelError) as exc:
+            return TemplateRefused(_short(str(exc)), getattr(exc, "param", None) or "messages")
+        except MemoryError:
+            return TemplateRefused("the model's chat template needs too much memory")
+        except Exception as exc:  # noqa: BLE001  the documented boundary: a template may reach any bug of Jinja
+            return TemplateRefused(f"the model's chat template cannot be used ({type(exc).__name__})")
+
+    def _compile(self, question: CompileTemplate) -> TemplateCompiled:
+        compiled = CompiledTemplate.compile(question.source, question.where)
+        self._kept[question.digest] = compiled
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return TemplateCompiled(sorted(compiled.variables))
+
+    def _render(self, question: RenderTemplate) -> TemplateRendered | TemplateUnknown:
+        compiled = self._kept.get(question.digest)
+        if compiled is None:
+            return TemplateUnknown()
+        self._kept.move_to_end(question.digest)
+        text = compiled.render(
+            question.messages,
+            add_generation_prompt=question.add_generation_prompt,
+            continue_final_message=question.continue_final_message,
+            variables=question.variables,
+            limit_s=question.limit_s,
+        )
+        return TemplateRendered(text)
+
+
+def limit_process(max_bytes: int) -> None:
+    """Limits that hold for as long as this process lives."""
+    for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+        resource.setrlimit(kind, (0, 0))
+    with suppress(OSError):  # no /proc: see the module's docstring
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, used + max_bytes))
+
+
+def limit_cpu(limit_s: float) -> None:
+    """The system ends this process when it has computed for longer than that from now on."""
+    seconds = math.ceil(time.process_time() + limit_s + CPU_GRACE_S)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+_questions: msgspec.json.Decoder[Question] = msgspec.json.Decoder(Question)
+
+
+def _receive(pipe: BinaryIO) -> Question | None:
+    """None once the node has closed its end."""
+    head = pipe.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    body = pipe.read(length)
+    return _questions.decode(body) if len(body) == length else None
+
+
+def _send(pipe: BinaryIO, answer: Answer) -> None:
+    try:
+        message = frame(answer)
+    except UnicodeEncodeError:
+        message = frame(TemplateRefused("the model's chat template makes a lone surrogate, which is no character"))
+    pipe.write(message)
+    pipe.flush()
+
+
+def _short(text: str) -> str:
+    """Fit for an error: bounded, and free of lone surrogates."""
+    return text[:MAX_MESSAGE].encode("utf-8", "replace").decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
