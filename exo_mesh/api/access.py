@@ -61,6 +61,11 @@ class Caller:
         """
         return self.role is Role.ADMIN or (self.role is Role.USE and bool(self.key_id))
 
+    @property
+    def limited_to(self) -> str | None:
+        """The API key ("": none) whose requests this caller may see and cancel; None: those of everybody."""
+        return None if self.role is Role.ADMIN else self.key_id
+
 
 CALLER = web.RequestKey("caller", Caller)
 LOCAL = Caller("local", Role.ADMIN)

@@ -113,8 +113,9 @@ class PeerClient(ControlPort, Protocol):
     async def delete_instance(self, instance_id: str) -> bool:
         """Delete an instance that the peer owns. False if it owns none with this id."""
 
-    async def cancel(self, request_id: str) -> bool:
-        """Cancel a request that entered the mesh at the peer. False if the peer does not know it."""
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with
+        another API key than key_id; None: whatever it came with."""
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         """The peer's diagnostics."""

@@ -129,7 +129,8 @@ class ControlService:
         return pb.ReleaseReply()
 
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
-        return pb.CancelReply(found=self._journal.cancel(request.request_id))
+        key_id = request.key_id if request.HasField("key_id") else None
+        return pb.CancelReply(found=self._journal.cancel(request.request_id, key_id))
 
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
         return await self._diagnostics.answer(request)

@@ -319,11 +319,11 @@ class Node:
             raise NotReadyError("this node is draining and takes no new requests; ask another peer")
         return self._serving.router.generate(model, request)
 
-    async def cancel(self, request_id: str) -> bool:
-        if self._serving.journal.cancel(request_id):
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        if self._serving.journal.cancel(request_id, key_id):
             return True
         answers = await asyncio.gather(
-            *(peer.client.cancel(request_id) for peer in self.membership.peers), return_exceptions=True
+            *(peer.client.cancel(request_id, key_id) for peer in self.membership.peers), return_exceptions=True
         )
         return any(answer is True for answer in answers)
 
