@@ -79,7 +79,7 @@ class RunningNode:
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
         if self._socket is not None:
-            self._policy = self._access_policy()
+            self._policy = self._access_policy(self._node.keys.file)
             options = ApiOptions(
                 registry=self._node.metrics.registry, access=self._policy, trace_sample=settings.trace_sample
             )
@@ -137,7 +137,7 @@ class RunningNode:
             async with asyncio.timeout(API_STOP_S):
                 await self._runner.cleanup()
 
-    def _access_policy(self) -> AccessPolicy:
+    def _access_policy(self, keys: KeyFile) -> AccessPolicy:
         settings = self._settings
         try:
             token = take_token(settings.home)
@@ -146,7 +146,7 @@ class RunningNode:
             self._notes.append(f"nobody has local rights: no local token in {settings.home}: {exc.strerror or exc}")
         closed = {path for name, paths in _PATHS_BY_NAME.items() if name not in settings.open_paths for path in paths}
         return AccessPolicy(
-            keys=KeyFile(settings.home / FILE_NAME),
+            keys=keys,
             needs_key=bool(settings.secret),
             local_token=token,
             open_admin=settings.open_admin,

@@ -176,6 +176,10 @@ class ControlClient:
         reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)
         return reply
 
+    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
+        reply: pb.ShareKeysReply = await self._call(self._stub.ShareKeys, request, timeout_s)
+        return reply
+
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model)
         async for item in self._items(self._stub.ReadTextFiles, request, TEXT_FILES_S):

@@ -298,3 +298,6 @@ class SimClient(PeerClient):
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         raise NotImplementedError
+
+    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
+        raise NotImplementedError
