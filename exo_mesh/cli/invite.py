@@ -48,19 +48,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(made)
         return exit_codes.OK
+    try:
+        _show(made)
+        return exit_codes.OK if args.no_wait else _wait(client)
+    except KeyboardInterrupt:
+        client.delete("/v1/invite")
+        print("the invitation is withdrawn")
+        raise
+
+
+def _show(made: dict[str, Any]) -> None:
     first, *others = made["codes"]
     print(f"On the other machine, within {made['left_s'] / 60:.0f} minutes:\n\n    exo-mesh join {first}\n", flush=True)
     if others:
         addresses = ", ".join(code.rpartition("/")[0] for code in others)
         print(f"If it cannot reach that address, add --peer with one of: {addresses}\n", flush=True)
-    if args.no_wait:
-        return exit_codes.OK
-    try:
-        return _wait(client)
-    except KeyboardInterrupt:
-        client.delete("/v1/invite")
-        print("the invitation is withdrawn")
-        raise
 
 
 def _wait(client: ApiClient) -> int:

@@ -50,8 +50,12 @@ def run(args: argparse.Namespace) -> int:
     write_new(target, gift.secret)
     start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {target}"
     start += "" if gift.namespace == settings.namespace else f" --namespace {gift.namespace}"
-    print(f"joined the mesh of {shown_name(gift.node)}: its secret is in {target}")
-    print(f"start `{start}`; a node that runs here already must be restarted", file=sys.stderr)
+    print(f"joined the mesh of {gift.node}: its secret is in {target}")
+    print(
+        f"start `{start}`; a node that runs here already must be restarted. If it finds no peer, add "
+        f"--bootstrap-peers {gift.peer}",
+        file=sys.stderr,
+    )
     return exit_codes.OK
 
 

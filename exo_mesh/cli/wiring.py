@@ -162,7 +162,8 @@ class RunningNode:
 
     def _invitations(self, node: Node) -> Invitations:
         settings = self._settings
-        gift = Gift(settings.secret, settings.namespace, settings.name) if settings.secret else None
+        peer = node.membership.own.addresses[0]
+        gift = Gift(settings.secret, settings.namespace, settings.name, peer) if settings.secret else None
         return Invitations(gift, lambda: _api_addresses(node))
 
     def _mark_listening(self, bound: socket.socket) -> None:

@@ -8,6 +8,7 @@ mesh nothing is told or taken: any stranger could plant a key.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 
@@ -56,11 +57,14 @@ class KeySharing:
     async def keep(self) -> None:
         """Until cancelled: tell what changes here, and ask peers whose keys differ. Returns at once in an open mesh."""
         while self._is_closed:
-            self._look()
-            if self._untold:
-                told, self._untold = self._untold, []
-                await self._tell(told)
-            await self._compare()
+            try:
+                self._look()
+                if self._untold:
+                    told, self._untold = self._untold, []
+                    await self._tell(told)
+                await self._compare()
+            except OSError as exc:
+                _log.warning("API keys are not shared for now: %s", exc)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def answer(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
@@ -108,9 +112,10 @@ class KeySharing:
 
         async def tell(peer: Peer) -> None:
             async with turns:
-                await peer.client.share_keys(request, CALL_S)
+                with contextlib.suppress(MeshError):
+                    await peer.client.share_keys(request, CALL_S)
 
-        await asyncio.gather(*(tell(peer) for peer in self._membership.peers), return_exceptions=True)
+        await asyncio.gather(*(tell(peer) for peer in self._membership.peers))
 
     async def _compare(self) -> None:
         """Ask one peer whose last reading has another digest. Each reading is a reason to ask once."""

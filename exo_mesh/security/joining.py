@@ -19,7 +19,7 @@ import hmac
 import json
 import re
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.errors import InputError, TransportError
@@ -44,14 +44,13 @@ _SIDES = {"A": b"joiner", "B": b"inviter"}
 
 @dataclass(frozen=True, slots=True)
 class Gift:
-    """What a machine needs to be a member. mesh: the name of the inviting node, for people."""
+    """What a machine needs to be a member. node: the name of the inviting node. peer: "host:port" where it talks to
+    peers, for a machine that does not find it by itself."""
 
-    secret: str
+    secret: str = field(repr=False)
     namespace: str
     node: str
-
-    def __repr__(self) -> str:
-        return f"Gift(namespace={self.namespace!r}, node={self.node!r})"
+    peer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,8 @@ def unseal(sealed: bytes, key: bytes, transcript: Transcript) -> Gift:
     try:
         text = _cipher(key, transcript).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], transcript.digest)
         found = json.loads(text)
-        return Gift(parse_secret(found["secret"]), str(found["namespace"]), str(found["node"]))
+        names = (printable(str(found[name]), MAX_NAME_CHARS) for name in ("namespace", "node", "peer"))
+        return Gift(parse_secret(found["secret"]), *names)
     except (InvalidTag, ValueError, KeyError, TypeError) as exc:
         raise TransportError("the answer does not come from the node that made the code; nothing was stored") from exc
 

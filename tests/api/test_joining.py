@@ -21,7 +21,7 @@ from exo_mesh.security.secret import new_secret
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.security.relay import Recorder, said
 
-GIFT = Gift(new_secret(), "default", "studio")
+GIFT = Gift(new_secret(), "default", "studio", "192.168.1.5:5000")
 WRONG = "aaaa-bbbb-cccc"
 TOKEN = PREFIX + "A" * 43
 HERE = {"Authorization": f"Bearer {TOKEN}"}

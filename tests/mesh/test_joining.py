@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import stat
 from pathlib import Path
 
@@ -24,6 +25,13 @@ def test_a_machine_joins_by_a_code_and_is_a_member(tmp_path: Path) -> None:
     write_new(tmp_path / "mesh.secret", secret)
     laptop = tmp_path / "laptop"
     with mesh(tmp_path, [["--secret-file", str(tmp_path / "mesh.secret")]], engine=ENGINE) as (studio,):
+        abandoned = start(["invite", "--api-url", studio.url], tmp_path / "peer-0")
+        read_until(abandoned, "exo-mesh join")
+        abandoned.send_signal(signal.SIGINT)
+        abandoned.communicate(timeout=10)
+        assert abandoned.returncode == exit_codes.INTERRUPTED
+        assert studio.api.get("/v1/invite")["state"] == "withdrawn"
+
         inviting = start(["invite", "--api-url", studio.url], tmp_path / "peer-0")
         code = re.search(r"exo-mesh join (\S+)", read_until(inviting, "exo-mesh join"))
         assert code is not None

@@ -31,7 +31,7 @@ from exo_mesh.security.joining import (
 )
 from exo_mesh.security.secret import new_secret
 
-GIFT = Gift(new_secret(), "default", "studio")
+GIFT = Gift(new_secret(), "default", "studio", "192.168.1.5:5000")
 WRONG = "aaaa-bbbb-cccc"
 
 
