@@ -12,9 +12,9 @@ import pytest
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.joining import MAX_BODY_BYTES
-from exo_mesh.cli.join import fetch
 from exo_mesh.errors import NoInvitationError, TransportError, WrongCodeError
 from exo_mesh.security.invitations import Invitations
+from exo_mesh.security.joiner import fetch
 from exo_mesh.security.joining import Gift, parse_password
 from exo_mesh.security.local_token import PREFIX
 from exo_mesh.security.secret import new_secret
