@@ -19,6 +19,8 @@ MeshError
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 ├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── DeadlineError         a wait ended without an answer
+├── NoInvitationError     nobody can join with this code: it was used, has expired or was withdrawn
+├── WrongCodeError        the code of an invitation is wrong
 ├── SupersededError       the same request was asked for again with its Idempotency-Key, and goes on there
 └── CancelledRequestError the request was cancelled by its owner
 
@@ -176,6 +178,18 @@ class OverloadError(MeshError):
         self.retry_after_s = retry_after_s
 
 
+class NoInvitationError(MeshError):
+    """Nobody can join with this code: it was used, has expired, was withdrawn, or had too many wrong tries."""
+
+    code = "no_invitation"
+
+
+class WrongCodeError(MeshError):
+    """The code of an invitation is wrong."""
+
+    code = "wrong_code"
+
+
 class NotReadyError(MeshError):
     """This node takes no requests now."""
 
@@ -204,6 +218,8 @@ _BY_CODE: dict[str, type[MeshError]] = {
     cls.code: cls
     for cls in (
         MeshError,
+        NoInvitationError,
+        WrongCodeError,
         InputError,
         UnknownModelError,
         ContextLengthError,

@@ -34,6 +34,9 @@ USE_ROUTES = frozenset(
 )
 """Calls with an effect that the role "use" is enough for. Every other one that is no GET needs "admin"."""
 
+JOIN_ROUTE = ("POST", "/v1/join")
+"""For machines that have the code of an invitation and no key yet; answers 404 unless an invitation is open."""
+
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
 """Names that no public name server answers for (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: in wide use)."""
@@ -60,6 +63,11 @@ class Caller:
         could fill the disks of every peer.
         """
         return self.role is Role.ADMIN or (self.role is Role.USE and bool(self.key_id))
+
+    @property
+    def limited_to(self) -> str | None:
+        """The API key ("": none) whose requests this caller may see and cancel; None: those of everybody."""
+        return None if self.role is Role.ADMIN else self.key_id
 
 
 CALLER = web.RequestKey("caller", Caller)
@@ -124,6 +132,8 @@ def needed_role(method: str, path: str, open_paths: frozenset[str] = OPEN_PATHS)
     """The role that a route needs, by its canonical path; None for what everybody may call."""
     if method in _READING:
         return None if path in open_paths else Role.USE
+    if (method, path) == JOIN_ROUTE:
+        return None
     return Role.USE if (method, path) in USE_ROUTES else Role.ADMIN
 
 

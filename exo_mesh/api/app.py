@@ -17,6 +17,7 @@ from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.diagnostics import DiagnosticRoutes
 from exo_mesh.api.errors import errors_to_replies
+from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
@@ -48,7 +49,7 @@ def build_app(
     context = ApiContext(service, texts, options, watchdog, now, int(now()))
     middlewares = [give_request_id, log_request, errors_to_replies, guard(options.access)]
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
-    add_routes(app, OpenAIRoutes(context), OpsRoutes(context), DiagnosticRoutes(context))
+    add_routes(app, OpenAIRoutes(context), OpsRoutes(context), DiagnosticRoutes(context), JoinRoutes(context))
     app.on_response_prepare.append(_send_request_id)
 
     async def cors(request: web.Request, response: web.StreamResponse) -> None:
@@ -80,7 +81,9 @@ def _not_http(record: logging.LogRecord) -> bool:
     return False
 
 
-def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes, diagnostics: DiagnosticRoutes) -> None:
+def add_routes(
+    app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes, diagnostics: DiagnosticRoutes, joining: JoinRoutes
+) -> None:
     """Every route of the API."""
     table: list[tuple[str, tuple[str, ...], Handler]] = [
         ("POST", ("/v1/chat/completions", "/chat/completions"), openai.chat_completions),
@@ -115,6 +118,10 @@ def add_routes(app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes, diagn
         ("GET", ("/instance/previews",), ops.previews),
         ("GET", ("/instance/{id}",), ops.instance),
         ("DELETE", ("/instance/{id}",), ops.delete_instance),
+        ("POST", ("/v1/invite",), joining.invite),
+        ("GET", ("/v1/invite",), joining.invitation),
+        ("DELETE", ("/v1/invite",), joining.withdraw),
+        ("POST", ("/v1/join",), joining.join),
     ]
     for method, paths, handler in table:
         for path in paths:

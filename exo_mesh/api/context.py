@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.texts import TextModels
 from exo_mesh.node.service import MeshService
+from exo_mesh.security.invitations import Invitations
 from exo_mesh.tasks import Watchdog
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -22,7 +23,7 @@ REQUEST_ID = web.RequestKey("request_id", str)
 class ApiOptions:
     """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.
     stall_limit_s: a client that reads nothing of its stream for so long loses it. trace_sample: the share of requests
-    that are traced without having asked for it.
+    that are traced without having asked for it. invitations: into the mesh of this node; by default nobody is invited.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -31,6 +32,7 @@ class ApiOptions:
     max_body_bytes: int = 16 << 20
     trace_sample: float = 0.0
     access: AccessPolicy = field(default_factory=AccessPolicy)
+    invitations: Invitations = field(default_factory=Invitations)
 
 
 @dataclass(frozen=True, slots=True)

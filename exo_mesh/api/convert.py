@@ -26,12 +26,14 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
 @dataclass(frozen=True, slots=True)
 class Asker:
     """Who asks: the id of the request, whose share of the ring it takes (an API key's id, or an address), the id of its
-    trace if it has one, and under what the answer is kept if the client gave a key."""
+    trace if it has one, under what the answer is kept if the client gave an idempotency key, and the id of its API key.
+    """
 
     request_id: str
     client: str
     trace_id: str = ""
     idempotency: Idempotency | None = None
+    key_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,7 @@ def _prepared(
         priority=_first(body.priority, 0),
         key_hash=b"" if key is None else key.key_hash,
         fingerprint=b"" if key is None else key.fingerprint,
+        key_id=asker.key_id,
     )
     return PreparedRequest(entry.name, text, request, stop_strings(body.stop), body.stream_options or StreamOptions())
 

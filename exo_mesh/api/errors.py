@@ -33,6 +33,8 @@ _RULES: dict[str, _Rule] = {
     "invalid_api_key": _Rule(401, _CALLER),
     "insufficient_permissions": _Rule(403, "permission_error"),
     "cross_site_refused": _Rule(403, "permission_error"),
+    "wrong_code": _Rule(403, "permission_error"),
+    "no_invitation": _Rule(404, _CALLER),
     "model_not_found": _Rule(404, _CALLER),
     "not_found": _Rule(404, _CALLER),
     "method_not_allowed": _Rule(405, _CALLER),

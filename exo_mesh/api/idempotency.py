@@ -1,5 +1,8 @@
 """The Idempotency-Key header: one key stands for one request, whose answer is kept for a while and gone on with.
 
+It is valid only with the API key that it came with. The same text from two API keys stands for two requests, at every
+peer; callers without an API key share one set of texts.
+
 As https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header has it, with one difference: while the
 first request still runs, a second one with its key is not refused but takes the answer over from the beginning, or from
 where its Last-Event-ID says. A client whose peer died cannot know whether the mesh has noticed that yet.
@@ -27,8 +30,8 @@ _DELIVERY = ("stream", "stream_options", "user", "metadata", "priority")
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """key_hash: what the mesh knows of the key. fingerprint: of the request. told: events of the answer that the client
-    has had already."""
+    """key_hash: what the mesh knows of the key and of the API key that came with it. fingerprint: of the request. told:
+    events of the answer that the client has had already."""
 
     key_hash: bytes
     fingerprint: bytes
@@ -45,8 +48,9 @@ class Idempotency:
         return drawn % (1 << bits)
 
 
-def idempotency_of(request: web.Request, body: GenerationBody) -> Idempotency | None:
-    """None without a key. Raises InputError if a header cannot be used."""
+def idempotency_of(request: web.Request, body: GenerationBody, key_id: str) -> Idempotency | None:
+    """None without an idempotency key. key_id: of the caller's API key; empty if it has none. Raises InputError if a
+    header cannot be used."""
     key, last = request.headers.get(KEY), request.headers.get(LAST_EVENT)
     if key is None:
         if last is not None:
@@ -59,7 +63,7 @@ def idempotency_of(request: web.Request, body: GenerationBody) -> Idempotency | 
     asked = {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
     text = json.dumps([request.path.removeprefix("/v1"), asked], sort_keys=True)
     return Idempotency(
-        hashlib.sha256(b"exo-mesh idempotency key\0" + key.encode()).digest(),
+        hashlib.sha256(f"exo-mesh idempotency key\0{key_id}\0{key}".encode()).digest(),
         hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest(),
         int(last or 0),
     )

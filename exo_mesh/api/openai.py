@@ -41,7 +41,7 @@ class OpenAIRoutes:
         """POST /v1/chat/completions"""
         body = decode_body(await request.read(), ChatBody)
         check_body(body)
-        key = idempotency_of(request, body)
+        key = idempotency_of(request, body, request[CALLER].key_id)
         await self._name_model(request, body)
         request_id = "chatcmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
         with self._known_as(request_id, request):
@@ -53,7 +53,7 @@ class OpenAIRoutes:
         """POST /v1/completions"""
         body = decode_body(await request.read(), CompletionBody)
         check_body(body)
-        key = idempotency_of(request, body)
+        key = idempotency_of(request, body, request[CALLER].key_id)
         await self._name_model(request, body)
         request_id = "cmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
         with self._known_as(request_id, request):
@@ -88,7 +88,8 @@ class OpenAIRoutes:
         """POST /v1/cancel/{id}: the id of a reply of any peer, or the x-request-id of a request that entered here."""
         given = request.match_info["id"]
         request_ids = sorted(self._entered_as(given, request[CALLER])) or [given]
-        found = [await self._service.cancel(request_id) for request_id in request_ids]
+        key_id = request[CALLER].limited_to
+        found = [await self._service.cancel(request_id, key_id) for request_id in request_ids]
         if not any(found):
             return plain_error("not_found", f"no request {given} is running", "id")
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
@@ -106,13 +107,10 @@ class OpenAIRoutes:
                 del self._ids_by_header[header]
 
     def _entered_as(self, header: str, caller: Caller) -> set[str]:
-        """Running requests with this x-request-id: all of them for an admin, else those that came with the same key.
-
-        The x-request-id of somebody else can be guessed; ids of replies have 96 random bits: whoever knows one may.
-        """
+        """Running requests with this x-request-id: all of them for an admin, else those that came with the same key."""
         found: set[str] = set()
         for (key_id, name), ids in self._ids_by_header.items():
-            if name == header and (caller.role is Role.ADMIN or key_id == caller.key_id):
+            if name == header and caller.limited_to in (None, key_id):
                 found |= ids
         return found
 
@@ -173,7 +171,8 @@ class OpenAIRoutes:
         trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.trace_sample)
         if trace_id:
             request[TRACE_ID] = trace_id
-        return Asker(request_id, request[CALLER].key_id or request.remote or "", trace_id, key)
+        key_id = request[CALLER].key_id
+        return Asker(request_id, key_id or request.remote or "", trace_id, key, key_id)
 
     def _unusable_objects(self) -> list[dict[str, Any]]:
         return [

@@ -97,24 +97,28 @@ class OpsRoutes:
         return json_response(self._service.observation.queue())
 
     async def recent_requests(self, request: web.Request) -> web.Response:
-        """GET /requests/recent[?n=50]: how the last requests that entered here have ended."""
+        """GET /requests/recent[?n=50]: how the last requests that entered here have ended; with a key of the role
+        "use", those that came with this key."""
         text = request.query.get("n", "50")
         if not re.fullmatch(r"[1-9][0-9]{0,3}", text):
             raise InputError(f"n must be a whole number from 1 to 9999, not {text!r}", param="n")
-        return json_response({"requests": self._service.observation.recent_requests(int(text))})
+        found = self._service.observation.recent_requests(int(text), request[CALLER].limited_to)
+        return json_response({"requests": found})
 
     async def request_stats(self, request: web.Request) -> web.Response:
         """GET /requests/stats"""
         return json_response(self._service.observation.request_stats())
 
     async def traces(self, request: web.Request) -> web.Response:
-        """GET /v1/traces: the traced requests that entered here."""
-        return json_response({"object": "list", "data": self._service.observation.traces()})
+        """GET /v1/traces: the traced requests that entered here; with a key of the role "use", those that came with
+        this key."""
+        data = self._service.observation.traces(request[CALLER].limited_to)
+        return json_response({"object": "list", "data": data})
 
     async def trace(self, request: web.Request) -> web.Response:
         """GET /v1/traces/{id}: one of them by trace id or request id, for chrome://tracing or Perfetto."""
         wanted = request.match_info["id"]
-        found = self._service.observation.trace(wanted)
+        found = self._service.observation.trace(wanted, request[CALLER].limited_to)
         if found is None:
             return plain_error("not_found", f"there is no trace {wanted}; GET /v1/traces lists them", "id")
         return json_response(found)

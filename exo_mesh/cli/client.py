@@ -49,8 +49,12 @@ class ApiClient:
 
     def credentials(self) -> dict[str, str]:
         """The header with the key of EXO_MESH_API_KEY, or else with the local token of the home."""
-        key = os.environ.get("EXO_MESH_API_KEY") or token_for(self._home, *self._address)
+        key = os.environ.get("EXO_MESH_API_KEY") or self.local_token()
         return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def local_token(self) -> str:
+        """The local token of the home; "" if no node of this home is at the address."""
+        return token_for(self._home, *self._address)
 
     def get(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
         """The JSON at `path`."""

@@ -60,7 +60,11 @@ def reference() -> str:
 
 def _default(name: str) -> str:
     """The default as the reference shows it: without what depends on the machine."""
-    words = {"home": "the XDG data directory", "name": "the host name"}
+    words = {
+        "home": "the XDG data directory",
+        "name": "the host name",
+        "secret_file": "`mesh.secret` in the home, if there is one",
+    }
     defaults: Settings = default_settings()
     if name in words:
         return words[name]

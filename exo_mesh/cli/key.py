@@ -1,6 +1,7 @@
-"""Keys of this node's HTTP API: `key new --role use|admin` prints one, once; `key list`; `key remove ID`; `key local`.
+"""Keys of the HTTP API: `key new --role use|admin` prints one, once; `key list`; `key remove ID`; `key local`.
 
-`use` may chat and read, `admin` may also load and stop models. A running node notices the change by itself.
+`use` may chat and read, `admin` may also load and stop models. A running node notices the change by itself. In a mesh
+with a secret the keys of all nodes are valid at every node, and a removed one at none.
 `key local` prints the local token of the home, whose holder may do what an admin may.
 """
 
@@ -10,11 +11,13 @@ import argparse
 import datetime
 import os
 import sys
+from collections.abc import Iterable
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import columns, print_json
 from exo_mesh.errors import InputError
-from exo_mesh.security.api_keys import FILE_NAME, MAX_KEYS, KeyFile, Role, new_key
+from exo_mesh.security.api_keys import FILE_NAME, MAX_KEYS, ApiKey, KeyFile, Role, new_key, revoke
+from exo_mesh.security.key_table import merge
 from exo_mesh.security.local_token import read_token
 from exo_mesh.settings.config import ConfigError, load_settings
 
@@ -38,11 +41,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _new(file: KeyFile, args: argparse.Namespace) -> int:
-    keys = file.read()
-    if len(keys) >= MAX_KEYS:
-        raise ConfigError(f"there are {MAX_KEYS} keys already; remove some")
     text, key = new_key(Role(args.role or Role.USE), datetime.datetime.now(datetime.UTC))
-    file.write([*keys, key])
+
+    def with_it(keys: list[ApiKey]) -> list[ApiKey]:
+        if sum(not one.revoked for one in keys) >= MAX_KEYS:
+            raise ConfigError(f"there are {MAX_KEYS} keys already; remove some")
+        return [*keys, key]
+
+    file.change(with_it)
     print_json({"id": key.id, "role": key.role, "key": text}) if args.json else print(text)
     print(f"a key with the role {key.role}; it is shown only now, {file.path} has a hash of it", file=sys.stderr)
     return exit_codes.OK
@@ -66,9 +72,12 @@ def _list(file: KeyFile, args: argparse.Namespace) -> int:
 
 
 def _remove(file: KeyFile, args: argparse.Namespace) -> int:
-    keys = file.read()
-    kept = [key for key in keys if key.id != args.id]
-    if len(kept) == len(keys):
-        raise ConfigError(f"no key {args.id}; see exo-mesh key list")
-    file.write(kept)
+    gone = revoke(args.id, datetime.datetime.now(datetime.UTC))
+
+    def without_it(keys: list[ApiKey]) -> Iterable[ApiKey]:
+        if not any(key.id == gone.id and not key.revoked for key in keys):
+            raise ConfigError(f"no key {gone.id}; see exo-mesh key list")
+        return merge(keys, [gone]).values()
+
+    file.change(without_it)
     return exit_codes.OK

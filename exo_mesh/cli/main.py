@@ -29,6 +29,8 @@ VERBS = {
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
     "hostfile": "check a hostfile of mlx.launch and show its ranks",
     "secret": "make a secret that closes a mesh",
+    "invite": "let another machine join this mesh: a one-time code for its secret",
+    "join": "join a mesh with the code that `invite` printed",
     "key": "make, list and remove keys of the HTTP API",
     "config": "show the settings and where each came from",
     "completion": "print a completion script for bash, zsh or fish",

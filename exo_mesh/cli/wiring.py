@@ -24,6 +24,8 @@ from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
+from exo_mesh.security.invitations import Invitations
+from exo_mesh.security.joining import Gift
 from exo_mesh.security.local_token import ListeningMark, take_token
 from exo_mesh.security.secret import exposure
 from exo_mesh.settings.config import ConfigError, LoadedSettings
@@ -79,9 +81,12 @@ class RunningNode:
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
         if self._socket is not None:
-            self._policy = self._access_policy()
+            self._policy = self._access_policy(self._node.keys.file)
             options = ApiOptions(
-                registry=self._node.metrics.registry, access=self._policy, trace_sample=settings.trace_sample
+                registry=self._node.metrics.registry,
+                access=self._policy,
+                trace_sample=settings.trace_sample,
+                invitations=self._invitations(self._node),
             )
             self._runner = app_runner(build_app(self._node, options))
             await self._runner.setup()
@@ -137,7 +142,7 @@ class RunningNode:
             async with asyncio.timeout(API_STOP_S):
                 await self._runner.cleanup()
 
-    def _access_policy(self) -> AccessPolicy:
+    def _access_policy(self, keys: KeyFile) -> AccessPolicy:
         settings = self._settings
         try:
             token = take_token(settings.home)
@@ -146,7 +151,7 @@ class RunningNode:
             self._notes.append(f"nobody has local rights: no local token in {settings.home}: {exc.strerror or exc}")
         closed = {path for name, paths in _PATHS_BY_NAME.items() if name not in settings.open_paths for path in paths}
         return AccessPolicy(
-            keys=KeyFile(settings.home / FILE_NAME),
+            keys=keys,
             needs_key=bool(settings.secret),
             local_token=token,
             open_admin=settings.open_admin,
@@ -154,6 +159,12 @@ class RunningNode:
             cors_origins=frozenset(settings.cors_origins),
             allowed_hosts=frozenset({*settings.allowed_hosts, platform.node().lower()} - {""}),
         )
+
+    def _invitations(self, node: Node) -> Invitations:
+        settings = self._settings
+        peer = node.membership.own.addresses[0]
+        gift = Gift(settings.secret, settings.namespace, settings.name, peer) if settings.secret else None
+        return Invitations(gift, lambda: _api_addresses(node))
 
     def _mark_listening(self, bound: socket.socket) -> None:
         """Tell the command line of this machine where it may send the local token."""
@@ -235,6 +246,14 @@ def _local_host(host: str) -> str:
     if host in ("0.0.0.0", "::", "[::]"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _api_addresses(node: Node) -> tuple[str, ...]:
+    """Where other machines may reach the API, the best first."""
+    own = node.membership.own
+    scheme, _, rest = own.api_url.partition("://")
+    prefix, port = "" if scheme == "http" else f"{scheme}://", rest.rpartition(":")[2]
+    return tuple(f"{prefix}{host}:{port}" for host in dict.fromkeys(one.rpartition(":")[0] for one in own.addresses))
 
 
 def _reachable_host(node: Node) -> str:

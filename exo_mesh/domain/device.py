@@ -141,6 +141,7 @@ class Telemetry:
     usable_bytes is what a new reservation could get now; reserved_bytes is what plans hold already. s_per_gb: by
     engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
     driver runs there; outstanding: requests that wait or run there. reasons: what the peer says is wrong with it.
+    keys_digest: of the API keys that it holds; 0 in an open mesh.
     """
 
     peer_id: str
@@ -153,3 +154,4 @@ class Telemetry:
     tokens: Mapping[str, int] = field(default_factory=dict)
     outstanding: Mapping[str, int] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
+    keys_digest: int = 0

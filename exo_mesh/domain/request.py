@@ -62,6 +62,8 @@ class GenerateRequest:
     """Of the client's Idempotency-Key, under which the answer is kept for a while; empty if it gave none."""
     fingerprint: bytes = b""
     """Of what the client asked for: one key stands for one request."""
+    key_id: str = ""
+    """The API key that the request came with; empty without one. Only the entry peer knows it."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

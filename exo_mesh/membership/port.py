@@ -69,8 +69,8 @@ class ControlPort(Protocol):
 class PeerClient(ControlPort, Protocol):
     """All calls to one peer. The membership makes none of those that this class adds.
 
-    They fail as those of ControlPort do. Each has a deadline of its own that suits its work, except `diagnose`, whose
-    caller sets it, and `commit`, which has none.
+    They fail as those of ControlPort do. Each has a deadline of its own that suits its work, except `diagnose` and
+    `share_keys`, whose caller sets it, and `commit`, which has none.
     """
 
     def at(self, address: str) -> PeerClient:
@@ -113,8 +113,12 @@ class PeerClient(ControlPort, Protocol):
     async def delete_instance(self, instance_id: str) -> bool:
         """Delete an instance that the peer owns. False if it owns none with this id."""
 
-    async def cancel(self, request_id: str) -> bool:
-        """Cancel a request that entered the mesh at the peer. False if the peer does not know it."""
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with
+        another API key than key_id; None: whatever it came with."""
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         """The peer's diagnostics."""
+
+    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
+        """Tell the peer API keys, or ask for those that it holds."""

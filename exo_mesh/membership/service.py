@@ -104,6 +104,10 @@ class Membership:
         records.take_telemetry(self._read_telemetry())
         return dict(records.telemetry)
 
+    def reading_of(self, peer_id: str) -> Telemetry | None:
+        """The latest reading of a living peer."""
+        return self._roster.records.telemetry.get(peer_id)
+
     def client_at(self, address: str) -> PeerClient:
         """A caller with this node's credentials; whoever asked for it closes it."""
         return self._roster.dial(address)

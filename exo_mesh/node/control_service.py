@@ -16,6 +16,7 @@ from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.diagnostics import Diagnostics
+from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
@@ -35,6 +36,7 @@ class ControlService:
         instances: Instances,
         journal: Journal,
         diagnostics: Diagnostics,
+        keys: KeySharing,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -44,6 +46,7 @@ class ControlService:
         self._instances = instances
         self._journal = journal
         self._diagnostics = diagnostics
+        self._keys = keys
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -129,10 +132,14 @@ class ControlService:
         return pb.ReleaseReply()
 
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
-        return pb.CancelReply(found=self._journal.cancel(request.request_id))
+        key_id = request.key_id if request.HasField("key_id") else None
+        return pb.CancelReply(found=self._journal.cancel(request.request_id, key_id))
 
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
         return await self._diagnostics.answer(request)
+
+    async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
+        return await self._keys.answer(request)
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

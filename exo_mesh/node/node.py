@@ -43,6 +43,7 @@ from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import keep_addresses, keep_house, keep_rdma_ports
+from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
 from exo_mesh.serving.parts import ServingParts
@@ -100,6 +101,7 @@ class Node:
         limits = tuning.host.runner
         self._machine = machine = MachineParts.at(settings, memory_reader)
         self.membership = self._new_membership(tuning.timing)
+        self.keys = KeySharing.at(settings, self.membership)
         self._models = models = ModelParts.at(settings, registry, self.membership, machine.disk)
         local = LocalModels(models.catalogue.local_card, models.catalogue.local_dir)
         self._hosting = hosting = HostingParts.at(
@@ -188,6 +190,7 @@ class Node:
             self._owning.instances,
             self._serving.journal,
             self.observation.diagnostics,
+            self.keys,
         )
         return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
 
@@ -251,6 +254,7 @@ class Node:
         self._tasks.start(keep_rdma_ports(self.membership), "Thunderbolt ports")
         self._tasks.start(self._hosting.monitor.run(), "memory monitor")
         self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
+        self._tasks.start(self.keys.keep(), "API keys")
         if self._credentials is not None:
             renewal = Renewal(self.settings, self._credentials, self.membership, self._hosting.host)
             self._tasks.start(renewal.keep(), "renewal of the certificate")
@@ -319,11 +323,11 @@ class Node:
             raise NotReadyError("this node is draining and takes no new requests; ask another peer")
         return self._serving.router.generate(model, request)
 
-    async def cancel(self, request_id: str) -> bool:
-        if self._serving.journal.cancel(request_id):
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        if self._serving.journal.cancel(request_id, key_id):
             return True
         answers = await asyncio.gather(
-            *(peer.client.cancel(request_id) for peer in self.membership.peers), return_exceptions=True
+            *(peer.client.cancel(request_id, key_id) for peer in self.membership.peers), return_exceptions=True
         )
         return any(answer is True for answer in answers)
 
@@ -388,6 +392,7 @@ class Node:
             self._hosting.host.tokens,
             self._hosting.host.outstanding,
             self._health.problems(),
+            self.keys.digest,
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

@@ -115,17 +115,17 @@ class Observation:
             "instances": drivers,
         }
 
-    def recent_requests(self, most: int) -> list[dict[str, Any]]:
-        return [outcome.describe() for outcome in self._serving.journal.history.recent(most)]
+    def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
+        return [outcome.describe() for outcome in self._serving.journal.history.recent(most, key_id)]
 
     def request_stats(self) -> dict[str, Any]:
         return self._serving.journal.history.stats()
 
-    def traces(self) -> list[dict[str, Any]]:
-        return [trace.describe() for trace in self._serving.router.traces.all()]
+    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
+        return [trace.describe() for trace in self._serving.router.traces.all(key_id)]
 
-    def trace(self, wanted: str) -> dict[str, Any] | None:
-        found = self._serving.router.traces.find(wanted)
+    def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
+        found = self._serving.router.traces.find(wanted, key_id)
         return None if found is None else chrome_trace(found)
 
     # memory

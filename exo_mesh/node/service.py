@@ -41,16 +41,17 @@ class MeshObservation(Protocol):
     def queue(self) -> dict[str, Any]:
         """{"depth", "max", "waiting", "in_progress", "entered", "instances": [...]} of the drivers here."""
 
-    def recent_requests(self, most: int) -> list[dict[str, Any]]:
-        """How requests that entered here have ended, newest first."""
+    def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
+        """How requests that entered here have ended, newest first. key_id: only those that came with this API key, ""
+        for those without one; None for all of them."""
 
     def request_stats(self) -> dict[str, Any]:
         """Sums over the requests that entered here."""
 
-    def traces(self) -> list[dict[str, Any]]:
-        """The traced requests that entered here, newest first."""
+    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
+        """The traced requests that entered here, newest first. key_id: as in recent_requests."""
 
-    def trace(self, wanted: str) -> dict[str, Any] | None:
+    def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
         """One of them, by trace id or request id, in the Trace Event Format; None if there is none."""
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
@@ -108,8 +109,9 @@ class MeshService(Protocol):
         Raises MeshErrors at any point; ends after the event whose `finish` is set.
         """
 
-    async def cancel(self, request_id: str) -> bool:
-        """Cancel a request that entered at any peer this node can reach; False if nobody knows it."""
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        """Cancel a request that entered at any peer this node can reach; False if nobody knows it. With a key_id, a
+        request that came with another API key is one that nobody knows."""
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         """Place a model now and wait until it is ready; answers the instance as in `state()["view"]["instances"]`."""

@@ -132,7 +132,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -164,6 +164,7 @@ class Telemetry(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -174,7 +175,8 @@ class Telemetry(_message.Message):
     tokens: _containers.ScalarMap[str, int]
     outstanding: _containers.ScalarMap[str, int]
     reasons: _containers.RepeatedCompositeFieldContainer[HealthReason]
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ...) -> None: ...
+    keys_digest: int
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ...) -> None: ...
 
 class HealthReason(_message.Message):
     __slots__ = ("code", "level", "message", "remedy")
@@ -623,10 +625,12 @@ class ReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("request_id",)
+    __slots__ = ("request_id", "key_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+    key_id: str
+    def __init__(self, request_id: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class CancelReply(_message.Message):
     __slots__ = ("found",)
@@ -657,3 +661,35 @@ class DiagnoseReply(_message.Message):
     JSON_FIELD_NUMBER: _ClassVar[int]
     json: bytes
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class SharedKey(_message.Message):
+    __slots__ = ("id", "role", "salt", "digest", "created", "revoked")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    role: str
+    salt: str
+    digest: str
+    created: str
+    revoked: str
+    def __init__(self, id: _Optional[str] = ..., role: _Optional[str] = ..., salt: _Optional[str] = ..., digest: _Optional[str] = ..., created: _Optional[str] = ..., revoked: _Optional[str] = ...) -> None: ...
+
+class ShareKeysRequest(_message.Message):
+    __slots__ = ("digest", "keys")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    digest: int
+    keys: _containers.RepeatedCompositeFieldContainer[SharedKey]
+    def __init__(self, digest: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ...) -> None: ...
+
+class ShareKeysReply(_message.Message):
+    __slots__ = ("digest", "keys")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    digest: int
+    keys: _containers.RepeatedCompositeFieldContainer[SharedKey]
+    def __init__(self, digest: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ...) -> None: ...

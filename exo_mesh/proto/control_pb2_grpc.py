@@ -114,6 +114,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.FromString,
                 _registered_method=True)
+        self.ShareKeys = channel.unary_unary(
+                '/exo_mesh.Control/ShareKeys',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -231,6 +236,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ShareKeys(self, request, context):
+        """Tells keys of the HTTP API, or asks for those that differ. Only in a mesh with a secret.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -313,6 +325,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Diagnose,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.SerializeToString,
+            ),
+            'ShareKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShareKeys,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -747,6 +764,33 @@ class Control(object):
             '/exo_mesh.Control/Diagnose',
             exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/ShareKeys',
+            exo__mesh_dot_proto_dot_control__pb2.ShareKeysRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.ShareKeysReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,51 +6,26 @@ As soon as the file exists the API wants a key, even if there is none in it.
 from __future__ import annotations
 
 import datetime
-import hashlib
-import hmac
+import fcntl
 import logging
 import os
 import re
 import secrets
 import tomllib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from exo_mesh.errors import InputError
+from exo_mesh.security.key_table import MAX_KEYS as MAX_KEYS
+from exo_mesh.security.key_table import ApiKey as ApiKey
+from exo_mesh.security.key_table import KeysById, live, merge, revoked_key, secret_digest
+from exo_mesh.security.key_table import Role as Role
 
 FILE_NAME = "api_keys.toml"
-MAX_KEYS = 1000
 
 _TEXT = re.compile(r"xm-([0-9a-f]{8})-([A-Za-z0-9_-]{43})")
+_HEAD = "# Keys of the HTTP API; see `exo-mesh key`. What is here does not give access.\n"
 _log = logging.getLogger(__name__)
-
-
-class Role(StrEnum):
-    """What a key is good for. ADMIN may do all that USE may."""
-
-    USE = "use"
-    ADMIN = "admin"
-
-    def covers(self, needed: Role) -> bool:
-        return self is Role.ADMIN or self is needed
-
-
-@dataclass(frozen=True, slots=True)
-class ApiKey:
-    """A key as it is kept. The secret part has 256 random bits, so a fast hash is as good as a slow one."""
-
-    id: str
-    role: Role
-    salt: str
-    digest: str
-    created: str = ""
-
-    def fits(self, secret: str) -> bool:
-        """Is this the secret part? Takes the same time whether it is or not."""
-        return hmac.compare_digest(self.digest, _digest(self.salt, secret))
-
 
 _NOBODY = ApiKey("", Role.USE, "00" * 16, "00" * 32)
 """What an unknown id is compared with, so that time does not tell which ids exist."""
@@ -59,15 +34,24 @@ _NOBODY = ApiKey("", Role.USE, "00" * 16, "00" * 32)
 def new_key(role: Role, now: datetime.datetime) -> tuple[str, ApiKey]:
     """(the text to give away, what to keep of it)."""
     key_id, secret, salt = secrets.token_hex(4), secrets.token_urlsafe(32), secrets.token_hex(16)
-    return f"xm-{key_id}-{secret}", ApiKey(key_id, role, salt, _digest(salt, secret), now.date().isoformat())
+    return f"xm-{key_id}-{secret}", ApiKey(key_id, role, salt, secret_digest(salt, secret), now.date().isoformat())
+
+
+def revoke(key_id: str, now: datetime.datetime) -> ApiKey:
+    """The entry that takes the place of a key; now: in UTC."""
+    return revoked_key(key_id, f"{now:%Y-%m-%dT%H:%M:%SZ}")
 
 
 class KeyFile:
-    """The keys in force. Changes of the file are noticed at the next `check`; no restart is needed."""
+    """The keys in force: those of the file and those that peers told. Changes of the file are noticed at the next
+    `check`; no restart is needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int, int] | None = None
+        self._told: dict[str, ApiKey] = {}
+        self._in_file: list[ApiKey] | None = []
+        self._table: dict[str, ApiKey] = {}
         self._keys: dict[str, ApiKey] = {}
         self._configured = False
 
@@ -77,6 +61,12 @@ class KeyFile:
         self._refresh()
         return self._configured
 
+    @property
+    def table(self) -> KeysById:
+        """Every entry that is known, revocations included. A new one after each change."""
+        self._refresh()
+        return self._table
+
     def check(self, text: str) -> ApiKey | None:
         """The key that a caller shows; None if it is none of ours."""
         self._refresh()
@@ -84,8 +74,37 @@ class KeyFile:
         known = self._keys.get(match[1], _NOBODY) if match else _NOBODY
         return known if known.fits(match[2] if match else "") else None
 
+    def learn(self, told: Iterable[ApiKey]) -> list[ApiKey]:
+        """Take over what a peer told; answers what of it is new. It is in force at once; `save` keeps it."""
+        before = self.table
+        self._told = merge(self._told.values(), told)
+        self._combine()
+        return [key for key_id, key in self._table.items() if before.get(key_id) != key]
+
+    def save(self, keys: Iterable[ApiKey]) -> None:
+        """Add entries to the file. Raises OSError, or InputError if the file cannot be understood. May run in any
+        thread."""
+        self.change(lambda held: merge(held, keys).values())
+
+    def change(self, edit: Callable[[list[ApiKey]], Iterable[ApiKey]]) -> None:
+        """Replace the entries of the file, while no other process does. Raises like `save`, and what `edit` raises."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            held = self.read_all()
+            changed = list(edit(held))
+            if changed != held:
+                self.write(changed)
+        finally:
+            os.close(lock)
+
     def read(self) -> list[ApiKey]:
-        """All keys in the file. Raises InputError if it cannot be understood."""
+        """The valid keys in the file. Raises InputError if it cannot be understood."""
+        return [key for key in self.read_all() if not key.revoked]
+
+    def read_all(self) -> list[ApiKey]:
+        """As `read`, with the revoked ones."""
         try:
             tables = tomllib.loads(self.path.read_text(encoding="ascii"))
             return [_from_table(key_id, table) for key_id, table in tables.items()]
@@ -96,14 +115,10 @@ class KeyFile:
 
     def write(self, keys: Iterable[ApiKey]) -> None:
         """Replace the file; only its owner may read it. Raises OSError."""
-        text = "# Keys of the HTTP API; see `exo-mesh key`. What is here does not give access.\n"
-        for key in keys:
-            text += f'\n[{key.id}]\nrole = "{key.role}"\nsalt = "{key.salt}"\nsha256 = "{key.digest}"\n'
-            text += f'created = "{key.created}"\n'
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(text)
+            file.write(_HEAD + "".join(map(_to_table, keys)))
         draft.replace(self.path)
 
     def _refresh(self) -> None:
@@ -117,18 +132,30 @@ class KeyFile:
         self._stamp = stamp
         self._configured = self._configured or stamp is not None
         try:
-            self._keys = {key.id: key for key in self.read()}
+            self._in_file = self.read_all()
         except InputError as exc:
-            self._keys = {}  # nobody is let in by a file that nobody can read
+            self._in_file = None
             _log.error("%s: no key is valid until it is repaired", exc)
+        self._combine()
+
+    def _combine(self) -> None:
+        self._table = merge(self._in_file or (), self._told.values())
+        # nobody is let in by a file that nobody can read
+        self._keys = {} if self._in_file is None else live(self._table)
 
 
 def _from_table(key_id: str, table: dict[str, str]) -> ApiKey:
+    if revoked := table.get("revoked"):
+        return revoked_key(key_id, str(revoked))
     bytes.fromhex(table["salt"] + table["sha256"])
     if len(table["sha256"]) != 64:
         raise ValueError("a hash has 64 digits")
     return ApiKey(key_id, Role(table["role"]), table["salt"], table["sha256"], table.get("created", ""))
 
 
-def _digest(salt: str, secret: str) -> str:
-    return hashlib.sha256(bytes.fromhex(salt) + secret.encode()).hexdigest()
+def _to_table(key: ApiKey) -> str:
+    if key.revoked:
+        return f'\n[{key.id}]\nrevoked = "{key.revoked}"\n'
+    return (
+        f'\n[{key.id}]\nrole = "{key.role}"\nsalt = "{key.salt}"\nsha256 = "{key.digest}"\ncreated = "{key.created}"\n'
+    )

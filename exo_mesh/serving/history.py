@@ -25,7 +25,8 @@ TIMEOUTS = frozenset({"deadline_exceeded"})
 class RequestOutcome:
     """How a request ended. outcome: why generation stopped, or the code of its error. timed_out: it reached the limit
     of a request's time, with or without tokens. ended_at: Unix seconds. memory: bytes in use on this machine, by
-    anybody, when the request entered and when it ended."""
+    anybody, when the request entered and when it ended. key_id: of the API key that the request came with; empty
+    without one."""
 
     request_id: str
     model: str
@@ -39,6 +40,7 @@ class RequestOutcome:
     memory_before_bytes: int = 0
     memory_after_bytes: int = 0
     ended_at: float = 0.0
+    key_id: str = ""
 
     @property
     def status(self) -> str:
@@ -100,9 +102,9 @@ class History:
         if self._write is not None:
             self._write(ended.describe())
 
-    def recent(self, most: int) -> list[RequestOutcome]:
-        """The last ones, newest first."""
-        return list(islice(reversed(self._recent), most))
+    def recent(self, most: int, key_id: str | None = None) -> list[RequestOutcome]:
+        """The last ones, newest first. With a key_id, only those that came with this API key ("": without one)."""
+        return list(islice((one for one in reversed(self._recent) if key_id in (None, one.key_id)), most))
 
     def stats(self) -> dict[str, Any]:
         """Sums since the start; rates and latencies of the last SPREAD_OF that went well."""

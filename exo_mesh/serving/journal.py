@@ -160,6 +160,7 @@ class Journal:
             timed_out=entry.timed_out,
             memory_before_bytes=entry.memory_before_bytes,
             memory_after_bytes=self._used_bytes(),
+            key_id=entry.request.key_id,
         )
         self.history.add(ended)
 
@@ -187,10 +188,11 @@ class Journal:
         """Live requests by instance."""
         return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)
 
-    def cancel(self, request_id: str) -> bool:
-        """Ask a live request to end; False if there is none of this id."""
+    def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        """Ask a live request to end; False if there is none of this id. With a key_id, a request that came with another
+        API key ("": without one) counts as none."""
         entry = self._live.get(request_id)
-        if entry is None:
+        if entry is None or key_id not in (None, entry.request.key_id):
             return False
         self._cancel(entry)
         return True

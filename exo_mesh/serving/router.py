@@ -47,7 +47,7 @@ class Router:
         entry = self._journal.open(request, model, self._clock())
         if request.trace_id:
             num_prompt = len(request.prompt_ids)
-            entry.trace = self.traces.open(request.trace_id, request.request_id, model, num_prompt, entry.entered_at)
+            entry.trace = self.traces.open(request, model, num_prompt, entry.entered_at)
         self._metrics.requests_live.inc()
         outcome = "cancelled"
         run = RequestRun(entry, self._rings, self._patience, self._metrics)

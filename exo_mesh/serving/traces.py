@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from exo_mesh.domain.request import FrameTrace
+from exo_mesh.domain.request import FrameTrace, GenerateRequest
 
 MAX_TRACES = 64
 MAX_TOKENS = 4096
@@ -28,7 +28,8 @@ class Leg:
 
 @dataclass(slots=True)
 class RequestTrace:
-    """trace_id: 32 hex digits, as OpenTelemetry has them. entered: Unix seconds; everything else is seconds since."""
+    """trace_id: 32 hex digits, as OpenTelemetry has them. entered: Unix seconds; everything else is seconds since.
+    key_id: of the API key that the request came with."""
 
     trace_id: str
     request_id: str
@@ -36,6 +37,7 @@ class RequestTrace:
     entered: float
     entered_at: float
     prompt_tokens: int
+    key_id: str = ""
     legs: list[Leg] = field(default_factory=list)
     tokens_s: list[float] = field(default_factory=list)
     outcome: str = "running"
@@ -69,29 +71,30 @@ class RequestTrace:
 
 
 class TraceStore:
-    """The last MAX_TRACES, by trace id."""
+    """The last MAX_TRACES, by API key and trace id: clients choose trace ids."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._kept: OrderedDict[str, RequestTrace] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str], RequestTrace] = OrderedDict()
 
-    def open(self, trace_id: str, request_id: str, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
-        """Begin one. Another with its id is replaced; the oldest makes room."""
-        trace = RequestTrace(trace_id, request_id, model, self._now(), entered_at, prompt_tokens)
-        self._kept.pop(trace_id, None)
-        self._kept[trace_id] = trace
+    def open(self, request: GenerateRequest, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
+        """Begin one. Another with its ids is replaced; the oldest makes room."""
+        trace = RequestTrace(
+            request.trace_id, request.request_id, model, self._now(), entered_at, prompt_tokens, request.key_id
+        )
+        self._kept.pop((request.key_id, request.trace_id), None)
+        self._kept[request.key_id, request.trace_id] = trace
         while len(self._kept) > MAX_TRACES:
             self._kept.popitem(last=False)
         return trace
 
-    def find(self, wanted: str) -> RequestTrace | None:
-        """By its trace id, or the id of its request."""
-        by_request = (trace for trace in self._kept.values() if trace.request_id == wanted)
-        return self._kept.get(wanted) or next(by_request, None)
+    def find(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:
+        """By its trace id, or the id of its request; the newest of several. key_id: see `all`."""
+        return next((trace for trace in self.all(key_id) if wanted in (trace.trace_id, trace.request_id)), None)
 
-    def all(self) -> list[RequestTrace]:
-        """Newest first."""
-        return list(reversed(self._kept.values()))
+    def all(self, key_id: str | None = None) -> list[RequestTrace]:
+        """Newest first. With a key_id, only those that came with this API key ("": without one)."""
+        return [trace for trace in reversed(self._kept.values()) if key_id in (None, trace.key_id)]
 
 
 def chrome_trace(trace: RequestTrace) -> dict[str, Any]:

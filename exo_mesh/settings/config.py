@@ -23,6 +23,8 @@ from exo_mesh.settings import values as values
 from exo_mesh.settings.aliases import alias_texts
 
 PREFIX = "EXO_MESH_"
+SECRET_FILE_NAME = "mesh.secret"
+"""In the home; `exo-mesh join` writes it. It is read if no other secret is named."""
 SECRET_VARIABLE = "EXO_MESH_SECRET"
 """The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
 CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY"})
@@ -337,23 +339,28 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
         if name not in given:
             value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
             given[name] = value, f"{config_file}:{name}"
-    return _join(given, _secret(given, environ), config_file)
+    return _join(given, environ, config_file)
 
 
-def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str]) -> str:
-    """The secret that is in force: --secret-file, then EXO_MESH_SECRET or EXO_MESH_SECRET_FILE, then config.toml."""
+def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], home: Path) -> tuple[str, Path | None]:
+    """The secret that is in force, and its file if it has one: --secret-file, then EXO_MESH_SECRET or
+    EXO_MESH_SECRET_FILE, then config.toml, then the file that `exo-mesh join` has left in the home."""
     path, origin = given.get("secret_file", (None, ""))
     text = environ.get(SECRET_VARIABLE)
     if text and origin.startswith("environment"):
         raise ConfigError(f"{SECRET_VARIABLE} and {SETTINGS['secret_file'].variable} are both set: unset one")
     if text and not origin.startswith("flag"):
-        return str(_read(SECRET_VARIABLE, parse_secret, text))
-    return "" if path is None else str(_read(f"{origin.split()[-1]} {path}", read_secret_file, path))
+        return str(_read(SECRET_VARIABLE, parse_secret, text)), path
+    if path is None and (home / SECRET_FILE_NAME).exists():
+        path, origin = home / SECRET_FILE_NAME, SECRET_FILE_NAME
+    return ("" if path is None else str(_read(f"{origin.split()[-1]} {path}", read_secret_file, path))), path
 
 
-def _join(given: Mapping[str, tuple[Any, str]], secret: str, config_file: Path) -> LoadedSettings:
+def _join(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], config_file: Path) -> LoadedSettings:
     fields = {SETTINGS[name].field or name: value for name, (value, _) in given.items()}
-    settings = replace(default_settings(), secret=secret, **fields)
+    settings = replace(default_settings(), **fields)
+    secret, secret_file = _secret(given, environ, settings.home)
+    settings = replace(settings, secret=secret, secret_file=secret_file)
     if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
         raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
     origins = {name: given[name][1] if name in given else "default" for name in SETTINGS}

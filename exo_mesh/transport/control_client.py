@@ -162,8 +162,9 @@ class ControlClient:
         # a stage may need all of its 4 s to stop
         await self._call(self._stub.Release, request, 2 * CALL_S)
 
-    async def cancel(self, request_id: str) -> bool:
-        reply: pb.CancelReply = await self._call(self._stub.Cancel, pb.CancelRequest(request_id=request_id), 2.0)
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        request = pb.CancelRequest(request_id=request_id, key_id=key_id)
+        reply: pb.CancelReply = await self._call(self._stub.Cancel, request, 2.0)
         return reply.found
 
     async def delete_instance(self, instance_id: str) -> bool:
@@ -173,6 +174,10 @@ class ControlClient:
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)
+        return reply
+
+    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
+        reply: pb.ShareKeysReply = await self._call(self._stub.ShareKeys, request, timeout_s)
         return reply
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:

@@ -181,6 +181,7 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
             pb.HealthReason(code=reason.code, level=reason.level, message=reason.message, remedy=reason.remedy)
             for reason in reading.reasons[:MAX_REASONS]
         ],
+        keys_digest=reading.keys_digest,
     )
 
 
@@ -196,6 +197,7 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         dict(islice(message.tokens.items(), MAX_ITEMS)),
         dict(islice(message.outstanding.items(), MAX_ITEMS)),
         tuple(_reason_from_proto(reason) for reason in message.reasons[:MAX_REASONS]),
+        message.keys_digest,
     )
 
 

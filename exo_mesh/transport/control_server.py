@@ -49,6 +49,7 @@ class ControlHandler(Protocol):
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply: ...
+    async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply: ...
 
 
 class ControlServer:
@@ -149,6 +150,9 @@ class _Servicer(rpc.ControlServicer):
 
     async def Diagnose(self, request: pb.DiagnoseRequest, context: Any) -> Any:
         return await _answer(context, self._handler.diagnose, request)
+
+    async def ShareKeys(self, request: pb.ShareKeysRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.share_keys, request)
 
     async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
         async for item in _stream(context, self._handler.read_text_files(request)):

@@ -110,8 +110,8 @@ class ScriptedMesh:
         last = events[-1]
         return [*events[:-1], TokenEvent(last.index, last.token_id, last.logprob, last.top, finish)]
 
-    async def cancel(self, request_id: str) -> bool:
-        if request_id not in self.running:
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
+        if request_id not in self.running or not self.of(key_id, request_id):
             return False
         self.running[request_id].set()
         return True
@@ -149,17 +149,25 @@ class ScriptedMesh:
     def queue(self) -> dict[str, Any]:
         return {"depth": len(self.running), "max": 32, "waiting": 0, "in_progress": len(self.running)}
 
-    def recent_requests(self, most: int) -> list[dict[str, Any]]:
-        return [{"request_id": request.request_id} for request in self.requests[::-1][:most]]
+    def of(self, key_id: str | None, request_id: str = "") -> list[GenerateRequest]:
+        """Requests that came with an API key, newest first."""
+        return [
+            request
+            for request in reversed(self.requests)
+            if key_id in (None, request.key_id) and request_id in ("", request.request_id)
+        ]
+
+    def recent_requests(self, most: int, key_id: str | None = None) -> list[dict[str, Any]]:
+        return [{"request_id": request.request_id} for request in self.of(key_id)[:most]]
 
     def request_stats(self) -> dict[str, Any]:
         return {"total": len(self.requests)}
 
-    def traces(self) -> list[dict[str, Any]]:
-        return [{"trace_id": request.trace_id} for request in self.requests if request.trace_id]
+    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
+        return [{"trace_id": request.trace_id} for request in self.of(key_id) if request.trace_id]
 
-    def trace(self, wanted: str) -> dict[str, Any] | None:
-        return next((trace for trace in self.traces() if trace["trace_id"] == wanted), None)
+    def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
+        return next((trace for trace in self.traces(key_id) if trace["trace_id"] == wanted), None)
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}
@@ -168,10 +176,13 @@ class ScriptedMesh:
         return [{"pressure_pct": 10.0}]
 
     async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        return {"node_id": "peer1"} if "peer1".startswith(peer_id) else None
+        return self.diagnostics() if "peer1".startswith(peer_id) else None
+
+    def diagnostics(self) -> dict[str, Any]:
+        return {"node_id": "peer1", "requests": [{"request_id": one.request_id} for one in self.requests]}
 
     async def cluster_diagnostics(self) -> dict[str, Any]:
-        return {"nodes": [{"node_id": "peer1"}], "unreachable": []}
+        return {"nodes": [self.diagnostics()], "unreachable": []}
 
     async def cluster_timeline(self) -> dict[str, Any]:
         return {"entries": [], "left_out": 0, "unreachable": []}

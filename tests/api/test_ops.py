@@ -86,8 +86,8 @@ async def test_replicas_are_made_as_a_list(api: Served) -> None:
 
 
 async def test_diagnostics_of_one_node_and_of_all(api: Served) -> None:
-    assert (await get(api, "/v1/diagnostics/node"))[1] == {"node_id": "peer1"}
-    assert (await get(api, "/v1/diagnostics/cluster/peer"))[1] == {"node_id": "peer1"}
+    assert (await get(api, "/v1/diagnostics/node"))[1]["node_id"] == "peer1"
+    assert (await get(api, "/v1/diagnostics/cluster/peer"))[1]["node_id"] == "peer1"
     assert (await get(api, "/v1/diagnostics/cluster/other"))[0] == 404
     assert (await get(api, "/v1/diagnostics/cluster"))[1]["unreachable"] == []
     assert (await get(api, "/v1/diagnostics/cluster/timeline"))[1]["entries"] == []

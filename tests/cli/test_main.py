@@ -43,6 +43,7 @@ ASKING = {
     "models": [],
     "stop": ["x"],
     "drain": [],
+    "invite": [],
 }
 """The verbs that ask a node, with the arguments that they need. `doctor` is not here: that no node answers is a finding
 of it, and no failure."""

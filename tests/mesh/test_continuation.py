@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from exo_mesh.security.secret import new_secret, write_new
 from tests.support.peers import MODEL, PLACE_S, Peer, chat_body, mesh, text_of
-from tests.support.processes import eventually
+from tests.support.processes import eventually, run
 
 COUNT = "Count from 3 to 40."
 BODY = chat_body(COUNT, stream=True, max_tokens=150)
@@ -70,6 +71,51 @@ def test_the_answer_of_a_killed_entry_peer_goes_on_at_another(tmp_path: Path) ->
         assert had + rest == whole
         with stream(others[0], BODY, **{"Idempotency-Key": "0b9f2c"}) as response:
             assert "".join(text for _, text in deltas(response)) == whole, "all of it again, at a third peer"
+
+
+@pytest.mark.extended
+def test_a_closed_mesh_takes_a_key_at_every_peer_and_goes_on_for_it_only(tmp_path: Path) -> None:
+    write_new(tmp_path / "mesh.secret", new_secret())
+    closed = [*SLOW, "--secret-file", str(tmp_path / "mesh.secret")]
+    with mesh(tmp_path, [closed] * 3, engine="dummy") as peers:
+        entry, *others = peers
+        others[0].place(min_peers=2, exclude_peers=[entry.id])
+        made = [run(["key", "new", "--home", str(tmp_path / f"peer-{index}")], tmp_path) for index in (0, 2)]
+        key, stranger = (one.stdout.strip() for one in made)
+        assert eventually(lambda: all(accepts(peer, text) for peer in peers for text in (key, stranger)), 2.0)
+        whole = text_of(others[0].chat(COUNT, max_tokens=150))
+
+        had, last_id = "", ""
+        asked = {"Idempotency-Key": "1", "Authorization": f"Bearer {key}"}
+        with stream(entry, BODY, **asked) as response:
+            try:
+                for event_id, text in deltas(response):
+                    had, last_id = had + text, event_id or last_id
+                    if len(had) > 40 and entry.child.alive:
+                        os.kill(entry.child.pid, signal.SIGKILL)
+            except (HTTPException, ConnectionError):
+                pass  # the entry peer has gone
+        assert last_id and 40 < len(had) < len(whole)
+        with stream(others[1], BODY, **asked, **{"Last-Event-ID": last_id}) as response:
+            assert had + "".join(text for _, text in deltas(response)) == whole
+        other = {**BODY, "max_tokens": 5}
+        with stream(others[1], other, **{**asked, "Authorization": f"Bearer {stranger}"}) as response:
+            assert response.status == 200, "the same idempotency key of another API key is another request"
+
+        key_id = key.split("-")[1]
+        assert run(["key", "remove", key_id, "--home", str(tmp_path / "peer-2")], tmp_path).returncode == 0
+        assert eventually(lambda: not any(accepts(peer, key) for peer in others), 2.0)
+        assert all(accepts(peer, stranger) for peer in others)
+
+
+def accepts(peer: Peer, key: str) -> bool:
+    address = urlsplit(peer.url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=10)
+    connection.request("GET", "/queue", headers={"Authorization": f"Bearer {key}"})
+    status = connection.getresponse().status
+    connection.close()
+    assert status in (200, 401)
+    return status == 200
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 
 class Recorder:
-    """Passes everything on between clients and a port here, and keeps what the clients said, by connection.
+    """Passes everything on between clients and a port here, and keeps what the clients said, by connection, and all
+    that the server answered.
 
     A session is a list of pieces, as they came, each with the number of bytes that the server had said before.
     """
@@ -17,6 +18,7 @@ class Recorder:
         self._port = port
         self.port = 0
         self.sessions: list[list[tuple[int, bytes]]] = []
+        self.answers = bytearray()
         self._open: set[asyncio.StreamWriter] = set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -36,6 +38,7 @@ class Recorder:
         async def down() -> None:
             while piece := await up_reader.read(65536):
                 answered.extend(piece)
+                self.answers.extend(piece)
                 writer.write(piece)
             writer.close()
 

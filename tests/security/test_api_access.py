@@ -337,24 +337,82 @@ def test_who_may_start_a_download_by_a_chat(caller: Caller, may: bool) -> None:
     assert caller.may_download is may
 
 
-async def test_only_its_owner_or_an_admin_cancels_by_x_request_id(model_dir: Path, keys: Keys) -> None:
+def another_use_key(keys: Keys) -> str:
     text, key = new_key(Role.USE, NOW)
     keys.file.write([*keys.file.read(), key])
+    return text
+
+
+def run_until_cancelled(mesh: ScriptedMesh) -> asyncio.Event:
+    """Requests to the mesh run until they are cancelled. The event is set when one has begun."""
+    begun = asyncio.Event()
+
+    async def forever(request: Any) -> AsyncIterator[Any]:
+        begun.set()
+        await mesh.running[request.request_id].wait()
+        for event in mesh.events([1], request):
+            yield event
+
+    mesh.script = forever  # type: ignore[assignment]
+    return begun
+
+
+@pytest.mark.parametrize("wanted", ["x-request-id", "id of the reply"])
+async def test_only_its_owner_or_an_admin_cancels(model_dir: Path, keys: Keys, wanted: str) -> None:
+    other = another_use_key(keys)
     async with serving(model_dir, keys=keys.file) as api:
-        begun = asyncio.Event()
-
-        async def forever(request: Any) -> AsyncIterator[Any]:
-            begun.set()
-            await api.mesh.running[request.request_id].wait()
-            for event in api.mesh.events([1], request):
-                yield event
-
-        api.mesh.script = forever  # type: ignore[assignment]
-        for canceller, status in [(text, 404), (keys.use, 200)]:
+        begun = run_until_cancelled(api.mesh)
+        for canceller, status in [(other, 404), (keys.use, 200)]:
             begun.clear()
             chat = asyncio.create_task(call(api, "POST", "/v1/chat/completions", keys.use, x_request_id="mine"))
             await asyncio.wait_for(begun.wait(), 10)
-            assert (await call(api, "POST", "/v1/cancel/mine", canceller))[0] == status
+            target = "mine" if wanted == "x-request-id" else api.mesh.request.request_id
+            refusal = await call(api, "POST", f"/v1/cancel/{target}", canceller)
+            assert refusal[0] == status
             if status == 404:
-                assert (await call(api, "POST", "/v1/cancel/mine", keys.admin))[0] == 200
+                unknown = await call(api, "POST", "/v1/cancel/none", canceller)
+                assert str(unknown[1]).replace("none", target) == str(refusal[1]), "as for an id that nobody has"
+                assert (await call(api, "POST", f"/v1/cancel/{target}", keys.admin))[0] == 200
             assert (await chat)[1]["error"]["code"] == "cancelled"
+
+
+async def test_one_idempotency_key_of_two_api_keys_is_two_requests(model_dir: Path, keys: Keys) -> None:
+    other = another_use_key(keys)
+    async with serving(model_dir, keys=keys.file) as api:
+        for key in (keys.use, other, keys.use):
+            assert (await call(api, "POST", "/v1/chat/completions", key, Idempotency_Key="1"))[0] == 200
+        first, second, again = api.mesh.requests
+        assert (first.key_hash, first.request_id, first.sampling.seed) == (
+            again.key_hash, again.request_id, again.sampling.seed,
+        )  # fmt: skip
+        assert first.key_hash != second.key_hash and first.request_id != second.request_id
+        assert first.sampling.seed != second.sampling.seed
+
+
+async def test_callers_without_a_key_share_their_idempotency_keys(model_dir: Path) -> None:
+    async with serving(model_dir) as api:
+        for _ in range(2):
+            assert (await call(api, "POST", "/v1/chat/completions", Idempotency_Key="1"))[0] == 200
+        assert len({request.key_hash for request in api.mesh.requests}) == 1
+
+
+TRACED = f"00-{'5' * 32}-{'7' * 16}-01"
+
+
+async def test_a_use_key_is_shown_no_ids_of_others(model_dir: Path, keys: Keys) -> None:
+    other = another_use_key(keys)
+    async with serving(model_dir, keys=keys.file) as api:
+        _, reply = await call(api, "POST", "/v1/chat/completions", keys.use, traceparent=TRACED)
+        shown_to = {"owner": keys.use, "another": other, "admin": keys.admin}
+        for path, told in [
+            ("/requests/recent", reply["id"]),
+            ("/v1/traces", "5" * 32),
+            (f"/v1/traces/{'5' * 32}", "5" * 32),
+        ]:
+            bodies = {who: str((await call(api, "GET", path, key))[1]) for who, key in shown_to.items()}
+            assert told in bodies["owner"] and told in bodies["admin"], path
+            assert reply["id"] not in bodies["another"], path
+        assert (await call(api, "GET", f"/v1/traces/{'5' * 32}", other))[0] == 404
+        for path in ("/v1/diagnostics/node", "/v1/diagnostics/cluster", "/v1/diagnostics/cluster/peer1"):
+            bodies = {who: str((await call(api, "GET", path, key))[1]) for who, key in shown_to.items()}
+            assert reply["id"] in bodies["admin"] and reply["id"] not in bodies["another"], path

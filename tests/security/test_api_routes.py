@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.api.access import OPEN_PATHS, USE_ROUTES, AccessPolicy
+from exo_mesh.api.access import JOIN_ROUTE, OPEN_PATHS, USE_ROUTES, AccessPolicy
 from exo_mesh.api.app import build_app
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
@@ -41,6 +41,7 @@ READ = {
     "/memory/live",
     "/instance/previews",
     "/instance/{id}",
+    "/v1/invite",
 }
 CHAT = {"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions", "/v1/cancel/{id}"}
 ROUTES: dict[tuple[str, str], str] = {
@@ -52,17 +53,21 @@ ROUTES: dict[tuple[str, str], str] = {
     ("POST", "/drain"): "change",
     ("DELETE", "/drain"): "change",
     ("DELETE", "/v1/diagnostics/node/quarantine"): "change",
+    ("DELETE", "/v1/invite"): "change",
+    ("POST", "/v1/invite"): "invite",
+    ("POST", "/v1/join"): "join",
 }
 """Every route, and what calling it means."""
 
-EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0}
+EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0, "invite": 403, "join": 0}
+LOCALLY = {**EVERYTHING, "invite": 0}
 USES = {**EVERYTHING, "change": 403}
-NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401}
-KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": EVERYTHING, "token": EVERYTHING}
+NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401, "invite": 401, "join": 0}
+KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": EVERYTHING, "token": LOCALLY}
 EXPECTED = {
-    "open": {"stranger": USES, "wrong": USES, "use": USES, "admin": USES, "token": EVERYTHING},
-    "open-admin": dict.fromkeys(("stranger", "wrong", "use", "admin", "token"), EVERYTHING),
-    "closed": {"stranger": NOTHING, "wrong": NOTHING, "use": NOTHING, "admin": NOTHING, "token": EVERYTHING},
+    "open": {"stranger": USES, "wrong": USES, "use": USES, "admin": USES, "token": LOCALLY},
+    "open-admin": {**dict.fromkeys(("stranger", "wrong", "use", "admin"), EVERYTHING), "token": LOCALLY},
+    "closed": {"stranger": NOTHING, "wrong": NOTHING, "use": NOTHING, "admin": NOTHING, "token": LOCALLY},
     "closed, with keys": KEYS,
     "keys, no secret": KEYS,
 }
@@ -79,6 +84,7 @@ async def test_every_route_is_in_the_table(model_dir: Path) -> None:
     routes = build_app(ScriptedMesh(model_dir)).router.routes()
     assert {(route.method, route.resource.canonical) for route in routes if route.resource} == ROUTES.keys()
     assert {path for _, path in USE_ROUTES} == CHAT and OPEN_PATHS == OPEN
+    assert {route for route, meaning in ROUTES.items() if meaning == "join"} == {JOIN_ROUTE}
 
 
 @pytest.mark.parametrize("mesh", EXPECTED)

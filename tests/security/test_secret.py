@@ -11,7 +11,7 @@ import pytest
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
 from exo_mesh.security.secret import estimated_bits, exposure, new_secret, parse_secret, read_secret_file
-from exo_mesh.settings.config import ConfigError, load_settings
+from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError, load_settings
 
 GOOD = "RqbG1iSVDWVZ0yNAZt6zWv8Yv3k6bZr0M0u2tW1cGxE"
 OTHER = "0f5c8bb0a1f3fd0c0a6b8a1d3f0e4a77"
@@ -138,3 +138,14 @@ def test_a_file_that_others_may_read_is_told(mode: int, who: str, tmp_path: Path
     file.write_text(GOOD)
     file.chmod(mode)
     assert (who in exposure(file)) if who else exposure(file) == ""
+
+
+def test_the_secret_that_join_left_in_the_home_is_used_if_no_other_is_named(tmp_path: Path) -> None:
+    (a := tmp_path / "a").write_text(GOOD)
+    (tmp_path / SECRET_FILE_NAME).write_text(OTHER)
+    assert settings_of(tmp_path) == OTHER
+    assert settings_of(tmp_path, str(a)) == settings_of(tmp_path, toml=f"secret_file = '{a}'") == GOOD
+    assert settings_of(tmp_path, environ={"EXO_MESH_SECRET": GOOD}) == GOOD
+    (tmp_path / SECRET_FILE_NAME).write_text("short")
+    with pytest.raises(ConfigError, match=f"{SECRET_FILE_NAME}: the secret is too short"):
+        settings_of(tmp_path)

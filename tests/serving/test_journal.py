@@ -61,4 +61,15 @@ def test_cancelling_tells_whoever_is_waiting() -> None:
     told: list[str] = []
     entry.on_cancel = lambda: told.append("stop")
     assert journal.cancel("r") and told == ["stop"] and entry.cancelled
+
+
+@pytest.mark.parametrize("key_id", ["", "0a1b2c3d"])
+def test_a_request_of_another_api_key_is_one_that_nobody_knows(key_id: str) -> None:
+    journal = Journal()
+    entry = journal.open(GenerateRequest("r", (1,), 9, key_id=key_id), "m", 0.0)
+    assert not journal.cancel("r", "ffffffff") and not entry.cancelled
+    assert journal.cancel("r", key_id) and entry.cancelled
+    journal.close(entry, "cancelled", 1.0)
+    assert [one.request_id for one in journal.history.recent(9, key_id)] == ["r"]
+    assert not journal.history.recent(9, "ffffffff")
     assert not journal.cancel("unknown")

@@ -14,7 +14,7 @@ from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 def test_the_store_is_bounded_and_finds_by_either_id() -> None:
     store = TraceStore(now=lambda: 5.0)
     for number in range(3 * MAX_TRACES):
-        store.open(f"t{number}", f"r{number}", "m", 3, 0.0)
+        store.open(replace(a_request(f"r{number}"), trace_id=f"t{number}"), "m", 3, 0.0)
     assert len(store.all()) == MAX_TRACES
     newest = store.all()[0]
     assert newest is store.find(newest.trace_id) is store.find(newest.request_id)
@@ -25,7 +25,7 @@ def test_the_store_is_bounded_and_finds_by_either_id() -> None:
 
 
 def test_a_lap_becomes_spans_that_add_up_to_it() -> None:
-    trace = TraceStore().open("t", "r", "m", 3, entered_at=100.0)
+    trace = TraceStore().open(replace(a_request("r"), trace_id="t"), "m", 3, entered_at=100.0)
     leg = trace.begin_leg("i", ["one", "two"], 101.0)
     stages = (StageSpan(0.0, 0.010), StageSpan(0.004, 0.020))
     leg.frames = [FrameTrace(7, False, 2, 2, sent_s=0.5, lap_s=0.040, stages=stages)]

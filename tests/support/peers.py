@@ -114,7 +114,7 @@ def bootstrap(peers: Sequence[Peer]) -> list[str]:
 
 def start_node(home: Path, flags: Sequence[str], *, engine: str = "mlx") -> ChildNode:
     """A node that hears only what its flags say. It ends when this process does."""
-    home.mkdir(parents=True)
+    home.mkdir(parents=True, exist_ok=True)
     always = ["--name", home.name, "--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", engine]
     environ = {**clean_environ(home), "HF_HUB_CACHE": str(home / "hub")}
     discovery = [] if "--discovery" in flags else ["--discovery", "none"]

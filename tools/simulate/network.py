@@ -293,8 +293,11 @@ class SimClient(PeerClient):
     def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         raise NotImplementedError
 
-    async def cancel(self, request_id: str) -> bool:
+    async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         raise NotImplementedError
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
+        raise NotImplementedError
+
+    async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         raise NotImplementedError

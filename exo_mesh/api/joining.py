@@ -1,0 +1,135 @@
+"""The handlers of invitations: who runs a node makes one, and a machine that has the code joins.
+
+A stranger may call only /v1/join, and only while an invitation is open. The API may be plain HTTP: the exchange
+(exo_mesh.security.joining) needs no secrecy of the line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER, LOCAL
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.errors import InputError
+from exo_mesh.security.invitations import Invitation
+from exo_mesh.security.joining import Side, shown_name
+
+MAX_BODY_BYTES = 1024
+NEEDS_TOKEN = "an invitation takes the local token: run `exo-mesh invite` on the machine of the node, as its user"
+
+
+class HelloBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The first call of a joiner."""
+
+    hello: str
+    name: str
+
+
+class ProofBody(msgspec.Struct, forbid_unknown_fields=True):
+    """The second one."""
+
+    exchange: str
+    proof: str
+
+
+class JoinRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._invitations = context.options.invitations
+
+    async def invite(self, request: web.Request) -> web.Response:
+        """POST /v1/invite: a one-time code, for the local token only.
+
+        The code is worth the secret of the mesh, which is more than an admin key of the API may do, and over plain HTTP
+        others could read it.
+        """
+        if request[CALLER] != LOCAL:
+            message = (
+                "an invitation takes the local token: run `exo-mesh invite` on the machine of the node, as its user"
+            )
+            return plain_error("insufficient_permissions", message)
+        invitation = self._invitations.open()
+        codes = [f"{address}/{invitation.password}" for address in self._invitations.addresses()]
+        return json_response({**_described(invitation), "codes": codes}, 201)
+
+    async def invitation(self, request: web.Request) -> web.Response:
+        """GET /v1/invite: what became of the last invitation."""
+        last = self._invitations.last
+        return json_response({"object": "invitation", "state": "none"} if last is None else _described(last))
+
+    async def withdraw(self, request: web.Request) -> web.Response:
+        """DELETE /v1/invite"""
+        if (last := self._invitations.last) is not None:
+            last.withdraw()
+        return await self.invitation(request)
+
+    async def join(self, request: web.Request) -> web.Response:
+        """POST /v1/join: one of the two calls of a joiner."""
+        invitation = self._invitations.current()
+        body = await _small_body(request)
+        try:
+            asked = msgspec.json.decode(body, type=dict[str, str])
+            if "hello" in asked:
+                return await _hello(invitation, msgspec.convert(asked, HelloBody))
+            return _proof(invitation, msgspec.convert(asked, ProofBody), request.remote or "")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise InputError(f"this is no message of a joiner: {exc}") from exc
+
+
+async def _hello(invitation: Invitation, body: HelloBody) -> web.Response:
+    hello = _binary(body.hello, "hello")
+
+    def answer() -> tuple[Side, bytes]:
+        side = Side("B", invitation.password)
+        return side, side.finish(hello)
+
+    invitation.reserve()
+    try:
+        side, key = await asyncio.to_thread(answer)
+    except BaseException:
+        invitation.give_up()
+        raise
+    transcript = invitation.begin(side, key, hello, shown_name(body.name))
+    return json_response({"exchange": transcript.exchange, "hello": _text(transcript.inviter_hello)})
+
+
+def _proof(invitation: Invitation, body: ProofBody, address: str) -> web.Response:
+    return json_response({"sealed": _text(invitation.prove(body.exchange, _binary(body.proof, "proof"), address))})
+
+
+def _described(invitation: Invitation) -> dict[str, Any]:
+    return {
+        "object": "invitation",
+        "state": str(invitation.state),
+        "left_s": round(invitation.left_s, 1),
+        "tries_left": invitation.tries_left,
+        "joined": invitation.joined,
+    }
+
+
+async def _small_body(request: web.Request) -> bytes:
+    """Raises InputError beyond MAX_BODY_BYTES: the callers are strangers."""
+    body = b""
+    while chunk := await request.content.read(MAX_BODY_BYTES + 1 - len(body)):
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise InputError(f"a message of a joiner has at most {MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _text(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _binary(text: str, param: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as exc:
+        raise InputError(f"{param} must be base64", param=param) from exc

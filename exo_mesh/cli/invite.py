@@ -1,0 +1,81 @@
+"""Invite another machine into a mesh with a secret: prints a one-time code, good for ten minutes and one machine.
+
+On the other machine, `exo-mesh join CODE` fetches the secret and stores it; `exo-mesh` alone is a member from then on.
+Run this on a machine of the mesh, as the user of its node: it needs the local token. It waits until somebody has
+joined; Ctrl-C withdraws the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import print_json
+from exo_mesh.errors import MeshError
+
+_POLL_S = 0.5
+
+_ENDINGS = {
+    "expired": "the invitation has expired: nobody joined within 10 minutes",
+    "wrong_codes": "the invitation has ended: five wrong codes were tried",
+    "withdrawn": "the invitation was withdrawn: another one was made",
+    "none": "the invitation is gone: the node was restarted",
+}
+
+
+class LocalClient(ApiClient):
+    """Shows the local token even where EXO_MESH_API_KEY is set: no key is enough for an invitation."""
+
+    def credentials(self) -> dict[str, str]:
+        token = self.local_token()
+        return {"Authorization": f"Bearer {token}"} if token else super().credentials()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--no-wait`, `--api-url`, `--home`, `--json`."""
+    parser.add_argument("--no-wait", action="store_true", help="print the code and end; it stays valid")
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the node for a code, show it, and wait for what becomes of it."""
+    client = LocalClient(args.api_url, args.home)
+    made = client.post("/v1/invite", {})
+    if args.json:
+        print_json(made)
+        return exit_codes.OK
+    try:
+        _show(made)
+        return exit_codes.OK if args.no_wait else _wait(client)
+    except KeyboardInterrupt:
+        client.delete("/v1/invite")
+        print("the invitation is withdrawn")
+        raise
+
+
+def _show(made: dict[str, Any]) -> None:
+    first, *others = made["codes"]
+    print(f"On the other machine, within {made['left_s'] / 60:.0f} minutes:\n\n    exo-mesh join {first}\n", flush=True)
+    if others:
+        addresses = ", ".join(code.rpartition("/")[0] for code in others)
+        print(f"If it cannot reach that address, add --peer with one of: {addresses}\n", flush=True)
+
+
+def _wait(client: ApiClient) -> int:
+    """Until the invitation is over. Raises MeshError if nobody joined."""
+    tries_left = None
+    while True:
+        now: dict[str, Any] = client.get("/v1/invite")
+        if now["state"] == "joined":
+            print(f"{now['joined']} has joined: it has the secret of this mesh now")
+            return exit_codes.OK
+        if now["state"] != "open":
+            raise MeshError(_ENDINGS.get(now["state"], "the invitation is over"))
+        if tries_left not in (None, now["tries_left"]):
+            print(f"a wrong code was tried; {now['tries_left']} tries are left", flush=True)
+        tries_left = now["tries_left"]
+        time.sleep(_POLL_S)

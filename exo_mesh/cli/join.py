@@ -1,0 +1,63 @@
+"""Join a mesh with a secret: `join CODE`, with the code that `exo-mesh invite` prints on a machine of the mesh.
+
+The secret is stored in the node's home, where only you can read it; `exo-mesh` alone uses it from then on. The code
+works once. The line to the other machine need not be secret, and who answers there must know the code as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.security.joiner import fetch
+from exo_mesh.security.joining import parse_password
+from exo_mesh.security.secret import write_new
+from exo_mesh.settings.config import SECRET_FILE_NAME, ConfigError, Settings, load_settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """CODE, `--peer`, `--out`, `--home`."""
+    parser.add_argument("code", metavar="CODE", help="what `exo-mesh invite` printed: HOST:PORT/abcd-efgh-jkmn")
+    parser.add_argument("--peer", metavar="HOST:PORT", help="the inviting node's API, instead of the code's address")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="store the secret here instead of in the home")
+    parser.add_argument("--home", action="append", metavar="DIR", help="the home of the node, as in `exo-mesh --home`")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fetch the secret, store it, and say what to do next."""
+    settings = load_settings({"home": args.home} if args.home else {}, os.environ).settings
+    address, _, password = args.code.strip().rpartition("/")
+    address = (args.peer or address).rstrip("/")
+    parse_password(password)
+    if not address:
+        raise ConfigError("this code has no address: name the API of the inviting node with --peer HOST:PORT")
+    target = _target(settings, args.out)
+    gift = fetch(address, password, settings.name)
+    write_new(target, gift.secret)
+    start = "exo-mesh" if args.out is None else f"exo-mesh --secret-file {target}"
+    start += "" if gift.namespace == settings.namespace else f" --namespace {gift.namespace}"
+    print(f"joined the mesh of {gift.node}: its secret is in {target}")
+    print(
+        f"start `{start}`; a node that runs here already must be restarted. If it finds no peer, add "
+        f"--bootstrap-peers {gift.peer}",
+        file=sys.stderr,
+    )
+    return exit_codes.OK
+
+
+def _target(settings: Settings, out: Path | None) -> Path:
+    """Where the secret will be, checked before the code is used up."""
+    if out is None and settings.secret:
+        where = settings.secret_file or "EXO_MESH_SECRET"
+        raise ConfigError(f"this machine has a secret already ({where}); remove it, or name another file with --out")
+    target = out or settings.home / SECRET_FILE_NAME
+    if out is None:
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if target.exists():
+        raise ConfigError(f"{target} exists; a secret is never overwritten")
+    if not os.access(target.parent, os.W_OK):
+        raise ConfigError(f"{target.parent} cannot be written")
+    return target

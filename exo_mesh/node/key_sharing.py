@@ -1,0 +1,143 @@
+"""Tells the API keys of a closed mesh to its peers, so that every peer takes every key and refuses the removed ones.
+
+What changes in this node's file is told to all peers at once. A peer that was away is noticed by the digest of its
+keys, which comes with its readings, and the two exchange what differs. Only salted hashes leave the node. In an open
+mesh nothing is told or taken: any stranger could plant a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable
+
+from exo_mesh.errors import InputError, MeshError
+from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.service import Membership
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.security.api_keys import FILE_NAME, KeyFile
+from exo_mesh.security.key_table import ApiKey, KeysById, missing, table_digest
+from exo_mesh.settings.config import Settings
+from exo_mesh.transport.key_codec import keys_from_proto, keys_to_proto
+
+LOOK_EVERY_S = 0.5
+"""A changed file is told to the peers within this time."""
+CALL_S = 1.5
+AT_ONCE = 16
+"""Calls under way when a change is told to all peers."""
+
+_log = logging.getLogger(__name__)
+
+
+class KeySharing:
+    """file: the keys of this node. is_closed: whether the mesh has a secret."""
+
+    def __init__(self, file: KeyFile, membership: Membership, *, is_closed: bool) -> None:
+        self.file = file
+        self._membership = membership
+        self._is_closed = is_closed
+        self._seen: KeysById | None = None
+        self._shared: dict[str, ApiKey] = {}
+        self._untold: list[ApiKey] = []
+        self._digest = 0
+        self._compared: dict[str, int] = {}
+        self._saving = asyncio.Lock()
+
+    @classmethod
+    def at(cls, settings: Settings, membership: Membership) -> KeySharing:
+        """The sharing of the keys in the home of a node."""
+        return cls(KeyFile(settings.home / FILE_NAME), membership, is_closed=bool(settings.secret))
+
+    @property
+    def digest(self) -> int:
+        """Of the keys that this node holds; 0 before the first look, and always in an open mesh."""
+        return self._digest
+
+    async def keep(self) -> None:
+        """Until cancelled: tell what changes here, and ask peers whose keys differ. Returns at once in an open mesh."""
+        while self._is_closed:
+            try:
+                self._look()
+                if self._untold:
+                    told, self._untold = self._untold, []
+                    await self._tell(told)
+                await self._compare()
+            except OSError as exc:
+                _log.warning("API keys are not shared for now: %s", exc)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    async def answer(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
+        """A peer tells keys, or, if it tells none, asks for ours unless it has the same."""
+        if not self._is_closed:
+            raise InputError("API keys are shared in a mesh with a secret only")
+        self._look()
+        if request.keys:
+            await self._learn(keys_from_proto(request.keys))
+            return pb.ShareKeysReply(digest=self._digest)
+        differs = request.digest != self._digest
+        return pb.ShareKeysReply(digest=self._digest, keys=keys_to_proto(self._shared.values()) if differs else ())
+
+    def _look(self) -> None:
+        """Notice what has changed in the file of this node: the peers are to be told."""
+        self._untold += self._advance()
+
+    def _advance(self) -> list[ApiKey]:
+        """Share what the file has now; answers what of it is new."""
+        table = self.file.table
+        if table is self._seen:
+            return []
+        self._seen = table
+        before, self._shared = self._shared, {key.id: key for key in table.values() if key.is_well_formed}
+        self._digest = table_digest(self._shared)
+        return missing(self._shared, before)
+
+    async def _learn(self, told: Iterable[ApiKey]) -> None:
+        self._look()
+        if not (new := self.file.learn(told)):
+            return
+        self._advance()
+        num_revoked = sum(bool(key.revoked) for key in new)
+        _log.info("API keys from the mesh: %d new, %d revoked", len(new) - num_revoked, num_revoked)
+        try:
+            async with self._saving:
+                await asyncio.to_thread(self.file.save, new)
+        except (OSError, InputError) as exc:
+            _log.warning("API keys from the mesh are in force, but a restart would forget them: %s", exc)
+
+    async def _tell(self, keys: list[ApiKey]) -> None:
+        """Tell all peers. One that does not hear it will differ, and be asked."""
+        turns = asyncio.Semaphore(AT_ONCE)
+        request = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(keys))
+
+        async def tell(peer: Peer) -> None:
+            async with turns:
+                with contextlib.suppress(MeshError):
+                    await peer.client.share_keys(request, CALL_S)
+
+        await asyncio.gather(*(tell(peer) for peer in self._membership.peers))
+
+    async def _compare(self) -> None:
+        """Ask one peer whose last reading has another digest. Each reading is a reason to ask once."""
+        for peer in self._membership.peers:
+            reading = self._membership.reading_of(peer.id)
+            if reading is None or reading.keys_digest in (0, self._digest):
+                continue
+            if reading.sequence > self._compared.get(peer.id, 0):
+                self._compared[peer.id] = reading.sequence
+                await self._ask(peer)
+                break
+        gone = [peer_id for peer_id in self._compared if not self._membership.is_alive(peer_id)]
+        for peer_id in gone:
+            del self._compared[peer_id]
+
+    async def _ask(self, peer: Peer) -> None:
+        try:
+            reply = await peer.client.share_keys(pb.ShareKeysRequest(digest=self._digest), CALL_S)
+            theirs = keys_from_proto(reply.keys)
+            await self._learn(theirs)
+            if reply.digest != self._digest and (lacking := missing(self._shared, {key.id: key for key in theirs})):
+                told = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(lacking))
+                await peer.client.share_keys(told, CALL_S)
+        except MeshError as exc:
+            _log.debug("no exchange of API keys with %s: %s", peer.info.name, exc)

@@ -1,0 +1,36 @@
+"""API keys, as salted hashes, to protobuf and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.security.key_table import MAX_KEYS, MAX_REVOKED, ApiKey, Role
+
+
+def keys_to_proto(keys: Iterable[ApiKey]) -> list[pb.SharedKey]:
+    return [
+        pb.SharedKey(
+            id=key.id,
+            role="" if key.revoked else key.role,
+            salt=key.salt,
+            digest=key.digest,
+            created=key.created,
+            revoked=key.revoked,
+        )
+        for key in keys
+    ]
+
+
+def keys_from_proto(messages: Iterable[pb.SharedKey]) -> list[ApiKey]:
+    """Entries that this version does not understand are left out; so is what goes beyond a full table."""
+    found = (_from_proto(message) for message in islice(messages, MAX_KEYS + MAX_REVOKED))
+    return [key for key in found if key is not None and key.is_well_formed]
+
+
+def _from_proto(message: pb.SharedKey) -> ApiKey | None:
+    role = Role.USE if message.revoked else message.role
+    if role not in set(Role):
+        return None
+    return ApiKey(message.id, Role(role), message.salt, message.digest, message.created, message.revoked)
