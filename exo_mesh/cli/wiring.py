@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import platform
@@ -10,17 +9,17 @@ import socket
 from collections.abc import Mapping
 from dataclasses import replace
 
-from aiohttp import web
-
 from exo_mesh import __version__
 from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, OPEN_PATHS, AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
+from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
@@ -32,8 +31,6 @@ SEND_BUFFER_BYTES = 256 * 1024
 """What the kernel may hold of an answer that its client does not read. By itself it would hold 4 MiB of each."""
 
 API_PORT_TRIES = 50
-API_STOP_S = 1.0
-"""Requests have ended when the API stops, since the node stops first; this is for their last bytes."""
 
 
 _PATHS_BY_NAME = {"health": HEALTH_PATHS, "metrics": METRICS_PATHS}
@@ -56,7 +53,7 @@ class RunningNode:
         self._registry = load_registry()
         self._node: Node | None = None
         self._socket: socket.socket | None = None
-        self._runner: web.AppRunner | None = None
+        self._api: ApiServer | None = None
         self._notes: list[str] = []
         self._policy = AccessPolicy()
         self._mark: ListeningMark | None = None
@@ -83,9 +80,9 @@ class RunningNode:
             options = ApiOptions(
                 registry=self._node.metrics.registry, access=self._policy, trace_sample=settings.trace_sample
             )
-            self._runner = app_runner(build_app(self._node, options))
-            await self._runner.setup()
-            await web.SockSite(self._runner, self._socket, backlog=1024).start()
+            runner = app_runner(build_app(self._node, options))
+            self._api = ApiServer(runner, ConnectionBounds.within(open_files.limit()))
+            await self._api.start(self._socket)
             self._mark_listening(self._socket)
             self._node.announce_api(_url(_reachable_host(self._node), self._socket))
 
@@ -129,13 +126,14 @@ class RunningNode:
         """End requests, runners and connections, in this order."""
         if self._mark is not None:
             self._mark.close()
+        if self._api is not None:
+            self._api.stop_listening()
         if self._socket is not None:
             self._socket.close()
         if self._node is not None:
             await self._node.stop()
-        if self._runner is not None:
-            async with asyncio.timeout(API_STOP_S):
-                await self._runner.cleanup()
+        if self._api is not None:
+            await self._api.stop()
 
     def _access_policy(self) -> AccessPolicy:
         settings = self._settings
