@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve; the answer is the exit code."""
     loaded = load_settings(node_flags(args), os.environ)
     setup_logging(loaded.settings.log_format, loaded.settings.log_level)
+    for warning in loaded.warnings:
+        _log.warning("%s", warning)
     if loaded.settings.offline:
         os.environ.update(OFFLINE_ENVIRONMENT)
     _log.debug("this process may have %d files open", open_files.raise_limit())

@@ -103,11 +103,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and for the name of each setting (key of SETTINGS) where its value came from."""
+    """Settings, and for the name of each setting (key of SETTINGS) where its value came from. warnings: for people."""
 
     settings: Settings
     origins: Mapping[str, str]
     config_file: Path
+    warnings: tuple[str, ...] = ()
+    """Variables that begin as ours do and are no settings: those of a newer version, or misspelt ones."""
 
     def was_set(self, name: str) -> bool:
         """Did somebody ask for this value, or is it the default?"""
@@ -337,7 +339,7 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
         if name not in given:
             value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
             given[name] = value, f"{config_file}:{name}"
-    return _join(given, _secret(given, environ), config_file)
+    return replace(_join(given, _secret(given, environ), config_file), warnings=_unknown_variables(environ))
 
 
 def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str]) -> str:
@@ -370,10 +372,14 @@ def _read(source: str, parse: Callable[[Any], Any], raw: Any) -> Any:
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Texts of the EXO_MESH_* variables by setting."""
     known = {setting.variable: name for name, setting in SETTINGS.items()}
-    for variable in environ:
-        if variable.startswith(PREFIX) and variable not in known and variable not in _OTHER_VARIABLES:
-            raise ConfigError(f"{variable}: no such setting{did_you_mean(variable, known)}")
     return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What to say of each EXO_MESH_* variable that no version of ours reads."""
+    known = [setting.variable for setting in SETTINGS.values()]
+    ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in {*known, *_OTHER_VARIABLES})
+    return tuple(f"{name} is set, but there is no such setting{did_you_mean(name, known)}" for name in ours)
 
 
 def _file(path: Path) -> dict[str, Any]:

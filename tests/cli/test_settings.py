@@ -237,10 +237,18 @@ def test_a_bad_config_file_is_refused_with_its_path(tmp_path: Path, content: str
     assert message in str(caught.value)
 
 
-def test_an_unknown_variable_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"EXO_MESH_API_PROT: no such setting; did you mean EXO_MESH_API_PORT\?"):
-        load(tmp_path, {}, {"EXO_MESH_API_PROT": "1"})
-    load(tmp_path, {}, {"EXO_MESH_API_URL": "http://elsewhere", "EXO_LIKE": "1"})
+def test_an_unknown_variable_is_a_warning_with_a_suggestion(tmp_path: Path) -> None:
+    loaded = load(tmp_path, {}, {"EXO_MESH_API_PROT": "1", "EXO_MESH_API_PORT": "2"})
+    assert loaded.warnings == (
+        "EXO_MESH_API_PROT is set, but there is no such setting; did you mean EXO_MESH_API_PORT?",
+    )
+    assert loaded.settings.api_port == 2
+    others = {
+        "EXO_MESH_API_URL": "http://elsewhere",
+        "EXO_LIKE": "1",
+        "EXO_MESH_SECRET": "0" * 15 + "f5c8bb0a1f3fd0c0a6",
+    }
+    assert load(tmp_path, {}, others).warnings == ()
 
 
 @pytest.mark.parametrize("source", ["flag", "variable", "alias", "file", "default"])
