@@ -8,7 +8,6 @@ has sent a whole request. Only connections that have not are counted and closed,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 from collections import defaultdict
@@ -23,6 +22,7 @@ from aiohttp.typedefs import Handler
 
 from exo_mesh.api.body import take_expectations
 from exo_mesh.clock import Clock, monotonic
+from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.tasks import TaskOwner
 
 HEAD_S = 15.0
@@ -36,6 +36,9 @@ BURST_S = 1.0
 """The bound per address leaves younger connections alone: a load test opens hundreds at once, then sends on each."""
 
 SWEEP_EVERY_S = 1.0
+ACCEPT_AGAIN_S = 1.0
+"""The pause after the system refused to open a file; asyncio has the same."""
+
 STOP_S = 0.4
 """How long a request may go on once the server stops, and how long its handler may take to see that it was cancelled.
 The node has ended all requests by then; this is for their last bytes."""
@@ -72,7 +75,7 @@ class ApiConnection(asyncio.Protocol):
     """One connection: passes everything to aiohttp's handler, and follows the phase. The handler is made with the first
     bytes, since a connection that never sends any needs none."""
 
-    __slots__ = ("_early", "_handler", "_request", "_server", "_transport", "address", "phase", "since")
+    __slots__ = ("_early", "_handler", "_handshake", "_request", "_server", "_transport", "address", "phase", "since")
 
     def __init__(self, server: ApiServer) -> None:
         self._server = server
@@ -80,28 +83,31 @@ class ApiConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._request: web.BaseRequest | None = None
         self._early = False
+        self._handshake: asyncio.Task[None] | None = None
         self.phase = ConnectionPhase.HEAD
         self.since = 0.0
         self.address = ""
 
+    def shake_hands(self, accepted: socket, context: ssl.SSLContext) -> None:
+        """Begin TLS on a connection that was accepted; its protocol hears of it at the end of the handshake."""
+        self._handshake = self._server.tasks.start(self._shake_hands(accepted, context), "TLS handshake")
+
+    async def _shake_hands(self, accepted: socket, context: ssl.SSLContext) -> None:
+        loop, head_s = asyncio.get_running_loop(), self._server.bounds.head_s
+        try:
+            await loop.connect_accepted_socket(lambda: self, accepted, ssl=context, ssl_handshake_timeout=head_s)
+        except OSError as exc:  # a peer that speaks no TLS, does not trust the certificate, or is too slow
+            _log.debug("no TLS with %s: %s", self.address, exc)
+        finally:
+            self._handshake = None
+            if self._transport is None:
+                accepted.close()
+                self._server.left(self)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        peername = transport.get_extra_info("peername")
-        self.address = str(peername[0]) if isinstance(peername, tuple) else ""
-        self._server.joined(self)
-        if self._server.tls is not None:
-            self._transport.pause_reading()
-            self._server.tasks.start(self._shake_hands(self._transport, self._server.tls), "TLS handshake")
-
-    async def _shake_hands(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
-        loop, head_s = asyncio.get_running_loop(), self._server.bounds.head_s
-        encrypted = None
-        with contextlib.suppress(OSError):  # a peer that speaks no TLS, knows another certificate, or is too slow
-            encrypted = await loop.start_tls(plain, self, tls, server_side=True, ssl_handshake_timeout=head_s)
-        self._transport = encrypted
-        if encrypted is None:  # asyncio tells the protocol nothing of a handshake that failed
-            plain.abort()
-            self._server.left(self)
+        if self._server.tls is None:
+            self._server.joined(self, transport.get_extra_info("peername"))
 
     def data_received(self, data: bytes) -> None:
         if self.phase is ConnectionPhase.IDLE:
@@ -134,6 +140,8 @@ class ApiConnection(asyncio.Protocol):
         """Close it at once; what was not sent is lost."""
         if self._transport is not None:
             self._transport.abort()
+        elif self._handshake is not None:
+            self._handshake.cancel()
 
     # passed on to aiohttp
 
@@ -156,13 +164,13 @@ class ApiConnection(asyncio.Protocol):
 
 
 class ApiServer:
-    """Runs an application on a listening socket: start, stop_listening, stop. tls: serve HTTPS with this context."""
+    """Runs an application on a listening socket: start, stop_listening, stop. tls: serve HTTPS."""
 
     def __init__(
         self,
         runner: web.AppRunner,
         bounds: ConnectionBounds | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: ApiTls | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._runner = runner
@@ -171,6 +179,7 @@ class ApiServer:
         self._clock = clock
         self.tasks = TaskOwner()
         self._server: asyncio.Server | None = None
+        self._accepting: asyncio.Task[None] | None = None
         self._connections: set[ApiConnection] = set()
         self._waiting: dict[ApiConnection, None] = {}  # without a whole request, the one that waits longest first
         self._timer: asyncio.TimerHandle | None = None
@@ -181,14 +190,39 @@ class ApiServer:
         server = self._runner.server
         assert server is not None, "the runner is set up"
         server.request_handler = take_expectations(server.request_handler)
+        if self.tls is not None:
+            self.tasks.keep(self.tls.keep, "TLS certificate")
+        listening.setblocking(False)
+        if self.tls is not None:
+            self._accepting = self.tasks.start(self._accept(listening, self.tls), "accept")
+            return
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: ApiConnection(self), sock=listening, backlog=1024)
+
+    async def _accept(self, listening: socket, tls: ApiTls) -> None:
+        """As asyncio's own server, which does not tell of connections before the end of their handshake."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peername = await loop.sock_accept(listening)
+            except ConnectionError:  # the peer has gone already
+                continue
+            except OSError as exc:
+                _log.warning("cannot accept connections: %s", exc)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            connection = ApiConnection(self)
+            self.joined(connection, peername)
+            connection.shake_hands(accepted, tls.context)
 
     def stop_listening(self) -> None:
         """Take no new connections, and close those that have no whole request."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._accepting is not None:
+            self._accepting.cancel()
+            self._accepting = None
         for connection in list(self._waiting):
             connection.abort()
 
@@ -214,8 +248,9 @@ class ApiServer:
         assert server is not None, "the runner is set up"
         return server()
 
-    def joined(self, connection: ApiConnection) -> None:
+    def joined(self, connection: ApiConnection, peername: object) -> None:
         """A peer has connected. If too many wait, the one that waits longest is closed."""
+        connection.address = str(peername[0]) if isinstance(peername, tuple) else ""
         self._connections.add(connection)
         self.moved(connection, ConnectionPhase.HEAD)
         if len(self._waiting) > self.bounds.total:

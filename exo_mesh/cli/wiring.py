@@ -8,6 +8,7 @@ import platform
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from exo_mesh import __version__
 from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, OPEN_PATHS, AccessPolicy
@@ -23,6 +24,7 @@ from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
+from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.local_token import ListeningMark, take_token
 from exo_mesh.security.secret import exposure
 from exo_mesh.settings.config import ConfigError, LoadedSettings
@@ -54,6 +56,7 @@ class RunningNode:
         self._node: Node | None = None
         self._socket: socket.socket | None = None
         self._api: ApiServer | None = None
+        self._tls: ApiTls | None = None
         self._notes: list[str] = []
         self._policy = AccessPolicy()
         self._mark: ListeningMark | None = None
@@ -67,6 +70,9 @@ class RunningNode:
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         if settings.secret_file and settings.secret:
             self._notes += filter(None, [exposure(settings.secret_file)])
+        if settings.api and settings.tls_cert and settings.tls_key:
+            self._tls = _api_tls(settings.tls_cert, settings.tls_key)
+            self._notes += filter(None, [exposure(settings.tls_key, "the file")])
         if settings.api:
             KeyFile(settings.home / FILE_NAME).read()
             self._socket = self._bind_api()
@@ -81,10 +87,10 @@ class RunningNode:
                 registry=self._node.metrics.registry, access=self._policy, trace_sample=settings.trace_sample
             )
             runner = app_runner(build_app(self._node, options))
-            self._api = ApiServer(runner, ConnectionBounds.within(open_files.limit()))
+            self._api = ApiServer(runner, ConnectionBounds.within(open_files.limit()), self._tls)
             await self._api.start(self._socket)
             self._mark_listening(self._socket)
-            self._node.announce_api(_url(_reachable_host(self._node), self._socket))
+            self._node.announce_api(self._url(_reachable_host(self._node)))
 
     def facts(self) -> NodeFacts:
         """What to tell about a started node."""
@@ -99,7 +105,7 @@ class RunningNode:
             version=__version__,
             grpc_address=own.addresses[0],
             addresses=own.addresses,
-            api_url="" if self._socket is None else _url(_local_host(self._settings.host), self._socket),
+            api_url=self._url(_local_host(self._settings.host)),
             engine=engine,
             engine_reason=reason,
             usable_bytes=reading.get("usable_bytes", 0),
@@ -109,6 +115,7 @@ class RunningNode:
             mesh_is_open=not self._settings.secret,
             home=str(self._settings.home),
             access=self._policy.describe() if self._socket is not None else "",
+            tls_cert=str(self._settings.tls_cert or "") if self._tls else "",
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
         )
 
@@ -118,7 +125,7 @@ class RunningNode:
         health = self._node.observation.health()
         reasons = "; ".join(reason["message"] for reason in health["reasons"])
         num_instances = len(self._node.observation.state()["view"]["instances"])
-        api = "no API" if self._socket is None else _url(_local_host(self._settings.host), self._socket)
+        api = self._url(_local_host(self._settings.host)) or "no API"
         line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
         return f"{line} ({reasons})" if reasons else line
 
@@ -134,6 +141,12 @@ class RunningNode:
             await self._node.stop()
         if self._api is not None:
             await self._api.stop()
+
+    def _url(self, host: str) -> str:
+        """Where the API is, by one of this machine's names; "" without one."""
+        if self._socket is None:
+            return ""
+        return f"{'https' if self._tls else 'http'}://{host}:{self._socket.getsockname()[1]}"
 
     def _access_policy(self) -> AccessPolicy:
         settings = self._settings
@@ -179,6 +192,13 @@ class RunningNode:
         )
 
 
+def _api_tls(certificate: Path, key: Path) -> ApiTls:
+    try:
+        return ApiTls(certificate, key)
+    except ValueError as exc:
+        raise ConfigError(f"--tls-cert, --tls-key: {exc}", param="tls_cert") from exc
+
+
 def _check_engine(registry: Registry, name: str) -> None:
     """An engine that was named must be there. With "auto" a node may run without: it can still be an entry peer."""
     if name != "auto":
@@ -222,10 +242,6 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         raise
     bound.setblocking(False)
     return bound
-
-
-def _url(host: str, bound: socket.socket) -> str:
-    return f"http://{host}:{bound.getsockname()[1]}"
 
 
 def _local_host(host: str) -> str:

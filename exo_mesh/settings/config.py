@@ -25,7 +25,7 @@ from exo_mesh.settings.aliases import alias_texts
 PREFIX = "EXO_MESH_"
 SECRET_VARIABLE = "EXO_MESH_SECRET"
 """The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
-CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY"})
+CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY", "EXO_MESH_API_CA"})
 """Variables that the reading verbs of the command line know and a node does not care about."""
 _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 
@@ -52,6 +52,8 @@ class Settings:
     host: str = "0.0.0.0"
     api_port: int = 52415
     api: bool = True
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     grpc_port: int = 5000
     data_ports: tuple[int, int] | None = None
     discovery: tuple[str, ...] = ("udp", "mdns")
@@ -207,6 +209,9 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("api_port", "PORT", "port of the HTTP API; 0 = any free one", _PORT, toml=(int,)),
         Setting("no_api", "", "do not serve the HTTP API", values.switched_off, "api", (bool,),
                 show=lambda on: str(not on).lower()),
+        Setting("tls_cert", "FILE", "serve the HTTP API over HTTPS with this certificate (PEM); re-read on change",
+                values.path),
+        Setting("tls_key", "FILE", "the private key of --tls-cert (PEM, without a passphrase)", values.path),
         Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,)),
         Setting("data_ports", "A-B", "ports for the runners' data streams; any free ones by default",
                 values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
@@ -358,6 +363,9 @@ def _join(given: Mapping[str, tuple[Any, str]], secret: str, config_file: Path) 
     settings = replace(default_settings(), secret=secret, **fields)
     if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
         raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        alone, other = ("cert", "key") if settings.tls_key is None else ("key", "cert")
+        raise ConfigError(f"--tls-{alone} needs --tls-{other}", param=f"tls_{other}")
     origins = {name: given[name][1] if name in given else "default" for name in SETTINGS}
     return LoadedSettings(settings, origins, config_file)
 

@@ -21,6 +21,7 @@ from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, Tok
 from exo_mesh.errors import CancelledRequestError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.service import ModelEntry
+from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.tokenizer import TextModel
 
 Script = Callable[[GenerateRequest], AsyncGenerator[TokenEvent | Progress, None]]
@@ -206,10 +207,10 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    mesh: ScriptedMesh, options: ApiOptions, bounds: ConnectionBounds | None = None
+    mesh: ScriptedMesh, options: ApiOptions, bounds: ConnectionBounds | None = None, tls: ApiTls | None = None
 ) -> AsyncIterator[Served]:
     runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0))
-    server_of_api = ApiServer(runner, bounds)
+    server_of_api = ApiServer(runner, bounds, tls)
     listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     await server_of_api.start(listening)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
@@ -219,3 +220,4 @@ async def served(
         if "openai" in vars(server):
             await server.openai.close()
     await server_of_api.stop()
+    listening.close()

@@ -49,6 +49,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "name": "alpha",
         "host": "127.0.0.1",
         "api_port": "1",
+        "tls_cert": "/etc/cert.pem",
+        "tls_key": "/etc/key.pem",
         "no_api": "true",
         "grpc_port": "2",
         "data_ports": "7000-7010",
@@ -103,6 +105,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         name="alpha",
         host="127.0.0.1",
         api_port=1,
+        tls_cert=Path("/etc/cert.pem"),
+        tls_key=Path("/etc/key.pem"),
         api=False,
         grpc_port=2,
         data_ports=(7000, 7010),
@@ -235,6 +239,12 @@ def test_a_bad_config_file_is_refused_with_its_path(tmp_path: Path, content: str
         load(tmp_path)
     assert str(caught.value).startswith(f"{tmp_path}/config.toml: ")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "missing"), [("tls_cert", "--tls-key"), ("tls_key", "--tls-cert")])
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path, given: str, missing: str) -> None:
+    with pytest.raises(ConfigError, match=missing):
+        load(tmp_path, {given: "/etc/some.pem"})
 
 
 def test_an_unknown_variable_is_a_warning_with_a_suggestion(tmp_path: Path) -> None:
