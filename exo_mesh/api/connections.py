@@ -29,13 +29,17 @@ HEAD_S = 15.0
 """nginx gives a head 60 s and Apache 20 s; a head is a few kilobytes."""
 
 MAX_PER_ADDRESS = 64
-MAX_WAITING = 1024
-"""Each connection with half a head takes about 15 kB; more than this many would be felt in the node's memory."""
+MAX_WAITING, MAX_WAITING_TLS = 1024, 128
+"""A connection with half a head takes about 15 kB, a TLS connection 60 kB; more would be felt in the node's memory
+(measured by tests/security/test_half_open.py: a flood may take half as much again as an idle node has)."""
 
 BURST_S = 1.0
 """The bound per address leaves younger connections alone: a load test opens hundreds at once, then sends on each."""
 
 SWEEP_EVERY_S = 1.0
+SHUTDOWN_S = 1.0
+"""How long a peer may take to agree to the end of TLS; asyncio would hold the connection for 30 s."""
+
 ACCEPT_AGAIN_S = 1.0
 """The pause after the system refused to open a file; asyncio has the same."""
 
@@ -57,9 +61,9 @@ class ConnectionBounds:
     total: int = MAX_WAITING
 
     @classmethod
-    def within(cls, max_open_files: int) -> ConnectionBounds:
+    def within(cls, max_open_files: int, *, tls: bool = False) -> ConnectionBounds:
         """Bounds for a process that may open so many files: half of them at most."""
-        return cls(total=max(1, min(MAX_WAITING, max_open_files // 2)))
+        return cls(total=max(1, min(MAX_WAITING_TLS if tls else MAX_WAITING, max_open_files // 2)))
 
 
 class ConnectionPhase(Enum):
@@ -95,7 +99,9 @@ class ApiConnection(asyncio.Protocol):
     async def _shake_hands(self, accepted: socket, context: ssl.SSLContext) -> None:
         loop, head_s = asyncio.get_running_loop(), self._server.bounds.head_s
         try:
-            await loop.connect_accepted_socket(lambda: self, accepted, ssl=context, ssl_handshake_timeout=head_s)
+            await loop.connect_accepted_socket(
+                lambda: self, accepted, ssl=context, ssl_handshake_timeout=head_s, ssl_shutdown_timeout=1.0
+            )
         except OSError as exc:  # a peer that speaks no TLS, does not trust the certificate, or is too slow
             _log.debug("no TLS with %s: %s", self.address, exc)
         finally:

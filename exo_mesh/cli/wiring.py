@@ -87,7 +87,8 @@ class RunningNode:
                 registry=self._node.metrics.registry, access=self._policy, trace_sample=settings.trace_sample
             )
             runner = app_runner(build_app(self._node, options))
-            self._api = ApiServer(runner, ConnectionBounds.within(open_files.limit()), self._tls)
+            bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
+            self._api = ApiServer(runner, bounds, self._tls)
             await self._api.start(self._socket)
             self._mark_listening(self._socket)
             self._node.announce_api(self._url(_reachable_host(self._node)))

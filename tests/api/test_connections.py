@@ -144,3 +144,4 @@ async def test_a_server_that_stops_waits_for_no_half_a_request(mesh: ScriptedMes
 def test_half_of_the_open_files_are_for_other_things() -> None:
     assert ConnectionBounds.within(256).total == 128
     assert ConnectionBounds.within(65_536).total == connections.MAX_WAITING
+    assert ConnectionBounds.within(65_536, tls=True).total == connections.MAX_WAITING_TLS
