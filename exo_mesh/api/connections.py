@@ -100,7 +100,7 @@ class ApiConnection(asyncio.Protocol):
         loop, head_s = asyncio.get_running_loop(), self._server.bounds.head_s
         try:
             await loop.connect_accepted_socket(
-                lambda: self, accepted, ssl=context, ssl_handshake_timeout=head_s, ssl_shutdown_timeout=1.0
+                lambda: self, accepted, ssl=context, ssl_handshake_timeout=head_s, ssl_shutdown_timeout=SHUTDOWN_S
             )
         except OSError as exc:  # a peer that speaks no TLS, does not trust the certificate, or is too slow
             _log.debug("no TLS with %s: %s", self.address, exc)

@@ -95,7 +95,7 @@ async def test_a_client_that_waits_for_100_continue_gets_it(api: Served) -> None
 @pytest.mark.parametrize("header", [b"Content-Encoding: gzip", b"Expect: \xff"])
 async def test_who_may_not_ask_gets_a_401_whatever_they_send(mesh: ScriptedMesh, header: bytes) -> None:
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%s\r\nContent-Length: 2\r\n\r\n{}"
-    policy = AccessPolicy(needs_key=True, loopback_exemption=False)
+    policy = AccessPolicy(needs_key=True)
     async with served(mesh, ApiOptions(access=policy)) as api:
         status, reply = await raw(api, head % (PATH.encode(), header))
     assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
