@@ -16,6 +16,12 @@ from exo_mesh.telemetry.logs import current_request
 LEAST_PAUSE_S = 0.05
 """Between two rounds of a watchdog."""
 
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+"""How long a long-lived task pauses after a failure; the pause doubles with each failure that follows."""
+
+SETTLED_S = 60.0
+"""A long-lived task that ran so long has recovered: its next failure is a new one."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +37,8 @@ class TaskOwner:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self.ended: dict[str, str] = {}
+        """The names of long-lived tasks that a bug has ended, with the type of the exception; /health shows them."""
 
     def start(self, work: Coroutine[Any, Any, Any], name: str, *, for_request: bool = False) -> asyncio.Task[Any]:
         """Run `work` until it ends or the owner closes. After close nothing starts any more.
@@ -46,6 +54,34 @@ class TaskOwner:
         if self._closed:
             task.cancel()
         return task
+
+    def keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[Any]:
+        """Run long-lived work until it returns or the owner closes.
+
+        After an OSError (too many open files, a network that is gone) or a MeshError, `work` is called again, after a
+        pause. Any other exception is a bug: it ends the task, and `ended` names it.
+        """
+        return self.start(self._keep(work, name), name)
+
+    async def _keep(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        pause_s, told = FIRST_RETRY_S, set[tuple[type, int | None]]()
+        while True:
+            began = monotonic()
+            try:
+                return await work()
+            except (OSError, MeshError) as exc:
+                if monotonic() - began > SETTLED_S:
+                    pause_s = FIRST_RETRY_S
+                    told.clear()
+                kind = type(exc), getattr(exc, "errno", None)
+                if kind not in told:
+                    told.add(kind)
+                    _log.warning("%s failed and is tried again: %s", name, str(exc) or type(exc).__name__)
+            except Exception as exc:
+                self.ended[name] = type(exc).__name__
+                raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     def __len__(self) -> int:
         return len(self._tasks)

@@ -1,12 +1,18 @@
-"""The watchdog: one timer for many waits."""
+"""Long-lived tasks, and the watchdog: one timer for many waits."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import math
 
+import pytest
+
+from exo_mesh import tasks
 from exo_mesh.clock import monotonic
-from exo_mesh.tasks import Watchdog
+from exo_mesh.errors import TransportError
+from exo_mesh.tasks import TaskOwner, Watchdog
 
 
 async def test_a_check_is_called_each_period_until_it_is_forgotten() -> None:
@@ -72,3 +78,42 @@ async def test_one_timer_serves_all() -> None:
         dog.forget(check)
         dog.forget(check)
     assert dog._timer is None
+
+
+async def test_a_long_lived_task_survives_what_the_machine_refuses(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tasks, "FIRST_RETRY_S", 0.001)
+    owner = TaskOwner()
+    failures = [OSError(errno.EMFILE, "Too many open files")] * 3 + [TimeoutError(), TransportError("no way")]
+    settled = asyncio.Event()
+
+    async def work() -> None:
+        if failures:
+            raise failures.pop(0)
+        settled.set()
+        await asyncio.Event().wait()
+
+    with caplog.at_level(logging.WARNING, logger="exo_mesh.tasks"):
+        task = owner.keep(work, "housekeeping")
+        async with asyncio.timeout(10):
+            await settled.wait()
+    assert not task.done() and not owner.ended
+    assert [record.getMessage().partition(" again: ")[2] for record in caplog.records] == [
+        "[Errno 24] Too many open files", "TimeoutError", "no way",
+    ], "each kind of failure is logged once"  # fmt: skip
+    await owner.close()
+
+
+async def test_a_bug_ends_a_long_lived_task_and_is_remembered() -> None:
+    owner = TaskOwner()
+
+    async def work() -> None:
+        raise KeyError("x")
+
+    async def done() -> None:
+        return
+
+    await asyncio.wait({owner.keep(work, "housekeeping"), owner.keep(done, "Thunderbolt ports")})
+    assert owner.ended == {"housekeeping": "KeyError"}
+    await owner.close()

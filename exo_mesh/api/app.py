@@ -14,6 +14,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from exo_mesh.api.access import guard, send_cors_headers
+from exo_mesh.api.body import refuse_expectations
+from exo_mesh.api.connections import STOP_S, follow_connection
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.diagnostics import DiagnosticRoutes
 from exo_mesh.api.errors import errors_to_replies
@@ -47,7 +49,8 @@ def build_app(
     texts = texts or TextModels(TemplateRenderer())
     watchdog = Watchdog(min(1.0, options.keep_alive_s / 4, options.stall_limit_s / 4))
     context = ApiContext(service, texts, options, watchdog, now, int(now()))
-    middlewares = [give_request_id, log_request, errors_to_replies, guard(options.access)]
+    middlewares = [follow_connection, give_request_id, log_request, errors_to_replies, guard(options.access)]
+    middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     add_routes(app, OpenAIRoutes(context), OpsRoutes(context), DiagnosticRoutes(context), JoinRoutes(context))
     app.on_response_prepare.append(_send_request_id)
@@ -66,9 +69,19 @@ def build_app(
 
 
 def app_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels a handler as soon as its client has gone: that is what frees an abandoned request."""
+    """A runner that cancels a handler as soon as its client has gone: that is what frees an abandoned request.
+
+    Bodies stay packed, for `read_body` unpacks them within a limit.
+    """
     _server_log.addFilter(_not_http)
-    return web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=5.0, logger=_server_log)
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=STOP_S,
+        logger=_server_log,
+        auto_decompress=False,
+    )
 
 
 def _not_http(record: logging.LogRecord) -> bool:

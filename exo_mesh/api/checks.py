@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from exo_mesh.api.neutral import refuse_unless, show_json
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody
 from exo_mesh.errors import InputError
 
@@ -19,25 +20,25 @@ _RANGES: dict[str, tuple[float, float]] = {
     "top_k": (-1, 2**31 - 1),
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 10),
+    "repeat_penalty": (0.01, 10),
     "presence_penalty": (-2, 2),
     "frequency_penalty": (-2, 2),
     "seed": (-_INT64, _INT64 - 1),
-    "max_tokens": (1, 2**31 - 1),
-    "max_completion_tokens": (1, 2**31 - 1),
     "min_tokens": (0, 2**31 - 1),
     "priority": (-10, 10),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
 }
+_LIMITS = ("max_tokens", "max_completion_tokens")
+NO_LIMIT = -1
+"""What llama.cpp, LM Studio and Ollama understand as an answer without a limit of its own."""
+
 # Fields of which only some values mean what exo-mesh does; the others would change the reply, so they are refused.
 _CHOICES: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
-    "store": (False,),
     "echo": (False,),
     "suffix": ("",),
-    "service_tier": ("auto", "default"),
-    "tools": ([],),
-    "tool_choice": ("none",),
+    "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
 }
 
@@ -47,12 +48,16 @@ def check_body(body: GenerationBody) -> None:
     for name, (low, high) in _RANGES.items():
         value = getattr(body, name, None)
         if value is not None and not low <= value <= high:
-            raise InputError(f"{name} is {_show(value)}, but must be between {low} and {high}", param=name)
+            raise InputError(f"{name} is {show_json(value)}, but must be between {low} and {high}", param=name)
+    for name in _LIMITS:
+        limit = getattr(body, name, None)
+        if limit is not None and limit != NO_LIMIT and not 1 <= limit < 2**31:
+            text = f"{name} is {show_json(limit)}, but must be between 1 and {2**31 - 1}, or {NO_LIMIT} for no limit"
+            raise InputError(text, param=name)
     for name, allowed in _CHOICES.items():
-        value = getattr(body, name, None)
-        if value is not None and not any(value == choice and type(value) is type(choice) for choice in allowed):
-            choices = " or ".join(repr(choice) for choice in allowed)
-            raise InputError(f"{name} is {_show(value)}, which is not supported yet; it may be {choices}", param=name)
+        refuse_unless(name, getattr(body, name, None), allowed)
+    if None not in (body.repeat_penalty, body.repetition_penalty) and body.repeat_penalty != body.repetition_penalty:
+        raise InputError("repeat_penalty and repetition_penalty are two names of one field", param="repeat_penalty")
     _check_stops(body.stop)
     _check_bias(body.logit_bias)
     _check_stream_options(body)
@@ -83,7 +88,8 @@ def _check_bias(logit_bias: dict[int, float] | None) -> None:
     for token_id, bias in (logit_bias or {}).items():
         if not -100 <= bias <= 100:
             raise InputError(
-                f"logit_bias of token {token_id} is {_show(bias)}, but must be between -100 and 100", param="logit_bias"
+                f"logit_bias of token {token_id} is {show_json(bias)}, but must be between -100 and 100",
+                param="logit_bias",
             )
 
 
@@ -103,7 +109,9 @@ def _check_stream_options(body: GenerationBody) -> None:
 def _check_chat(body: ChatBody) -> None:
     if not body.messages:
         raise InputError("messages is empty; there must be at least one", param="messages")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.tool_choice != "none":
+        refuse_unless("tools", body.tools, ([],))
+    if body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs is only allowed together with logprobs: true", param="top_logprobs")
     if not body.continue_final_message:
         return
@@ -121,11 +129,3 @@ def _check_chat(body: ChatBody) -> None:
 def _check_logprobs_count(logprobs: int | None) -> None:
     if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
         raise InputError(f"logprobs is {logprobs}, but must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
-
-
-def _show(value: Any) -> str:
-    """The value as the caller wrote it, but never more than a line of it."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

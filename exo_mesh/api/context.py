@@ -22,7 +22,8 @@ REQUEST_ID = web.RequestKey("request_id", str)
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.
-    stall_limit_s: a client that reads nothing of its stream for so long loses it. trace_sample: the share of requests
+    stall_limit_s: a client that reads nothing of its stream for so long loses it. body_silence_s: a client that sends
+    nothing of a body that it has announced for so long gets a 408, as with nginx. trace_sample: the share of requests
     that are traced without having asked for it. invitations: into the mesh of this node; by default nobody is invited.
     """
 
@@ -30,6 +31,7 @@ class ApiOptions:
     keep_alive_s: float = 2.0
     stall_limit_s: float = 300.0
     max_body_bytes: int = 16 << 20
+    body_silence_s: float = 60.0
     trace_sample: float = 0.0
     access: AccessPolicy = field(default_factory=AccessPolicy)
     invitations: Invitations = field(default_factory=Invitations)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from exo_mesh.api.checks import MAX_TOP_LOGPROBS, stop_strings
+from exo_mesh.api.checks import MAX_TOP_LOGPROBS, NO_LIMIT, stop_strings
 from exo_mesh.api.idempotency import Idempotency
 from exo_mesh.api.messages import template_messages
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
@@ -45,6 +45,8 @@ class PreparedRequest:
     request: GenerateRequest
     stops: tuple[str, ...]
     stream_options: StreamOptions
+    names_tier: bool = False
+    """The request had a service_tier, so the reply has one."""
 
 
 async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts: TextModels) -> PreparedRequest:
@@ -66,10 +68,11 @@ async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts
         return text.encode_prompt(prompt)
 
     prompt_ids = await texts.work(encode)
-    wanted = _first(body.max_completion_tokens, body.max_tokens)
+    wanted = _limit_of(_first(body.max_completion_tokens, body.max_tokens))
     max_tokens = fit_context(entry.name, len(prompt_ids), wanted, limit, "messages")
     num_top = _first(body.top_logprobs, 0) if body.logprobs else None
-    return _prepared(body, asker, entry, text, prompt_ids, max_tokens, num_top)
+    prepared = _prepared(body, asker, entry, text, prompt_ids, max_tokens, num_top)
+    return replace(prepared, names_tier=body.service_tier is not None)
 
 
 async def prepare_completion(
@@ -93,7 +96,7 @@ async def prepare_completion(
         fit_context(entry.name, len(prompt_ids), None, limit, "prompt")
         max_tokens = min(COMPLETION_MAX_TOKENS, limit - len(prompt_ids))
     else:
-        max_tokens = fit_context(entry.name, len(prompt_ids), body.max_tokens, limit, "prompt")
+        max_tokens = fit_context(entry.name, len(prompt_ids), _limit_of(body.max_tokens), limit, "prompt")
     return _prepared(body, asker, entry, text, prompt_ids, max_tokens, body.logprobs)
 
 
@@ -159,7 +162,7 @@ def sampling_params(
         top_k=max(0, _first(body.top_k, defaults.top_k, 0)),
         top_p=_first(body.top_p, defaults.top_p, 1.0),
         min_p=_first(body.min_p, defaults.min_p, 0.0),
-        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        repetition_penalty=_first(body.repetition_penalty, body.repeat_penalty, defaults.repetition_penalty, 1.0),
         presence_penalty=_first(body.presence_penalty, 0.0),
         frequency_penalty=_first(body.frequency_penalty, 0.0),
         logit_bias=tuple(sorted((body.logit_bias or {}).items())),
@@ -211,13 +214,8 @@ def _template_variables(body: ChatBody, text: TextModel) -> dict[str, Any]:
         raise InputError(f"chat_template_kwargs.{name} is not for requests to set", param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         knows = text.template is not None and "reasoning_effort" in text.template.variables
-        if not knows and body.reasoning_effort != "none":
-            raise InputError(
-                f"reasoning_effort is {body.reasoning_effort!r}, but this model's chat template knows no effort; "
-                "leave it out or say 'none'",
-                param="reasoning_effort",
-            )
-        variables["reasoning_effort"] = body.reasoning_effort
+        if knows:  # where the model has no effort to choose, no word changes its answer
+            variables["reasoning_effort"] = body.reasoning_effort
     return variables
 
 
@@ -226,6 +224,10 @@ def _check_ids(token_ids: list[int], text: TextModel, param: str) -> None:
         if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
             shown = token_id if token_id.bit_length() < 64 else "a huge number"
             raise InputError(f"{param} names token {shown}, which this model does not have", param=param)
+
+
+def _limit_of(wanted: int | None) -> int | None:
+    return None if wanted == NO_LIMIT else wanted
 
 
 def _first(*values: Any) -> Any:

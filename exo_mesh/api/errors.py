@@ -38,6 +38,7 @@ _RULES: dict[str, _Rule] = {
     "model_not_found": _Rule(404, _CALLER),
     "not_found": _Rule(404, _CALLER),
     "method_not_allowed": _Rule(405, _CALLER),
+    "request_timeout": _Rule(408, _CALLER),
     "superseded": _Rule(409, "conflict_error"),
     "request_too_large": _Rule(413, _CALLER),
     "misdirected_request": _Rule(421, _CALLER),
@@ -59,7 +60,7 @@ _RULES: dict[str, _Rule] = {
     "deadline_exceeded": _Rule(504, _SERVER),
 }
 _REASONS = {499: "Client Closed Request"}
-_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
 
 def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
@@ -141,6 +142,7 @@ def _http_error(request: web.Request, error: web.HTTPException) -> web.StreamRes
     messages = {
         404: f"there is no route {request.method} {request.path}; GET / lists them",
         405: f"{request.path} does not answer to {request.method}",
+        408: "the rest of the request body did not come in time",
         413: f"the request body is larger than {request.client_max_size} bytes",
     }
     reply = plain_error(code, messages.get(error.status, error.reason))

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER, Caller
+from exo_mesh.api.body import read_body
 from exo_mesh.api.checks import check_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
@@ -39,7 +40,7 @@ class OpenAIRoutes:
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        body = decode_body(await request.read(), ChatBody)
+        body = decode_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
         check_body(body)
         key = idempotency_of(request, body, request[CALLER].key_id)
         await self._name_model(request, body)
@@ -51,7 +52,7 @@ class OpenAIRoutes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
-        body = decode_body(await request.read(), CompletionBody)
+        body = decode_body(await read_body(request, self._context.options.body_silence_s), CompletionBody)
         check_body(body)
         key = idempotency_of(request, body, request[CALLER].key_id)
         await self._name_model(request, body)

@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
+from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import named_model
@@ -28,6 +29,7 @@ class OpsRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._service = context.service
         self._registry = context.options.registry
+        self._body_silence_s = context.options.body_silence_s
 
     async def index(self, request: web.Request) -> web.Response:
         """GET /: what this is, and the next thing to type."""
@@ -136,7 +138,7 @@ class OpsRoutes:
 
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready; with `replicas`, so many times."""
-        body = decode_body(await request.read(), InstanceBody)
+        body = decode_body(await read_body(request, self._body_silence_s), InstanceBody)
         body.model = await named_model(request, self._service, body.model)
         spec = instance_spec(body)
         if body.replicas is not None:

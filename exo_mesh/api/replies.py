@@ -54,12 +54,14 @@ class Reply(ABC):
         return made
 
     def _head(self, object_name: str) -> dict[str, Any]:
+        tier = {"service_tier": "default"} if self._run.prepared.names_tier else {}
         return {
             "id": self._run.prepared.request.request_id,
             "object": object_name,
             "created": self._created,
             "model": self._run.prepared.model,
             "system_fingerprint": FINGERPRINT,
+            **tier,
         }
 
     def _usage(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The bodies that the OpenAI routes accept. A field that is not here is refused with a 400 that names it.
+"""The bodies that the OpenAI routes accept. Any other field is refused with a 400 that names it.
 
 Fields that are pure labels have no effect by definition: user, metadata, verbosity, prompt_cache_key,
-safety_identifier, and parallel_tool_calls as long as there are no tools.
+safety_identifier, and parallel_tool_calls as long as there are no tools. store has none, since nothing is stored, and
+service_tier only that the reply says `default`. exo_mesh.api.neutral lists fields that are accepted at some values.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from exo_mesh.api.neutral import without_neutral_fields
 from exo_mesh.errors import InputError
+from exo_mesh.settings.config import did_you_mean
 
 T = TypeVar("T")
+
+_UNKNOWN = "Object contains unknown field"
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +56,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
@@ -80,7 +86,7 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
@@ -143,9 +149,9 @@ class InstanceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 def decode_body(body: bytes, kind: type[T]) -> T:
     """The body as a struct. Raises InputError that names the field where it goes wrong."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return _decoded(body, kind)
     except msgspec.ValidationError as exc:
-        raise _field_error(str(exc)) from exc
+        raise _field_error(str(exc), kind) from exc
     except UnicodeDecodeError as exc:
         raise InputError(f"the request body is not UTF-8 (byte {exc.start})") from exc
     except RecursionError as exc:
@@ -154,14 +160,25 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise InputError(f"the request body is not valid JSON: {exc}") from exc
 
 
-def _field_error(message: str) -> InputError:
+def _decoded(body: bytes, kind: type[T]) -> T:
+    """Neutral fields are looked for only if there is something unknown: that parses the body once more."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as exc:
+        if not issubclass(kind, GenerationBody) or _UNKNOWN not in str(exc):
+            raise
+        return msgspec.json.decode(without_neutral_fields(body, kind.__struct_fields__), type=kind)
+
+
+def _field_error(message: str, kind: type) -> InputError:
     """msgspec says: Expected `float`, got `str` - at `$.temperature`; or: Object contains unknown field `foo` - at …"""
     text, _, place = message.partition(" - at ")
     path = re.search(r"`\$\.?([^`]*)`", place)
     param = path.group(1) if path else ""
-    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", text, re.DOTALL):
+    if unknown := re.fullmatch(rf"{_UNKNOWN} `(.*)`", text, re.DOTALL):
+        near = "" if param else did_you_mean(unknown.group(1), [field.name for field in msgspec.structs.fields(kind)])
         param = f"{param}.{unknown.group(1)}" if param else unknown.group(1)
-        return InputError(f"{param}: exo-mesh does not support this field", param=param)
+        return InputError(f"{param}: exo-mesh does not support this field{near}", param=param)
     if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
         param = f"{param}.{missing.group(1)}" if param else missing.group(1)
         return InputError(f"{param}: this field is required", param=param)

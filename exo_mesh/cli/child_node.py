@@ -31,7 +31,7 @@ class ChildNodeError(MeshError):
 
 def client_of(ready: Mapping[str, Any]) -> ApiClient:
     """A client, with local rights, of the node whose "ready" event this is. Without a home it is the usual one."""
-    return ApiClient(ready["api_url"], ready["home"])
+    return ApiClient(ready["api_url"], ready["home"], Path(ready["tls_cert"]) if ready["tls_cert"] else None)
 
 
 class ChildNode:

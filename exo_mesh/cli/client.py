@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -14,6 +15,7 @@ from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import DEFAULT_API_URL
+from exo_mesh.cli.trust import certificate_of, default_url, tls_failure, trust
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.security.local_token import token_for
 from exo_mesh.settings.config import ConfigError, home_of
@@ -33,9 +35,12 @@ class NoNodeError(TransportError):
 class ApiClient:
     """Calls with deadlines; every failure is a MeshError, with the server's own message where it gave one."""
 
-    def __init__(self, url: str | None = None, home: Path | str | None = None) -> None:
-        """home: of the node, if it is on this machine; its local token is shown where there is no key."""
-        chosen = url or os.environ.get("EXO_MESH_API_URL") or DEFAULT_API_URL
+    def __init__(
+        self, url: str | None = None, home: Path | str | None = None, own_certificate: Path | None = None
+    ) -> None:
+        """home: of the node, if it is on this machine; its local token is shown where there is no key. own_certificate:
+        that of the node, if it serves HTTPS; None looks for it in the node's settings."""
+        chosen = url or os.environ.get("EXO_MESH_API_URL") or default_url(home, own_certificate)
         if "//" not in chosen:
             chosen = f"http://{chosen}"
         parts = urllib.parse.urlsplit(chosen)
@@ -45,7 +50,11 @@ class ApiClient:
         self._address = parts.hostname, _port_of(parts)
         self._home = Path(home) if home else home_of(os.environ)
         # a proxy from the environment must not swallow calls to this machine
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if parts.scheme == "https":
+            context = trust(parts.hostname, own_certificate or certificate_of(home))
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def credentials(self) -> dict[str, str]:
         """The header with the key of EXO_MESH_API_KEY, or else with the local token of the home."""
@@ -121,6 +130,12 @@ class ApiClient:
         except (OSError, http.client.HTTPException) as exc:
             if isinstance(getattr(exc, "reason", None), TimeoutError):
                 raise DeadlineError(f"{self.url}{path} did not answer within {deadline_s:g} s") from exc
+            if isinstance(reason := getattr(exc, "reason", exc), ssl.SSLError):
+                raise TransportError(tls_failure(self.url, reason)) from exc
+            if self.url.startswith("http:") and isinstance(reason, ConnectionResetError):
+                raise TransportError(
+                    f"{self.url} ends the connection; if it serves HTTPS, use --api-url https://…"
+                ) from exc
             raise NoNodeError(
                 f"nothing answers at {self.url}; start a node with `exo-mesh`, or name one with --api-url"
             ) from exc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
@@ -26,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
         print(reference())
         return exit_codes.OK
     loaded = load_settings(node_flags(args), os.environ)
+    for warning in loaded.warnings:
+        print(f"exo-mesh: {warning}", file=sys.stderr)
     if args.json:
         print_json(_as_json(loaded, origin=args.origin))
         return exit_codes.OK

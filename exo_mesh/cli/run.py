@@ -115,8 +115,8 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     """A client of the node at --api-url; of a node of our own if none was named and none answers."""
     flags = node_flags(args)
     named = args.api_url or os.environ.get("EXO_MESH_API_URL")
-    loaded = load_settings(flags, os.environ)  # a wrong flag is an error even if a node runs already
-    client = ApiClient(args.api_url, loaded.settings.home)
+    own = load_settings(flags, os.environ).settings  # a wrong flag is an error even if a node runs already
+    client = ApiClient(args.api_url, own.home, own.tls_cert)
     try:
         client.get("/healthz")
     except NoNodeError:
@@ -125,8 +125,8 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     else:
         yield client
         return
-    with _own_node(_with_directory(flags, args.model), args.model) as own:
-        yield own
+    with _own_node(_with_directory(flags, args.model), args.model) as client:
+        yield client
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
 
+from exo_mesh.cli.parser import DEFAULT_API_URL
 from exo_mesh.cli.tables import human_bytes
 from exo_mesh.security.local_token import read_token
 
@@ -41,6 +42,7 @@ class NodeFacts:
     mesh_is_open: bool
     home: str
     access: str
+    tls_cert: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -119,7 +121,7 @@ def _page_line(facts: NodeFacts) -> list[tuple[str, str]]:
 def next_steps(facts: NodeFacts) -> str:
     """What to type next, ready to paste."""
     model = DEMO_MODEL if DEMO_MODEL in facts.models or not facts.models else facts.models[0]
-    api = "" if facts.api_url.endswith(":52415") else f" --api-url {facts.api_url}"
+    api = "" if facts.api_url == DEFAULT_API_URL else f" --api-url {facts.api_url}"
     return f'  exo-mesh run {model} "{FIRST_QUESTION}"{api}\n{curl_line(facts.api_url, model, FIRST_QUESTION)}'
 
 

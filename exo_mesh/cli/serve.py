@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
 from exo_mesh.cli.systemd import Notifier, supervised, take_notifier
 from exo_mesh.errors import InputError
+from exo_mesh.machine import open_files
 from exo_mesh.settings.config import ConfigError, LoadedSettings, load_settings
 from exo_mesh.telemetry.logs import setup_logging
 
@@ -24,6 +26,9 @@ STOP_DEADLINE_S = 4.5
 
 OFFLINE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """Tells the libraries of the engines, which inherit it, to fetch nothing. The node itself fetches from peers only."""
+
+
+_log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +43,11 @@ def run(args: argparse.Namespace) -> int:
     """Serve; the answer is the exit code."""
     loaded = load_settings(node_flags(args), os.environ)
     setup_logging(loaded.settings.log_format, loaded.settings.log_level)
+    for warning in loaded.warnings:
+        _log.warning("%s", warning)
     if loaded.settings.offline:
         os.environ.update(OFFLINE_ENVIRONMENT)
+    _log.debug("this process may have %d files open", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
     screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

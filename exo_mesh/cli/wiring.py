@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import platform
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
-
-from aiohttp import web
+from pathlib import Path
 
 from exo_mesh import __version__
 from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, OPEN_PATHS, AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
+from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.machine import open_files
 from exo_mesh.machine.fake_memory import reader_for
 from exo_mesh.node.node import Node
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile
+from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
 from exo_mesh.security.local_token import ListeningMark, take_token
@@ -34,8 +35,6 @@ SEND_BUFFER_BYTES = 256 * 1024
 """What the kernel may hold of an answer that its client does not read. By itself it would hold 4 MiB of each."""
 
 API_PORT_TRIES = 50
-API_STOP_S = 1.0
-"""Requests have ended when the API stops, since the node stops first; this is for their last bytes."""
 
 
 _PATHS_BY_NAME = {"health": HEALTH_PATHS, "metrics": METRICS_PATHS}
@@ -58,7 +57,8 @@ class RunningNode:
         self._registry = load_registry()
         self._node: Node | None = None
         self._socket: socket.socket | None = None
-        self._runner: web.AppRunner | None = None
+        self._api: ApiServer | None = None
+        self._tls: ApiTls | None = None
         self._notes: list[str] = []
         self._policy = AccessPolicy()
         self._mark: ListeningMark | None = None
@@ -72,6 +72,9 @@ class RunningNode:
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         if settings.secret_file and settings.secret:
             self._notes += filter(None, [exposure(settings.secret_file)])
+        if settings.api and settings.tls_cert and settings.tls_key:
+            self._tls = _api_tls(settings.tls_cert, settings.tls_key)
+            self._notes += filter(None, [exposure(settings.tls_key, "the file")])
         if settings.api:
             KeyFile(settings.home / FILE_NAME).read()
             self._socket = self._bind_api()
@@ -88,11 +91,12 @@ class RunningNode:
                 trace_sample=settings.trace_sample,
                 invitations=self._invitations(self._node),
             )
-            self._runner = app_runner(build_app(self._node, options))
-            await self._runner.setup()
-            await web.SockSite(self._runner, self._socket, backlog=1024).start()
+            runner = app_runner(build_app(self._node, options))
+            bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
+            self._api = ApiServer(runner, bounds, self._tls)
+            await self._api.start(self._socket)
             self._mark_listening(self._socket)
-            self._node.announce_api(_url(_reachable_host(self._node), self._socket))
+            self._node.announce_api(self._url(_reachable_host(self._node)))
 
     def facts(self) -> NodeFacts:
         """What to tell about a started node."""
@@ -107,7 +111,7 @@ class RunningNode:
             version=__version__,
             grpc_address=own.addresses[0],
             addresses=own.addresses,
-            api_url="" if self._socket is None else _url(_local_host(self._settings.host), self._socket),
+            api_url=self._url(_local_host(self._settings.host)),
             engine=engine,
             engine_reason=reason,
             usable_bytes=reading.get("usable_bytes", 0),
@@ -117,6 +121,7 @@ class RunningNode:
             mesh_is_open=not self._settings.secret,
             home=str(self._settings.home),
             access=self._policy.describe() if self._socket is not None else "",
+            tls_cert=str(self._settings.tls_cert or "") if self._tls else "",
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
         )
 
@@ -126,7 +131,7 @@ class RunningNode:
         health = self._node.observation.health()
         reasons = "; ".join(reason["message"] for reason in health["reasons"])
         num_instances = len(self._node.observation.state()["view"]["instances"])
-        api = "no API" if self._socket is None else _url(_local_host(self._settings.host), self._socket)
+        api = self._url(_local_host(self._settings.host)) or "no API"
         line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
         return f"{line} ({reasons})" if reasons else line
 
@@ -134,13 +139,20 @@ class RunningNode:
         """End requests, runners and connections, in this order."""
         if self._mark is not None:
             self._mark.close()
+        if self._api is not None:
+            self._api.stop_listening()
         if self._socket is not None:
             self._socket.close()
         if self._node is not None:
             await self._node.stop()
-        if self._runner is not None:
-            async with asyncio.timeout(API_STOP_S):
-                await self._runner.cleanup()
+        if self._api is not None:
+            await self._api.stop()
+
+    def _url(self, host: str) -> str:
+        """Where the API is, by one of this machine's names; "" without one."""
+        if self._socket is None:
+            return ""
+        return f"{'https' if self._tls else 'http'}://{host}:{self._socket.getsockname()[1]}"
 
     def _access_policy(self, keys: KeyFile) -> AccessPolicy:
         settings = self._settings
@@ -192,6 +204,13 @@ class RunningNode:
         )
 
 
+def _api_tls(certificate: Path, key: Path) -> ApiTls:
+    try:
+        return ApiTls(certificate, key)
+    except ValueError as exc:
+        raise ConfigError(f"--tls-cert, --tls-key: {exc}", param="tls_cert") from exc
+
+
 def _check_engine(registry: Registry, name: str) -> None:
     """An engine that was named must be there. With "auto" a node may run without: it can still be an entry peer."""
     if name != "auto":
@@ -235,10 +254,6 @@ def _bound_socket(host: str, port: int) -> socket.socket:
         raise
     bound.setblocking(False)
     return bound
-
-
-def _url(host: str, bound: socket.socket) -> str:
-    return f"http://{host}:{bound.getsockname()[1]}"
 
 
 def _local_host(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from ipaddress import ip_address
 
 from zeroconf import DNSQuestionType, IPVersion, ServiceStateChange, Zeroconf
@@ -104,7 +104,12 @@ class MdnsDiscovery:
         self._browser = AsyncServiceBrowser(
             zeroconf, SERVICE_TYPE, handlers=[on_change], question_type=DNSQuestionType.QM
         )
-        self._tasks.start(self._keep_fresh(own, suggest, interfaces), "mdns refresh")
+        self._tasks.keep(lambda: self._keep_fresh(own, suggest, interfaces), "mdns refresh")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self) -> None:
         await self._tasks.close()

@@ -14,7 +14,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from exo_mesh.discovery.hostfile import hosts_in, is_host, is_hostfile, wrong
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import joined
 from exo_mesh.errors import InputError
+from exo_mesh.tasks import TaskOwner
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_FILE_PEERS = 1024
@@ -131,16 +132,18 @@ class PeersFileDiscovery:
         self._check_every_s = check_every_s
         self._state = _state_of(path)
         self.addresses = read_peers(path, default_port)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner()
 
     async def start(self, own: Announcement, suggest: Suggest) -> None:
-        self._task = asyncio.create_task(self._keep_suggesting(suggest), name="peers file")
+        self._tasks.keep(lambda: self._keep_suggesting(suggest), "peers file")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._tasks.close()
 
     async def _keep_suggesting(self, suggest: Suggest) -> None:
         loop = asyncio.get_running_loop()

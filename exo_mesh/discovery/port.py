@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,6 +30,10 @@ class Discovery(Protocol):
     """Suggests addresses from `start` until `stop` returns. Finding nobody is no error."""
 
     name: str
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
 
     async def start(self, own: Announcement, suggest: Suggest) -> None:
         """Begin. Raises TransportError if this discovery cannot work on this machine, saying why."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from exo_mesh.discovery.port import Announcement, Suggest
+from exo_mesh.tasks import TaskOwner
 
 FIRST_PAUSE_S = 0.5
 LAST_PAUSE_S = 5.0
@@ -19,16 +20,18 @@ class StaticDiscovery:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = tuple(addresses)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner()
 
     async def start(self, own: Announcement, suggest: Suggest) -> None:
-        self._task = asyncio.create_task(self._keep_suggesting(suggest), name="static discovery")
+        self._tasks.keep(lambda: self._keep_suggesting(suggest), "static discovery")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._tasks.close()
 
     async def _keep_suggesting(self, suggest: Suggest) -> None:
         pause_s = FIRST_PAUSE_S

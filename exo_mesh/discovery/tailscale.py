@@ -15,6 +15,7 @@ import aiohttp
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import joined
 from exo_mesh.errors import InputError, MeshError, TransportError
+from exo_mesh.tasks import TaskOwner
 
 API_URL = "https://api.tailscale.com"
 ASK_EVERY_S = 15.0
@@ -86,16 +87,18 @@ class TailscaleDiscovery:
         self._port = port
         self._ask_every_s = ask_every_s
         self._first_backoff_s = first_backoff_s
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner()
 
     async def start(self, own: Announcement, suggest: Suggest) -> None:
-        self._task = asyncio.create_task(self._keep_asking(suggest), name="tailscale discovery")
+        self._tasks.keep(lambda: self._keep_asking(suggest), "tailscale discovery")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._tasks.close()
 
     async def _keep_asking(self, suggest: Suggest) -> None:
         told = ""

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
@@ -18,6 +18,7 @@ from exo_mesh.discovery.udp_sockets import GroupListener, Senders, listening_soc
 from exo_mesh.domain.addresses import WILDCARDS, Interface, LinkKind, joined
 from exo_mesh.errors import TransportError
 from exo_mesh.security.datagrams import MAGIC, DatagramVerdict, RefusedDatagrams, Seal
+from exo_mesh.tasks import TaskOwner
 
 ANNOUNCE_EVERY_S = 2.0
 MAX_DATAGRAM_BYTES = 1024
@@ -96,7 +97,7 @@ class UdpDiscovery:
         self._senders = Senders(broadcast_port, self._loopback)
         self._group: GroupListener | None = None
         self._transports: list[asyncio.DatagramTransport] = []
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner()
 
     async def start(self, own: Announcement, suggest: Suggest) -> None:
         try:
@@ -112,13 +113,15 @@ class UdpDiscovery:
             else:
                 await self._listen(self._group.sock, own, suggest)
         datagram = encode(replace(own, host=self._host if self._tells_host else ""))
-        self._task = asyncio.create_task(self._keep_announcing(datagram), name="udp discovery")
+        self._tasks.keep(lambda: self._keep_announcing(datagram), "udp discovery")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        await self._tasks.close()
         for transport in self._transports:
             transport.close()
         self._transports.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exo_mesh.clock import Clock, monotonic
@@ -126,9 +126,14 @@ class StageHost:
         self._tasks = TaskOwner()
 
     def start(self) -> None:
-        self._tasks.start(self._keep_expiring(), "expire leases")
-        self._tasks.start(self._hops.keep(), "ways of the hops")
-        self._tasks.start(self._spares.keep(), "spare runners")
+        self._tasks.keep(self._keep_expiring, "expire leases")
+        self._tasks.keep(self._hops.keep, "ways of the hops")
+        self._tasks.keep(self._spares.keep, "spare runners")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self) -> None:
         """Take no more stages, and end all runners, each within 4 s, side by side."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +73,12 @@ class Custody:
         self._tasks = TaskOwner()
 
     def start(self) -> None:
-        self._tasks.start(self._keep_order(), "order of instances")
+        self._tasks.keep(self._keep_order, "order of instances")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self) -> None:
         """Leave the rings this node owns to their other members, who go on without it; what it was recovering or ending

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo, Telemetry
@@ -144,12 +144,17 @@ class Membership:
     def start(self, own: PeerInfo) -> None:
         """Begin as `own`, which may now know its addresses."""
         self.describe(own)
-        self._tasks.start(self._run(), "membership")
+        self._tasks.keep(self._run, "membership")
 
     def describe(self, own: PeerInfo) -> None:
         """Say something new of this node: its models, its API address."""
         self._roster.own = own
         self._write("peer", own.id, own)
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     def put_instance(self, instance_id: str, instance: InstanceInfo | None) -> None:
         """Write or delete (None) this node's record of an instance."""

@@ -44,6 +44,7 @@ class Health:
         monitor: MemoryMonitor,
         instances: Callable[[], Iterable[InstanceInfo]],
         clock: Clock,
+        ended_tasks: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._settings = settings
         self._membership = membership
@@ -52,6 +53,7 @@ class Health:
         self._monitor = monitor
         self._instances = instances
         self._clock = clock
+        self._ended_tasks = ended_tasks
         self._started_at = clock()
         self._noted: list[Reason] = []
         self._had_peers = False
@@ -66,7 +68,7 @@ class Health:
         now = self._clock()
         if now - self._kept[0] > FRESH_S:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
-            found += [self._alone(now), self._versions(), *self._slow_links()]
+            found += [self._alone(now), self._versions(), *self._slow_links(), *self._ended()]
             self._kept = now, [reason for reason in found if reason is not None]
         return self._kept[1]
 
@@ -166,6 +168,11 @@ class Health:
                     f"the way to {peer.info.name} by {used.address} {' and '.join(figures)}, and a ring goes over it",
                     "use a cable instead of Wi-Fi or a VPN; exo-mesh topology shows all ways that were measured",
                 )
+
+    def _ended(self) -> Iterable[Reason]:
+        for name, exception in self._ended_tasks().items():
+            text = f"the task {name!r} of this node ended with {exception}, which is a bug of exo-mesh"
+            yield Reason("task_ended", HealthLevel.DEGRADED, text, "restart the node; its log says where it ended")
 
     def _refused(self) -> list[Reason]:
         remedy = "give both one --namespace, secret and version; each its --home"

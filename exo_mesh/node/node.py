@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,15 @@ class Node:
             hosting.monitor,
             placed,
             self._clock,
+            self._ended_tasks,
         )
+
+    def _ended_tasks(self) -> dict[str, str]:
+        """Long-lived tasks of this node and its parts that a bug has ended."""
+        ended = [self._tasks.ended, self.membership.ended_tasks, self._hosting.host.ended_tasks]
+        ended += [self._owning.custody.ended_tasks, self._server.ended_tasks]
+        ended += [discovery.ended_tasks for discovery in self._discoveries]
+        return {name: exception for tasks in ended for name, exception in tasks.items()}
 
     def _new_observation(self) -> Observation:
         return Observation(
@@ -238,7 +247,8 @@ class Node:
         _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
 
     def _start_tasks(self, port: int) -> None:
-        work = keep_house(
+        work = partial(
+            keep_house,
             self._models.catalogue,
             self.membership,
             self._hosting.host,
@@ -249,15 +259,16 @@ class Node:
             self._machine.disk,
             self._health,
         )
-        self._tasks.start(work, "housekeeping")
-        self._tasks.start(keep_addresses(self.membership, self.settings.host, port), "own addresses")
-        self._tasks.start(keep_rdma_ports(self.membership), "Thunderbolt ports")
-        self._tasks.start(self._hosting.monitor.run(), "memory monitor")
-        self._tasks.start(PathKeeper(self.membership, clock=self._clock).run(), "paths")
-        self._tasks.start(self.keys.keep(), "API keys")
+        keep = self._tasks.keep
+        keep(work, "housekeeping")
+        keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
+        keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
+        keep(self._hosting.monitor.run, "memory monitor")
+        keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
+        keep(self.keys.keep, "API keys")
         if self._credentials is not None:
             renewal = Renewal(self.settings, self._credentials, self.membership, self._hosting.host)
-            self._tasks.start(renewal.keep(), "renewal of the certificate")
+            keep(renewal.keep, "renewal of the certificate")
 
     async def _start_discoveries(self, port: int) -> None:
         settings = self.settings

@@ -63,13 +63,13 @@ def read_secret_file(path: Path) -> str:
         raise ValueError("a secret has printable ASCII characters only; `exo-mesh secret new` makes one") from exc
 
 
-def exposure(path: Path) -> str:
+def exposure(path: Path, what: str = "the secret file") -> str:
     """Who else may read a secret file, as a sentence; "" if nobody may."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if os.name != "posix" or not mode & (stat.S_IRGRP | stat.S_IROTH):
         return ""
     others = "everybody on this machine" if mode & stat.S_IROTH else "its group"
-    return f"the secret file {path} can be read by {others}: chmod 600 {path}"
+    return f"{what} {path} can be read by {others}: chmod 600 {path}"
 
 
 def write_new(path: Path, text: str) -> None:

@@ -27,7 +27,7 @@ SECRET_FILE_NAME = "mesh.secret"
 """In the home; `exo-mesh join` writes it. It is read if no other secret is named."""
 SECRET_VARIABLE = "EXO_MESH_SECRET"
 """The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
-CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY"})
+CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY", "EXO_MESH_API_CA"})
 """Variables that the reading verbs of the command line know and a node does not care about."""
 _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 
@@ -54,6 +54,8 @@ class Settings:
     host: str = "0.0.0.0"
     api_port: int = 52415
     api: bool = True
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     grpc_port: int = 5000
     data_ports: tuple[int, int] | None = None
     discovery: tuple[str, ...] = ("udp", "mdns")
@@ -105,11 +107,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and for the name of each setting (key of SETTINGS) where its value came from."""
+    """Settings, and for the name of each setting (key of SETTINGS) where its value came from. warnings: for people."""
 
     settings: Settings
     origins: Mapping[str, str]
     config_file: Path
+    warnings: tuple[str, ...] = ()
+    """Variables that begin as ours do and are no settings: those of a newer version, or misspelt ones."""
 
     def was_set(self, name: str) -> bool:
         """Did somebody ask for this value, or is it the default?"""
@@ -207,6 +211,9 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("api_port", "PORT", "port of the HTTP API; 0 = any free one", _PORT, toml=(int,)),
         Setting("no_api", "", "do not serve the HTTP API", values.switched_off, "api", (bool,),
                 show=lambda on: str(not on).lower()),
+        Setting("tls_cert", "FILE", "serve the HTTP API over HTTPS with this certificate (PEM); re-read on change",
+                values.path),
+        Setting("tls_key", "FILE", "the private key of --tls-cert (PEM, without a passphrase)", values.path),
         Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,)),
         Setting("data_ports", "A-B", "ports for the runners' data streams; any free ones by default",
                 values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
@@ -339,7 +346,7 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
         if name not in given:
             value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
             given[name] = value, f"{config_file}:{name}"
-    return _join(given, environ, config_file)
+    return replace(_join(given, environ, config_file), warnings=_unknown_variables(environ))
 
 
 def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], home: Path) -> tuple[str, Path | None]:
@@ -363,6 +370,9 @@ def _join(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], conf
     settings = replace(settings, secret=secret, secret_file=secret_file)
     if settings.api and settings.api_port and settings.api_port == settings.grpc_port:
         raise ConfigError(f"--api-port and --grpc-port are both {settings.api_port}", param="api_port")
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        alone, other = ("cert", "key") if settings.tls_key is None else ("key", "cert")
+        raise ConfigError(f"--tls-{alone} needs --tls-{other}", param=f"tls_{other}")
     origins = {name: given[name][1] if name in given else "default" for name in SETTINGS}
     return LoadedSettings(settings, origins, config_file)
 
@@ -377,10 +387,14 @@ def _read(source: str, parse: Callable[[Any], Any], raw: Any) -> Any:
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Texts of the EXO_MESH_* variables by setting."""
     known = {setting.variable: name for name, setting in SETTINGS.items()}
-    for variable in environ:
-        if variable.startswith(PREFIX) and variable not in known and variable not in _OTHER_VARIABLES:
-            raise ConfigError(f"{variable}: no such setting{did_you_mean(variable, known)}")
     return {name: environ[variable] for variable, name in known.items() if environ.get(variable)}
+
+
+def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """What to say of each EXO_MESH_* variable that no version of ours reads."""
+    known = [setting.variable for setting in SETTINGS.values()]
+    ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in {*known, *_OTHER_VARIABLES})
+    return tuple(f"{name} is set, but there is no such setting{did_you_mean(name, known)}" for name in ours)
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -83,9 +83,14 @@ class ControlServer:
             await server.start()
             self._server = server
             if self._credentials is not None:
-                self._tasks.start(self._doorkeeper.watch(), "doorkeeper")
+                self._tasks.keep(self._doorkeeper.watch, "doorkeeper")
             return self.port
         raise TransportError(f"no free port for the control endpoint on {host} from {port} to {last}")
+
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
 
     async def stop(self, grace_s: float = 0.2) -> None:
         """Refuse new calls, end running ones after the grace period."""

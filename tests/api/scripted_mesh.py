@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 from openai import AsyncOpenAI
 
 from exo_mesh.api.app import app_runner, build_app
+from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.api.texts import TextModels
@@ -22,6 +23,7 @@ from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, Tok
 from exo_mesh.errors import CancelledRequestError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.service import ModelEntry
+from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
@@ -231,18 +233,23 @@ class TemplatesRenderedHere(TemplateRenderer):
 
 @asynccontextmanager
 async def served(
-    mesh: ScriptedMesh, options: ApiOptions, templates: TemplateRenderer | None = None
+    mesh: ScriptedMesh,
+    options: ApiOptions,
+    bounds: ConnectionBounds | None = None,
+    tls: ApiTls | None = None,
+    templates: TemplateRenderer | None = None,
 ) -> AsyncIterator[Served]:
     """templates: the real ones, for tests that are about them."""
     texts = TextModels(templates or TemplatesRenderedHere())
     runner = app_runner(build_app(mesh, options, now=lambda: 1_700_000_000.0, texts=texts))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    server_of_api = ApiServer(runner, bounds, tls)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    await server_of_api.start(listening)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     async with aiohttp.ClientSession(url) as http:
         server = Served(mesh, url, http)
         yield server
         if "openai" in vars(server):
             await server.openai.close()
-    await runner.cleanup()
+    await server_of_api.stop()
+    listening.close()

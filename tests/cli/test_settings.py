@@ -49,6 +49,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "name": "alpha",
         "host": "127.0.0.1",
         "api_port": "1",
+        "tls_cert": "/etc/cert.pem",
+        "tls_key": "/etc/key.pem",
         "no_api": "true",
         "grpc_port": "2",
         "data_ports": "7000-7010",
@@ -103,6 +105,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         name="alpha",
         host="127.0.0.1",
         api_port=1,
+        tls_cert=Path("/etc/cert.pem"),
+        tls_key=Path("/etc/key.pem"),
         api=False,
         grpc_port=2,
         data_ports=(7000, 7010),
@@ -237,10 +241,24 @@ def test_a_bad_config_file_is_refused_with_its_path(tmp_path: Path, content: str
     assert message in str(caught.value)
 
 
-def test_an_unknown_variable_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"EXO_MESH_API_PROT: no such setting; did you mean EXO_MESH_API_PORT\?"):
-        load(tmp_path, {}, {"EXO_MESH_API_PROT": "1"})
-    load(tmp_path, {}, {"EXO_MESH_API_URL": "http://elsewhere", "EXO_LIKE": "1"})
+@pytest.mark.parametrize(("given", "missing"), [("tls_cert", "--tls-key"), ("tls_key", "--tls-cert")])
+def test_a_certificate_without_its_key_is_refused(tmp_path: Path, given: str, missing: str) -> None:
+    with pytest.raises(ConfigError, match=missing):
+        load(tmp_path, {given: "/etc/some.pem"})
+
+
+def test_an_unknown_variable_is_a_warning_with_a_suggestion(tmp_path: Path) -> None:
+    loaded = load(tmp_path, {}, {"EXO_MESH_API_PROT": "1", "EXO_MESH_API_PORT": "2"})
+    assert loaded.warnings == (
+        "EXO_MESH_API_PROT is set, but there is no such setting; did you mean EXO_MESH_API_PORT?",
+    )
+    assert loaded.settings.api_port == 2
+    others = {
+        "EXO_MESH_API_URL": "http://elsewhere",
+        "EXO_LIKE": "1",
+        "EXO_MESH_SECRET": "0" * 15 + "f5c8bb0a1f3fd0c0a6",
+    }
+    assert load(tmp_path, {}, others).warnings == ()
 
 
 @pytest.mark.parametrize("source", ["flag", "variable", "alias", "file", "default"])

@@ -44,6 +44,7 @@ class World:
     memory: PressureLevel = PressureLevel.OK
     instances: list[InstanceInfo] = field(default_factory=list)
     now: float = 0.0
+    ended: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
     def health(self) -> Health:
@@ -55,7 +56,9 @@ class World:
         settings = Settings(**{"home": Path("/h"), "name": "me", **self.settings})
         disk: Any = SimpleNamespace(problem=lambda: self.disk)
         guard: Any = SimpleNamespace(reasons=lambda: self.guarded)
-        health = Health(settings, membership, disk, guard, monitor, lambda: self.instances, lambda: self.now)
+        health = Health(
+            settings, membership, disk, guard, monitor, lambda: self.instances, lambda: self.now, lambda: self.ended
+        )
         self.now += 1
         return health
 
@@ -155,3 +158,9 @@ def test_a_node_that_waits_or_stops_says_what_for() -> None:
     shown = World(settings={"wait_for_peers": 2}).shown("waiting_for_peers")
     assert shown["status"] == "waiting_for_peers" and shown["reasons"][0]["message"] == "0 of 2 other peers seen"
     assert World(memory=PressureLevel.CRITICAL).shown("draining")["status"] == "draining"
+
+
+def test_a_long_lived_task_that_ended_is_named() -> None:
+    shown = World(peers=[a_peer("other")], ended={"housekeeping": "KeyError"}).shown()
+    assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "task_ended")
+    assert "'housekeeping'" in shown["reasons"][0]["message"] and "KeyError" in shown["reasons"][0]["message"]

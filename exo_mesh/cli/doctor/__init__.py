@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Do all checks at once and print what each found."""
     loaded = load_settings(node_flags(args), os.environ)
     url = args.api_url or os.environ.get("EXO_MESH_API_URL") or own_url(loaded)
-    node = ask_node(ApiClient(url, loaded.settings.home))
+    node = ask_node(ApiClient(url, loaded.settings.home, loaded.settings.tls_cert))
     try:
         work = rdma_checks(loaded, node) if args.about == "rdma" else checks_for(loaded, node)
         findings = diagnose(work, RDMA_DEADLINE_S if args.about == "rdma" else CHECK_DEADLINE_S)
@@ -57,7 +57,8 @@ def own_url(loaded: LoadedSettings) -> str:
     host = loaded.settings.host
     here = "127.0.0.1" if host in ("0.0.0.0", "::", "[::]") else host
     here = f"[{here}]" if ":" in here and not here.startswith("[") else here
-    return f"http://{here}:{loaded.settings.api_port or 52415}"
+    scheme = "https" if loaded.settings.tls_cert else "http"
+    return f"{scheme}://{here}:{loaded.settings.api_port or 52415}"
 
 
 def report(findings: Sequence[Finding]) -> str:

@@ -9,6 +9,7 @@ import platform
 import secrets
 import shutil
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -239,7 +240,10 @@ def read_clocks(state: Mapping[str, Any]) -> tuple[list[ClockReading], int]:
 
 def read_clock(name: str, url: str) -> ClockReading:
     """Raises OSError if it does not answer. HTTP tells whole seconds: half of one is the least error."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    anybody = ssl.create_default_context()  # a clock is no secret, and peers have certificates of other names
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    https = urllib.request.HTTPSHandler(context=anybody)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
     before = time.time()
     with opener.open(f"{url}/healthz", timeout=ASK_DEADLINE_S) as answer:
         date = email.utils.parsedate_to_datetime(answer.headers["Date"])
