@@ -15,9 +15,9 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
-from exo_mesh.cli.systemd import Notifier, supervised, take_notifier
 from exo_mesh.errors import InputError
 from exo_mesh.machine import open_files
+from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from exo_mesh.settings.config import ConfigError, LoadedSettings, load_settings
 from exo_mesh.telemetry.logs import setup_logging
 

@@ -19,7 +19,7 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.child_node import ChildNode, client_of
-from exo_mesh.cli.systemd import Notifier, supervised, take_notifier
+from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from tests.support.processes import QUIET_FLAGS, clean_environ
 
 UNITS = Path(__file__).resolve().parents[2] / "systemd"
@@ -79,7 +79,7 @@ def test_abstract_names_work() -> None:
 async def test_without_a_watchdog_only_the_status_is_kept_fresh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exo_mesh.cli.systemd.STATUS_EVERY_S", 0.01)
+    monkeypatch.setattr("exo_mesh.machine.systemd.STATUS_EVERY_S", 0.01)
     with notify_socket(str(tmp_path / "n")) as sock:
         sock.setblocking(False)
 
