@@ -465,7 +465,7 @@ async def test_the_loop_stays_free_while_a_template_runs_wild(mesh: ScriptedMesh
     """Health answers while a hostile template is being rendered, and the request ends with a 400."""
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     mesh.directory = write_text_model(tmp_path / "hostile", endless)
-    async with served(mesh, ApiOptions(), TemplateRenderer(0.5)) as api:
+    async with served(mesh, ApiOptions(), templates=TemplateRenderer(0.5)) as api:
         call = asyncio.create_task(api.chat())
         num_answers = 0
         while not call.done():

@@ -34,7 +34,7 @@ def test_a_spoilt_model_is_refused_by_name(
 ) -> None:
     for index, damage in enumerate(subject.damages):
         with subtests.test(damage.name):
-            _refused(subject, engine_provider, tmp_path / str(index), damage)
+            _refused(subject, engine_provider, tmp_path / f"spoilt-{index}", damage)
 
 
 def _refused(subject: Subject, provider: EngineProvider, directory: Path, damage: Damage) -> None:
@@ -42,7 +42,7 @@ def _refused(subject: Subject, provider: EngineProvider, directory: Path, damage
     damage.spoil(directory)
     with pytest.raises(ModelError) as caught:
         provider.create().load(model.request(0, model.num_layers), nobody)
-    missing = [word for word in (str(directory), *damage.says) if word not in str(caught.value)]
+    missing = [word for word in (directory.name, *damage.says) if word not in str(caught.value)]
     assert not missing, f"{caught.value} does not say {missing}"
 
 
