@@ -13,7 +13,7 @@ import traceback
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from exo_mesh.telemetry.log_folding import Folder
+from exo_mesh.telemetry.log_folding import MAX_NEWS, Folder
 from exo_mesh.telemetry.printable import escaped, escaped_json
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
@@ -79,17 +79,20 @@ def add_request_id(record: logging.LogRecord) -> bool:
 class FoldingHandler(logging.StreamHandler[TextIO]):
     """Writes lines; of warnings and errors that say the same again, one a minute, and then how many there were.
 
-    A count is written with the next line that comes, whatever that says, and at the end.
+    What is no warning may say the same again, up to MAX_NEWS times a minute from one place in the code. A count is
+    written with the next line that comes, whatever that says, and at the end.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._folder = Folder()
+        self._news_folder = Folder(MAX_NEWS, folds_repeats=False)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._tell_folded(record.created)
         source = f"{record.name}:{record.msg}"
-        if record.levelno < logging.WARNING or self._folder.shows(source, record.getMessage(), record.created):
+        folder = self._news_folder if record.levelno == logging.INFO else self._folder
+        if record.levelno < logging.INFO or folder.shows(source, record.getMessage(), record.created):
             super().emit(record)
 
     def close(self) -> None:
@@ -97,9 +100,9 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
         super().close()
 
     def _tell_folded(self, now: float) -> None:
-        for folded in self._folder.finished(now):
-            note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "%s", (folded,), None)
-            super().emit(note)
+        for level, folder in ((logging.WARNING, self._folder), (logging.INFO, self._news_folder)):
+            for folded in folder.finished(now):
+                super().emit(logging.LogRecord(__name__, level, __file__, 0, "%s", (folded,), None))
 
 
 def quiet_libraries() -> None:

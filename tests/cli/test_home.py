@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.client import ApiClient
 from exo_mesh.settings.home import make_private
 from tests.support.processes import QUIET_FLAGS, clean_environ
 
@@ -62,7 +63,9 @@ def test_all_that_a_real_node_makes_is_private(tmp_path: Path) -> None:
     home = tmp_path / "home"
     node = ChildNode([*QUIET_FLAGS, "--api-port", "0"], tmp_path / "log", clean_environ(home))
     try:
-        node.wait_ready(60)
+        api = ApiClient(node.wait_ready(60)["api_url"])
+        question = {"model": "exo-mesh-demo", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi."}]}
+        api.post("/v1/chat/completions", question, 60)
         made = [home, *home.rglob("*")]
         assert len(made) > 2 and {mode(path) for path in made} <= {0o700, 0o600}
     finally:
