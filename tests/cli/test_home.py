@@ -52,7 +52,8 @@ def test_a_directory_that_is_more_than_a_home_keeps_its_mode(open_home: Path, mo
 
 def test_a_symlink_in_the_home_is_not_followed(open_home: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
-    outside.mkdir(mode=0o755)
+    outside.mkdir()
+    outside.chmod(0o755)
     (open_home / "runners").symlink_to(outside)
     make_private(open_home)
     assert mode(outside) == 0o755

@@ -71,6 +71,7 @@ def main() -> int:
     parser.add_argument("targets", nargs="+", choices=[*TARGETS, "all"], metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--count", type=int, help="messages to each target; each has its own default")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="pause before the figures after an attack")
     args = parser.parse_args()
     quiet_libraries()
     names = TARGETS if "all" in args.targets else args.targets

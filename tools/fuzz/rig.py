@@ -27,6 +27,7 @@ CHAT = {
     "temperature": 0,
     "messages": [{"role": "user", "content": "Count from 7 to 9."}],
 }
+MAX_GROWTH = 1.5
 PROBE_S = 10.0
 """An answer of /healthz that takes longer counts as none."""
 
@@ -35,6 +36,7 @@ PROBE_S = 10.0
 class Rig:
     """Nodes with the demo model over all of them. `secret` is empty in an open mesh."""
 
+    homes: list[Path]
     nodes: list[ChildNode]
     ready: list[dict[str, Any]]
     secret: str
@@ -44,7 +46,11 @@ class Rig:
 
     @property
     def api(self) -> ApiClient:
-        return ApiClient(self.ready[0]["api_url"])
+        return self.api_of(0)
+
+    def api_of(self, index: int) -> ApiClient:
+        """With the local token of a node, so that it takes changes."""
+        return ApiClient(self.ready[index]["api_url"], self.homes[index])
 
     @property
     def api_port(self) -> int:
@@ -84,11 +90,12 @@ def running(directory: Path, num_nodes: int, flags: Sequence[str], *, closed: bo
         write_new(directory / "mesh.secret", secret)
         base += ["--secret-file", str(directory / "mesh.secret")]
     with ExitStack() as stack:
-        rig = Rig([], [], secret, namespace)
+        rig = Rig([], [], [], secret, namespace)
         for index in range(num_nodes):
             peers = ["--bootstrap-peers", rig.ready[0]["grpc_address"]] if rig.ready else []
             environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
-            environ["EXO_MESH_HOME"] = str(directory / f"n{index}")
+            rig.homes.append(directory / f"n{index}")
+            environ["EXO_MESH_HOME"] = str(rig.homes[-1])
             node = ChildNode([*base, "--name", f"n{index}", *peers], directory / f"n{index}.log", environ)
             stack.callback(node.stop)
             rig.nodes.append(node)
@@ -107,8 +114,9 @@ def _await_all(rig: Rig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Of all processes of a rig: memory, its highest, open files; lines of log."""
+    """Of all processes of a rig: memory (of each process, and of all), its highest, open files; lines of log."""
 
+    rss_of: dict[int, int]
     rss: int
     peak: int
     num_files: int
@@ -118,8 +126,10 @@ class Reading:
     @staticmethod
     def of(rig: Rig) -> Reading:
         processes = rig.processes()
+        rss_of = {process.pid: process.memory_info().rss for process in processes}
         return Reading(
-            sum(process.memory_info().rss for process in processes),
+            rss_of,
+            sum(rss_of.values()),
             sum(_peak(process.pid) for process in processes),
             sum(process.num_fds() for process in processes),
             sum(len(node.log_path.read_text(errors="replace").splitlines()) for node in rig.nodes),
@@ -167,16 +177,17 @@ def _healthz(url: str) -> float | None:
 def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober) -> list[str]:
     """What is not as it must be."""
     found = []
-    if after.rss > 1.5 * before.rss:
-        found.append(f"memory {after.rss / before.rss:.2f} times that of before")
+    growth = max(after.rss_of[pid] / rss for pid, rss in before.rss_of.items() if pid in after.rss_of)
+    if growth > MAX_GROWTH:
+        found.append(f"a process has {growth:.2f} times the memory that it had")
     if prober.num_failed:
         found.append(f"{prober.num_failed} of {prober.num_asked} /healthz without an answer")
     found += [f"node {index} has ended" for index, node in enumerate(rig.nodes) if not node.alive]
     logs = "\n".join(node.log_path.read_text(errors="replace") for node in rig.nodes)
     if "Traceback" in logs:
         found.append(f"{logs.count('Traceback')} tracebacks in the log, the first in: {_around(logs, 'Traceback')}")
-    for ready in rig.ready:
-        reasons = ApiClient(ready["api_url"]).get("/health").get("reasons", [])
+    for index in range(len(rig.nodes)):
+        reasons = rig.api_of(index).get("/health").get("reasons", [])
         found += [f"/health: {reason['message']}" for reason in reasons if reason.get("code") == "task_ended"]
     if (answer := rig.ask()) != rig.answer:
         found.append(f"a chat is answered {answer!r} and not {rig.answer!r} as before")

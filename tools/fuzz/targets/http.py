@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 
+from exo_mesh.security.local_token import read_token
 from tools.fuzz.calls import many
 from tools.fuzz.mutate import TEXTS, mutated
 from tools.fuzz.rig import MODEL, Rig
@@ -46,12 +47,14 @@ ROUTES: tuple[tuple[str, str, object], ...] = (
 _HEADERS = ("Content-Encoding", "Expect", "Idempotency-Key", "x-request-id", "Origin", "Authorization", "Accept")
 
 
-def request_bytes(rng: random.Random, number: int) -> bytes:
-    """A request with a wrong body, a strange header, or mutated as a whole."""
+def request_bytes(rng: random.Random, number: int, token: str = "") -> bytes:
+    """A request with a wrong body, a strange header, or mutated as a whole; half of them with local rights."""
     method, path, body = ROUTES[rng.randrange(len(ROUTES))]
     data = b"" if body is None else json.dumps(body).encode()
     data = mutated(rng, data) if data and number % 3 == 0 else data
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(data)}", "Connection: close"]
+    if token and rng.random() < 0.5:
+        lines.append(f"Authorization: Bearer {token}")
     if number % 3 == 1:
         value = rng.choice((*TEXTS, "gzip", "100-continue")).replace("\n", " ").replace("\0", "")
         lines.append(f"{rng.choice(_HEADERS)}: {value}")
@@ -69,9 +72,10 @@ def is_complete(data: bytes) -> bool:
 
 async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
     """A request that is cut short has no answer until its deadline in the node: it is given up after INCOMPLETE_S."""
+    token = read_token(rig.homes[0])
 
     async def one(number: int) -> str:
-        data = request_bytes(rng, number)
+        data = request_bytes(rng, number, token)
         complete = is_complete(data)
         try:
             async with asyncio.timeout(ANSWER_S if complete else INCOMPLETE_S):
