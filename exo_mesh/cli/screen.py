@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from exo_mesh.cli.parser import DEFAULT_API_URL
 from exo_mesh.cli.tables import human_bytes
 from exo_mesh.security.local_token import read_token
+from exo_mesh.security.namespace import fingerprint
+from exo_mesh.telemetry.printable import printable
 
 DEMO_MODEL = "exo-mesh-demo"
 FIRST_QUESTION = "Count from 7 to 20."
@@ -58,7 +60,7 @@ class JsonScreen:
     """One line per event on standard output: `{"event": "ready" | "stopping", ...}`."""
 
     def started(self, facts: NodeFacts) -> None:
-        self._say("ready", **asdict(facts))
+        self._say("ready", **asdict(replace(facts, namespace=fingerprint(facts.namespace))))
 
     def stopping(self, reason: str) -> None:
         self._say("stopping", reason=reason)
@@ -81,11 +83,11 @@ class ConsoleScreen:
 
         table = Table.grid(padding=(0, 2))
         for label, text in [*_fact_lines(facts), *_page_line(facts)]:
-            table.add_row(f"[dim]{label}[/dim]", escape(text))
+            table.add_row(f"[dim]{label}[/dim]", escape(printable(text)))
         self._console.print(f"[bold]exo-mesh {facts.version}[/bold]")
         self._console.print(table)
         for note in facts.notes:
-            self._console.print(f"[yellow]{escape(note)}[/yellow]")
+            self._console.print(f"[yellow]{escape(printable(note))}[/yellow]")
         if facts.mesh_is_open:
             self._console.print(
                 "[yellow]The mesh is open: no secret is set, so any machine that reaches these ports can join.[/yellow]"
@@ -101,7 +103,7 @@ class ConsoleScreen:
 def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
     engine = f"{facts.engine}: {facts.engine_reason}" if facts.engine else f"none: {facts.engine_reason}"
     return [
-        ("node", f"{facts.name} ({facts.node_id[:8]}), namespace {facts.namespace}"),
+        ("node", f"{facts.name} ({facts.node_id[:8]}), namespace {fingerprint(facts.namespace)}"),
         ("peers reach it at", ", ".join(facts.addresses)),
         *([] if facts.mesh_is_open else [("mesh", "closed: only peers with the secret can join")]),
         ("engine", engine),

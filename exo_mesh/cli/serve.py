@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
@@ -19,6 +20,7 @@ from exo_mesh.errors import InputError
 from exo_mesh.machine import open_files
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from exo_mesh.settings.config import ConfigError, LoadedSettings, load_settings
+from exo_mesh.settings.home import PRIVATE_UMASK, make_private
 from exo_mesh.telemetry.logs import setup_logging
 
 STOP_DEADLINE_S = 4.5
@@ -42,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve; the answer is the exit code."""
     loaded = load_settings(node_flags(args), os.environ)
+    os.umask(PRIVATE_UMASK)
+    _take_home(loaded.settings.home)
     setup_logging(loaded.settings.log_format, loaded.settings.log_level)
     for warning in loaded.warnings:
         _log.warning("%s", warning)
@@ -52,6 +56,13 @@ def run(args: argparse.Namespace) -> int:
     screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(loaded, screen, notifier, watch_stdin=args.until_stdin_closes))
+
+
+def _take_home(home: Path) -> None:
+    try:
+        make_private(home)
+    except OSError as exc:
+        raise ConfigError(f"the home directory {home} cannot be used: {exc}", param="home") from exc
 
 
 async def _serve(loaded: LoadedSettings, screen: Screen, notifier: Notifier, *, watch_stdin: bool) -> int:

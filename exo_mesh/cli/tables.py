@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from exo_mesh.telemetry.printable import escaped_json, printable
+
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with left-aligned columns; only the header if there are no rows."""
-    table = [list(header), *([str(cell) for cell in row] for row in rows)]
+    """A table with left-aligned columns and every cell printable; only the header if there are no rows."""
+    table = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
     return "\n".join(line.rstrip() for line in lines)
@@ -26,16 +28,16 @@ def human_bytes(num_bytes: float) -> str:
 
 def print_json(value: Any) -> None:
     """As every verb with --json does it."""
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(escaped_json(json.dumps(value, indent=2, ensure_ascii=False)))
 
 
 def peer_names(state: dict[str, Any]) -> dict[str, str]:
     """Name by peer id; the first letters of the id are added where two peers share a name."""
     peers = state["view"]["peers"]
-    names = [peer["name"] for peer in peers]
+    names = [printable(peer["name"]) for peer in peers]
     return {
-        peer["id"]: peer["name"] if names.count(peer["name"]) == 1 else f"{peer['name']} ({peer['id'][:6]})"
-        for peer in peers
+        peer["id"]: name if names.count(name) == 1 else f"{name} ({peer['id'][:6]})"
+        for peer, name in zip(peers, names, strict=True)
     }
 
 

@@ -136,8 +136,8 @@ class MdnsDiscovery:
             self._tasks.start(self._resolve(zeroconf, own, suggest, name), f"resolve {name[:40]}")
 
     async def _resolve(self, zeroconf: Zeroconf, own: Announcement, suggest: Suggest, name: str) -> None:
-        info = AsyncServiceInfo(SERVICE_TYPE, name)
         try:
+            info = AsyncServiceInfo(SERVICE_TYPE, name)  # refuses names with control characters
             complete = await info.async_request(zeroconf, RESOLVE_MS)
         except (OSError, ZeroconfError) as exc:
             _log.debug("mDNS: %s cannot be resolved: %s", name, exc)

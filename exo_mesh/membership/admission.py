@@ -20,6 +20,10 @@ from exo_mesh.transport import control_codec as codec
 CLASH_S = 1.0
 """How long the known holder of an id may take to answer when somebody else comes with it."""
 
+MAX_UNPROVEN = 256
+"""Peers that said hello and have answered nothing yet. Each costs a gRPC channel, 54 KiB once a call on it has failed;
+a real one answers within milliseconds."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +43,7 @@ class Admission:
         self._before_refute = before_refute
         self._on_failure = on_failure
         self._syncing: set[str] = set()
+        self._unproven: set[str] = set()
         self._rising = False
 
     async def answer_hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
@@ -46,7 +51,7 @@ class Admission:
         roster = self._roster
         caller = codec.peer_from_proto(request.peer)
         reply = pb.HelloReply(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)
-        reply.reason = refusal(roster.own, caller) or await self._clash(caller)
+        reply.reason = refusal(roster.own, caller) or self._crowd(caller) or await self._clash(caller)
         life = Life(caller.incarnation, request.refutation)
         if reply.reason:
             roster.note_refusal(f"{caller.name} at {caller_host}", reply.reason, peer_id=caller.id)
@@ -54,6 +59,8 @@ class Admission:
             reply.reason = f"{caller.name} is held for {verdict.state} here"
             reply.verdict.CopyFrom(update_to_proto(verdict))
         else:
+            if caller.id not in roster.peers:  # one that is known here is not asked again
+                self._unproven.add(caller.id)
             self._admit(caller, life, addresses_of(caller, caller_host))
             reply.accepted = True
         return reply
@@ -124,6 +131,15 @@ class Admission:
             await self._come_back(verdict, client)
         return reply
 
+    def _crowd(self, caller: PeerInfo) -> str:
+        """Are too many here already that only said hello?"""
+        if len(self._unproven) < MAX_UNPROVEN or caller.id in self._roster.peers:
+            return ""
+        self._unproven &= self._roster.peers.keys()
+        if len(self._unproven) < MAX_UNPROVEN:
+            return ""
+        return f"{len(self._unproven)} nodes that said hello have not answered yet; try again"
+
     async def _clash(self, caller: PeerInfo) -> str:
         """Is the caller's id in use by another process that still answers?"""
         known = self._roster.peers.get(caller.id)
@@ -155,6 +171,7 @@ class Admission:
     async def _sync(self, peer: Peer) -> None:
         try:
             known_there = await self._exchange.round(peer.client)
+            self._unproven.discard(peer.id)
             if not known_there:
                 await self._hello_with(peer.client)
         except MeshError as exc:

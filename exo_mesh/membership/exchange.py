@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from exo_mesh.membership.messages import summary_to_proto, update_in_summary
 from exo_mesh.membership.news import News
@@ -10,6 +11,26 @@ from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import Roster
 from exo_mesh.membership.swim import GONE, Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
+
+ROUND_BYTES = 512 * 1024
+"""Records and updates in one message; what does not fit comes with a later round. A receiver takes 1 MiB."""
+
+_Item = TypeVar("_Item", pb.Record, pb.PeerUpdate)
+
+
+class _Room:
+    """What still fits into one message."""
+
+    def __init__(self) -> None:
+        self._left = ROUND_BYTES
+
+    def fitting(self, items: Iterable[_Item]) -> Iterator[_Item]:
+        """The items that fit, in order. One that does not keeps none of the others back."""
+        for item in items:
+            size = item.ByteSize()
+            if size <= self._left:
+                self._left -= size
+                yield item
 
 
 class Exchange:
@@ -31,8 +52,9 @@ class Exchange:
             return pb.ExchangeReply(unknown_sender=True)
         else:  # held for dead: it may look, to learn what it must free before it comes back
             reply.unknown_sender = True
+        room = _Room()
         for owner in request.want:
-            reply.newer.extend(roster.records.messages_of(owner, now))
+            reply.newer.extend(room.fitting(roster.records.messages_of(owner, now)))
         if not request.want and not request.push and request.digest != roster.view.sum:
             reply.summary.extend(self._summaries())
         return reply
@@ -61,6 +83,7 @@ class Exchange:
         """Fill in the second half of a round; answers the lives of peers that only the other side knows."""
         roster = self._roster
         now = roster.clock()
+        room = _Room()
         lives: dict[str, Life] = {}
         there: set[str] = set()
         for summary in summaries:
@@ -80,13 +103,13 @@ class Exchange:
                 continue
             push, want = roster.records.differs(summary)
             if push:
-                second.push.extend(roster.records.messages_of(told.peer_id, now))
+                second.push.extend(room.fitting(roster.records.messages_of(told.peer_id, now)))
             if want and told.peer_id != roster.own.id:
                 second.want.append(told.peer_id)
         for peer_id in [roster.own.id, *roster.peers]:
             if peer_id not in there:
-                second.updates.append(self._news.update_message(peer_id))
-                second.push.extend(roster.records.messages_of(peer_id, now))
+                second.updates.extend(room.fitting([self._news.update_message(peer_id)]))
+                second.push.extend(room.fitting(roster.records.messages_of(peer_id, now)))
         return lives
 
     def _summaries(self) -> list[pb.OwnerSummary]:

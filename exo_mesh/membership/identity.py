@@ -37,7 +37,7 @@ def take_identity(home: Path) -> Identity:
     Raises InputError if MAX_NODES_PER_HOME nodes run on this home or it cannot be written.
     """
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
         for slot in range(1, MAX_NODES_PER_HOME + 1):
             path = home / ("node_id" if slot == 1 else f"node_id.{slot}")
             lock = _locked(path)
@@ -51,7 +51,7 @@ def take_identity(home: Path) -> Identity:
 
 
 def _locked(path: Path) -> IO[str] | None:
-    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), "r+")
+    file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -12,6 +12,7 @@ from exo_mesh.domain.addresses import Path, dialable, joined
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError
 from exo_mesh.membership.port import ControlPort, PeerClient
+from exo_mesh.security.namespace import fingerprint
 
 MAX_PEERS = 1024
 MAX_ADDRESSES = 16
@@ -159,7 +160,7 @@ def reached_at(info: PeerInfo, *known: str) -> list[str]:
 def refusal(own: PeerInfo, other: PeerInfo) -> str:
     """Why these two cannot be in one mesh; "" if they can. Both sides come to the same verdict."""
     if other.namespace != own.namespace:
-        return f"namespace {other.namespace!r} is not {own.namespace!r}"
+        return f"namespace {fingerprint(other.namespace)} is not {fingerprint(own.namespace)}"
     if other.protocol != own.protocol:
         return f"protocol {other.protocol} (exo-mesh {other.version}) is not {own.protocol} (exo-mesh {own.version})"
     if other.id == own.id:

@@ -183,6 +183,10 @@ class Membership:
 
     # what other nodes ask
 
+    def note_stranger(self, who: str, reason: str, peer_id: str) -> None:
+        """A node that cannot be of this mesh said hello."""
+        self._roster.note_refusal(who, reason, peer_id=peer_id)
+
     async def answer_hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         """Admit the caller, or say why not."""
         return await self._admission.answer_hello(request, caller_host)

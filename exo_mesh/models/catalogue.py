@@ -18,6 +18,7 @@ from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from
 from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.telemetry.printable import printable_values
 from exo_mesh.weights.store import ModelStore
 
 MAX_REMOTE_CARDS = 1024
@@ -41,7 +42,7 @@ def card_to_json(card: ModelCard) -> bytes:
 def card_from_json(text: bytes) -> ModelCard:
     """Raises ModelError if it is no card: every field is checked, because placement computes with them."""
     try:
-        card = msgspec.json.decode(text, type=ModelCard)
+        card = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelCard)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"a peer described a model in a way this version cannot read: {exc}") from exc
     sizes = (card.num_layers, card.hidden_size, card.vocab_size, card.context_length, *card.layer_bytes)

@@ -25,6 +25,7 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue, card_from_json
 from exo_mesh.models.engine_child import ask_child
+from exo_mesh.telemetry.printable import printable_values
 from exo_mesh.transport.control_client import SURVEY_S
 from exo_mesh.weights.store import SHIPPED
 
@@ -58,7 +59,7 @@ def as_held(card: ModelCard, survey: ModelSurvey) -> ModelCard:
 def survey_from_json(text: bytes, num_layers: int) -> ModelSurvey:
     """Raises ModelError if it is no survey of such a model: all is checked, because placement computes with it."""
     try:
-        survey = msgspec.json.decode(text, type=ModelSurvey)
+        survey = msgspec.convert(printable_values(msgspec.json.decode(text)), ModelSurvey)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ModelError(f"an engine described a model in a way this version cannot read: {exc}") from exc
     per_layer = (survey.layer_bytes, survey.kv_bytes_per_token, survey.kv_fixed_bytes)

@@ -23,6 +23,7 @@ from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
+from exo_mesh.telemetry.printable import printable_values
 
 ASK_S = 2.0
 AT_ONCE = 16
@@ -157,7 +158,7 @@ async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:
     if len(reply.json) > MAX_JSON_BYTES:
         raise TransportError(f"its answer has {len(reply.json)} bytes")
     try:
-        found = msgspec.json.decode(reply.json)
+        found = printable_values(msgspec.json.decode(reply.json))
     except (msgspec.DecodeError, RecursionError) as exc:
         raise TransportError(f"its answer is no JSON: {exc}") from exc
     if not isinstance(found, dict) or found.get("node_id") != peer.id:

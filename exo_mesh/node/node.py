@@ -150,7 +150,7 @@ class Node:
             before_refute=self._before_refute,
             timing=timing,
             clock=self._clock,
-            dial=lambda address: ControlClient(address, self._credentials),
+            dial=lambda address: ControlClient(address, self._credentials, self.settings.namespace),
         )
 
     def _new_health(self) -> Health:
@@ -201,7 +201,14 @@ class Node:
             self.observation.diagnostics,
             self.keys,
         )
-        return ControlServer(service, self._credentials, peer_id=self.membership.own.id)
+        return ControlServer(
+            service,
+            self._credentials,
+            peer_id=self.membership.own.id,
+            namespace=self.settings.namespace,
+            is_peer=self.membership.is_alive,
+            on_stranger=self.membership.note_stranger,
+        )
 
     @property
     def node_id(self) -> str:

@@ -23,6 +23,8 @@ from exo_mesh.runner.worker import Change, Reassure, StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
+from exo_mesh.transport.gate import Gate
+from exo_mesh.transport.incoming import MAX_BYTES
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import RingLink
 from exo_mesh.transport.ring_receiver import RingReceiver
@@ -70,7 +72,7 @@ class Endpoint:
 
     async def listen(self, binding: Binding) -> int:
         """Start the server; answers the port. Raises TransportError if no port of the range is free."""
-        server = new_server()
+        server = new_server([Gate(self._max_bytes)])
         server.add_generic_rpc_handlers((self._receiver.handler(),))
         if self._setup.is_last and not self._setup.follows:
             driver_pb2_grpc.add_DriverServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
@@ -78,6 +80,10 @@ class Endpoint:
         await server.start()
         self._server = server
         return port
+
+    def _max_bytes(self, method: str, data: bytes) -> int:
+        """A request has at most 5 bytes for each token of the prompt, and as many for those that it resumes."""
+        return MAX_BYTES + 10 * self._setup.plan.context_limit
 
     def link_to(self, endpoint: str, keep_stream: bool) -> None:
         """The next stage listens at `endpoint`. keep_stream: dial there only when the present stream breaks."""

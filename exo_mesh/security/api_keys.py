@@ -115,7 +115,7 @@ class KeyFile:
 
     def write(self, keys: Iterable[ApiKey]) -> None:
         """Replace the file; only its owner may read it. Raises OSError."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         draft = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(_HEAD + "".join(map(_to_table, keys)))

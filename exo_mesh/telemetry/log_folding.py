@@ -8,6 +8,8 @@ WINDOW_S = 60.0
 """A message that comes again and again is shown once in this time."""
 MAX_VARIANTS = 20
 """One place in the code shows at most so many different messages per window: a flood rarely repeats itself exactly."""
+MAX_NEWS = 200
+"""The same for what is no warning: peers that join, requests that end."""
 MAX_SOURCES = 256
 """Places in the code that are remembered; when there are more, the one seen first is forgotten."""
 
@@ -28,14 +30,20 @@ class Folded:
 @dataclass(slots=True)
 class _Source:
     since: float
+    shown: int = 0
     hidden: int = 0
     last: str = ""
 
 
 class Folder:
-    """Per message: `finished` tells what was folded in windows that have ended, `shows` whether to show this one."""
+    """Per message: `finished` tells what was folded in windows that have ended, `shows` whether to show this one.
 
-    def __init__(self) -> None:
+    max_shown: messages of one source and window. folds_repeats: of equal messages only the first is shown.
+    """
+
+    def __init__(self, max_shown: int = MAX_VARIANTS, *, folds_repeats: bool = True) -> None:
+        self._max_shown = max_shown
+        self._folds_repeats = folds_repeats
         self._sources: dict[str, tuple[_Source, dict[str, int]]] = {}
 
     def finished(self, now: float) -> list[Folded]:
@@ -56,12 +64,14 @@ class Folder:
                 self._sources.pop(next(iter(self._sources)))
             self._sources[source] = (_Source(now), {})
         window, repeats = self._sources[source]
-        if message in repeats:
+        if self._folds_repeats and message in repeats:
             repeats[message] += 1
             return False
-        if len(repeats) >= MAX_VARIANTS:
+        if window.shown >= self._max_shown:
             window.hidden += 1
             window.last = message
             return False
-        repeats[message] = 0
+        window.shown += 1
+        if self._folds_repeats:
+            repeats[message] = 0
         return True

@@ -8,11 +8,13 @@ import json
 import logging
 import os
 import sys
+import textwrap
 import traceback
 from contextvars import ContextVar
 from typing import Any, TextIO
 
-from exo_mesh.telemetry.log_folding import Folder
+from exo_mesh.telemetry.log_folding import MAX_NEWS, Folder
+from exo_mesh.telemetry.printable import escaped, escaped_json
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 """The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""
@@ -30,7 +32,10 @@ def extra_fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, the extra fields, and the traceback if there is one."""
+    """One JSON object per line: time, level, logger, message, the extra fields, and the traceback if there is one.
+
+    JSON escapes the controls below U+0020, and `escaped_json` the others.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
@@ -43,19 +48,25 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return escaped_json(json.dumps(line, default=str, ensure_ascii=False))
 
 
 class ConsoleFormatter(logging.Formatter):
-    """`12:00:01 message key=value` for people; the level if it is not info, the logger if it is debug."""
+    """`12:00:01 message key=value` for people; the level if it is not info, the logger if it is debug.
+
+    One line for each record, whatever its message says; the lines of a traceback follow, indented.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         source = f" {record.name.removeprefix('exo_mesh.')}" if record.levelno <= logging.DEBUG else ""
         level = "" if record.levelno == logging.INFO else f" {record.levelname.lower()}{source}:"
         fields = "".join(f" {key}={value}" for key, value in extra_fields(record).items())
-        line = f"{when}{level} {record.getMessage()}{fields}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = escaped(f"{when}{level} {record.getMessage()}{fields}")
+        if not record.exc_info:
+            return line
+        traceback_lines = escaped(self.formatException(record.exc_info), keep_newlines=True)
+        return f"{line}\n{textwrap.indent(traceback_lines, '    ')}"
 
 
 def add_request_id(record: logging.LogRecord) -> bool:
@@ -68,17 +79,20 @@ def add_request_id(record: logging.LogRecord) -> bool:
 class FoldingHandler(logging.StreamHandler[TextIO]):
     """Writes lines; of warnings and errors that say the same again, one a minute, and then how many there were.
 
-    A count is written with the next line that comes, whatever that says, and at the end.
+    What is no warning may say the same again, up to MAX_NEWS times a minute from one place in the code. A count is
+    written with the next line that comes, whatever that says, and at the end.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self._folder = Folder()
+        self._news_folder = Folder(MAX_NEWS, folds_repeats=False)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._tell_folded(record.created)
         source = f"{record.name}:{record.msg}"
-        if record.levelno < logging.WARNING or self._folder.shows(source, record.getMessage(), record.created):
+        folder = self._news_folder if record.levelno == logging.INFO else self._folder
+        if record.levelno < logging.INFO or folder.shows(source, record.getMessage(), record.created):
             super().emit(record)
 
     def close(self) -> None:
@@ -86,15 +100,16 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
         super().close()
 
     def _tell_folded(self, now: float) -> None:
-        for folded in self._folder.finished(now):
-            note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, "%s", (folded,), None)
-            super().emit(note)
+        for level, folder in ((logging.WARNING, self._folder), (logging.INFO, self._news_folder)):
+            for folded in folder.finished(now):
+                super().emit(logging.LogRecord(__name__, level, __file__, 0, "%s", (folded,), None))
 
 
 def quiet_libraries() -> None:
     """Stop gRPC from writing to the screen, or into the log what any stranger sends. Call before grpc is imported."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # "ERROR" still tells of a taken port, which we replace
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_worth_telling)
+    for name in ("grpc._cython.cygrpc", "grpc._common"):
+        logging.getLogger(name).addFilter(_worth_telling)
     traceback.print_exc = _print_exc  # gRPC prints some of them besides
     os.environ.setdefault("GLOG_minloglevel", "2")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-"""Upper bound of any gRPC message; ring messages stay at 1 MiB."""
+from exo_mesh.transport.incoming import MAX_BYTES
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Upper bound of any gRPC message that nothing else bounds: an answer that was asked for, such as that of a self-test.
+Ring messages stay at 1 MiB; transport/incoming.py has the limits of what comes unasked."""
 
 STREAM_WINDOW_BYTES = 32 * 1024 * 1024
 """What a sender may have on its way before the receiver reads it: a whole prefill chunk, so that its transfer goes on
@@ -44,6 +47,15 @@ QUIET: list[tuple[str, int]] = [("grpc.keepalive_permit_without_calls", 0)]
 """For the control plane, instead of what stands above. Between any two nodes of a mesh there may be a control channel:
 pings on idle ones would grow with the square of the mesh (40 KB/s per node with 200). The membership asks who lives; a
 report stream is a call, and keeps its pings."""
+
+
+CONTROL_SERVER: list[tuple[str, int]] = [
+    *QUIET,
+    ("grpc.max_receive_message_length", MAX_BYTES),
+    ("grpc.http2.lookahead_bytes", MAX_BYTES),
+    ("grpc.max_concurrent_streams", 256),
+]
+"""For the control server: gRPC itself answers RESOURCE_EXHAUSTED to a longer message, before it has taken it in."""
 
 
 def bracketed(host: str) -> str:

@@ -17,13 +17,13 @@ from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from exo_mesh.domain.frame import Fault, Frame, Op, Row, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
-from exo_mesh.errors import TransportError
 from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.telemetry.printable import printable
+from exo_mesh.transport.incoming import MalformedError, read_message
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 """Longest message. 1 MiB was the fastest size between 64 KiB and 16 MiB on loopback."""
@@ -64,7 +64,8 @@ def _pieces(view: memoryview) -> Iterator[memoryview]:
 
 
 class FrameAssembler:
-    """Builds frames from the messages of one stream. Any malformed message raises TransportError."""
+    """Builds frames from the messages of one stream. Any malformed message raises MalformedError, before memory is
+    taken for what it announces."""
 
     def __init__(self) -> None:
         self._header: _Header | None = None
@@ -78,30 +79,30 @@ class FrameAssembler:
             return self._begin(message)
         if tag == _TENSOR:
             return self._continue(message)
-        raise TransportError(f"unexpected message {tag!r} on a ring stream")
+        raise MalformedError(f"unexpected message {tag!r} on a ring stream")
 
     def _begin(self, message: bytes) -> Frame | None:
         if self._header is not None:
-            raise TransportError("a frame began before the one before it was complete")
+            raise MalformedError("a frame began before the one before it was complete")
         header, body = _split_header(message)
         total = _tensor_bytes(header)
         if len(body) == total:
             return _frame(header, body)
-        if len(body) > total:
-            raise TransportError(f"{len(body)} tensor bytes where the header announces {total}")
+        if len(body):  # a frame that needs several messages begins with one that has its header only
+            raise MalformedError(f"{len(body)} tensor bytes where the header announces {total}")
         # np.empty, because a bytearray would first be zeroed
         self._header, self._buffer, self._filled = header, np.empty(total, np.uint8).data, 0
-        return self._fill(body)
+        return None
 
     def _continue(self, message: bytes) -> Frame | None:
         if self._header is None:
-            raise TransportError("tensor bytes without a frame header")
+            raise MalformedError("tensor bytes without a frame header")
         return self._fill(memoryview(message)[1:])
 
     def _fill(self, piece: memoryview) -> Frame | None:
         stop = self._filled + len(piece)
         if stop > len(self._buffer):
-            raise TransportError(f"{stop} tensor bytes where the header announces {len(self._buffer)}")
+            raise MalformedError(f"{stop} tensor bytes where the header announces {len(self._buffer)}")
         self._buffer[self._filled : stop] = piece
         self._filled = stop
         if stop < len(self._buffer) or self._header is None:
@@ -116,8 +117,8 @@ def encode_hello(hello: pb.RingHello) -> bytes:
 
 
 def decode_hello(message: bytes) -> pb.RingHello:
-    """Raises TransportError if this is no hello."""
-    return _parse(message, _HELLO, pb.RingHello())
+    """Raises MalformedError if this is no hello."""
+    return _parse(message, _HELLO, pb.RingHello)
 
 
 def encode_ack(last_step: int) -> bytes:
@@ -125,31 +126,27 @@ def encode_ack(last_step: int) -> bytes:
 
 
 def decode_ack(message: bytes) -> int:
-    """The step up to which all frames have arrived. Raises TransportError if this is no ack."""
-    return _parse(message, _ACK, pb.RingAck()).last_step
+    """The step up to which all frames have arrived. Raises MalformedError if this is no ack."""
+    return _parse(message, _ACK, pb.RingAck).last_step
 
 
-def _parse(message: bytes, tag: bytes, into: _Message) -> _Message:
+def _parse(message: bytes, tag: bytes, into: type[_Message]) -> _Message:
     if message[:1] != tag or len(message) > MAX_HEADER_BYTES:
-        raise TransportError(f"expected a message {tag!r} on a ring stream, got {message[:1]!r}")
-    try:
-        into.ParseFromString(message[1:])
-    except DecodeError as exc:
-        raise TransportError(f"malformed message {tag!r} on a ring stream") from exc
-    return into
+        raise MalformedError(f"expected a message {tag!r} on a ring stream, got {message[:1]!r}")
+    return read_message(into, message[1:])
 
 
 def _split_header(message: bytes) -> tuple[_Header, memoryview]:
     if len(message) < 5:
-        raise TransportError("a frame message is shorter than its length field")
+        raise MalformedError("a frame message is shorter than its length field")
     (size,) = _HEADER_LENGTH.unpack_from(message, 1)
     if size > MAX_HEADER_BYTES or 5 + size > len(message):
-        raise TransportError(f"a frame header of {size} bytes does not fit its message of {len(message)}")
+        raise MalformedError(f"a frame header of {size} bytes does not fit its message of {len(message)}")
     view = memoryview(message)
     try:
         return _decoder.decode(view[5 : 5 + size]), view[5 + size :]
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise TransportError(f"malformed frame header: {exc}") from exc
+        raise MalformedError(f"malformed frame header: {exc}") from exc
 
 
 def _tensor_bytes(header: _Header) -> int:
@@ -157,10 +154,10 @@ def _tensor_bytes(header: _Header) -> int:
     total = 0
     for spec in header.tensors:
         if spec.dtype not in ITEM_BYTES:
-            raise TransportError(f"tensor {spec.name!r} has unknown dtype {spec.dtype!r}")
+            raise MalformedError(f"tensor {spec.name!r} has unknown dtype {spec.dtype!r}")
         total += _spec_bytes(spec)
     if total > MAX_FRAME_BYTES:
-        raise TransportError(f"a frame of {total} tensor bytes exceeds {MAX_FRAME_BYTES}")
+        raise MalformedError(f"a frame of {total} tensor bytes exceeds {MAX_FRAME_BYTES}")
     return total
 
 
@@ -229,9 +226,13 @@ def _frame(header: _Header, body: memoryview) -> Frame:
             header.token_ids,
             header.ops,
             tensors,
-            header.faults,
+            tuple(map(_printable_fault, header.faults)),
             header.reports,
             header.upto,
         )
     except ValueError as exc:
-        raise TransportError(f"inconsistent frame: {exc}") from exc
+        raise MalformedError(f"inconsistent frame: {exc}") from exc
+
+
+def _printable_fault(fault: Fault) -> Fault:
+    return Fault(fault.sequence, fault.stage, printable(fault.code, 64), printable(fault.message))

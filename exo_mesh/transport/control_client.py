@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from exo_mesh.errors import DeadlineError, StrangerError, TransportError, error_from_code
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.transport.channel_options import QUIET
+from exo_mesh.telemetry.printable import printable
+from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET
 from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.control_server import CODE_KEY
+from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY
+from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, read_message
 
 CALL_S = 5.0
 """Deadline of calls that answer from memory or a local file."""
@@ -33,6 +37,15 @@ SURVEY_S = 120.0
 
 SELF_TEST_S = 180.0
 """For a peer that imports an engine's library, writes a few layers in float32 and computes them."""
+
+_REPLY_BYTES = {
+    "Hello": STRANGER_BYTES,
+    "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
+    "Diagnose": 4 * MAX_BYTES,
+    "DescribeModel": 4 * MAX_BYTES,
+    "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
+}
+"""Longest replies, where they are not MAX_BYTES."""
 
 # Closing a channel, which the membership does when a peer has died, cancels the calls on it, and grpc tells their
 # callers by CancelledError as if these had been cancelled; a call on a closed channel is a UsageError.
@@ -51,12 +64,17 @@ class ControlClient:
     """Calls to "host:port". Raises TransportError when it cannot be reached, DeadlineError when it does not answer,
     and the peer's own MeshError when it refuses."""
 
-    def __init__(self, address: str, credentials: CredentialSource | None = None) -> None:
+    def __init__(
+        self, address: str, credentials: CredentialSource | None = None, namespace: str = DEFAULT_NAMESPACE
+    ) -> None:
         self.address = address
         self._credentials = credentials
+        self._namespace = namespace
+        self._metadata = ((NAMESPACE_KEY, namespace),)
         self._channel = open_channel(address, credentials, [*QUIET, *_DIAL_OPTIONS])
-        self._stub = rpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
-        self._paths = paths_pb2_grpc.PathsStub(self._channel)  # type: ignore[no-untyped-call]
+        careful = _CarefulChannel(self._channel)
+        self._stub = rpc.ControlStub(careful)  # type: ignore[no-untyped-call]
+        self._paths = paths_pb2_grpc.PathsStub(careful)  # type: ignore[no-untyped-call]
         self._calls = 0
         self._reports = 0
         self._no_report = asyncio.Event()
@@ -64,7 +82,7 @@ class ControlClient:
 
     def at(self, address: str) -> ControlClient:
         """The same caller with another address."""
-        return ControlClient(address, self._credentials)
+        return ControlClient(address, self._credentials, self._namespace)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -200,7 +218,7 @@ class ControlClient:
     async def _call(self, method: Any, request: Any, timeout_s: float) -> Any:
         self._calls += 1
         try:
-            return await method(request, timeout=timeout_s)
+            return _unless_error(await method(request, timeout=timeout_s, metadata=self._metadata))
         except _FAILURES as exc:
             raise self._translated(exc) from exc
         finally:
@@ -210,9 +228,9 @@ class ControlClient:
         call = None
         self._calls += 1
         try:
-            call = method(request, timeout=timeout_s)
+            call = method(request, timeout=timeout_s, metadata=self._metadata)
             async for item in call:
-                yield item
+                yield _unless_error(item)
         except _FAILURES as exc:
             raise self._translated(exc) from exc
         finally:
@@ -225,11 +243,48 @@ class ControlClient:
         if not isinstance(exc, grpc.aio.AioRpcError):
             closed = TransportError(f"the connection to {self.address} was closed")
             return exc if isinstance(exc, asyncio.CancelledError) and was_cancelled() else closed
+        details = printable(exc.details() or "")
+        if exc.code() == grpc.StatusCode.PERMISSION_DENIED:
+            return StrangerError(details)
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
         if code is not None:
-            return error_from_code(str(code), exc.details() or "")
+            return error_from_code(printable(str(code), 64), details)
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"the peer at {self.address} did not answer in time")
-        if self._credentials is not None and "handshake failed" in (exc.details() or "").lower():
+        if self._credentials is not None and "handshake failed" in details.lower():
             return StrangerError(f"the node at {self.address} has another secret than this one, or none")
-        return TransportError(f"the peer at {self.address} cannot be reached: {exc.details()}")
+        return TransportError(f"the peer at {self.address} cannot be reached: {details}")
+
+
+class _CarefulChannel:
+    """A channel for stubs, whose calls answer what `_reader` makes of a reply."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    def unary_unary(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+        return self._channel.unary_unary(path, request_serializer, _reader(path, response_deserializer), **options)
+
+    def unary_stream(self, path: str, request_serializer: Any, response_deserializer: Any, **options: Any) -> Any:
+        return self._channel.unary_stream(path, request_serializer, _reader(path, response_deserializer), **options)
+
+
+def _reader(path: str, deserializer: Any) -> Callable[[bytes], Message | TransportError]:
+    """Reads replies with limits. An error is answered and not raised: gRPC would log it and answer None."""
+    cls = deserializer.__self__
+    max_bytes = _REPLY_BYTES.get(path.rpartition("/")[2], MAX_BYTES)
+
+    def read(data: bytes) -> Message | TransportError:
+        try:
+            message: Message = read_message(cls, data, max_bytes)
+        except TransportError as exc:
+            return exc
+        return message
+
+    return read
+
+
+def _unless_error(reply: Any) -> Any:
+    if isinstance(reply, TransportError):
+        raise reply
+    return reply

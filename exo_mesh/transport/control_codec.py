@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Sequence
+from itertools import accumulate, islice
 
 from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
@@ -15,6 +16,9 @@ from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, pl
 MAX_REASON = 256  # characters
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
+
+MAX_NAMES_BYTES = 64 * 1024
+"""Names of models that one peer tells of, so that its hello stays below what a stranger may send."""
 
 MAX_ENGINES = 32
 """Engines of one peer about which it says more than their names, and dtypes of one engine."""
@@ -41,8 +45,11 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         addresses=peer.addresses,
         api_url=peer.api_url,
         devices=[_device_to_proto(device) for device in peer.devices],
-        models=peer.models,
-        model_engines=[pb.ModelEngines(model=model, engines=engines) for model, engines in peer.model_engines],
+        models=peer.models[: _num_within(peer.models)],
+        model_engines=[
+            pb.ModelEngines(model=model, engines=engines[:MAX_ENGINES])
+            for model, engines in peer.model_engines[: _num_within([model for model, _ in peer.model_engines])]
+        ],
         rdma_ports=[
             pb.RdmaPort(device=p.device, active=p.active, uuid=p.uuid, other_uuid=p.other_uuid, speed=p.speed)
             for p in peer.rdma_ports
@@ -75,6 +82,12 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         ),
         static_rank=_rank_from_proto(message.static_rank) if message.HasField("static_rank") else None,
     )
+
+
+def _num_within(names: Sequence[str]) -> int:
+    """How many of the names may be told of."""
+    sizes = accumulate(len(name.encode("utf-8", "replace")) for name in names[:MAX_ITEMS])
+    return sum(size <= MAX_NAMES_BYTES for size in sizes)
 
 
 def _rank_to_proto(rank: StaticRank) -> pb.StaticRank:

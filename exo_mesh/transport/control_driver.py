@@ -28,6 +28,7 @@ from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
 from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.tasks import was_cancelled
+from exo_mesh.telemetry.printable import printable
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto, trace_from_proto
@@ -105,7 +106,7 @@ class DriverCall:
         if message.trace:
             self._on_trace([trace_from_proto(frame) for frame in message.trace])
         if message.error_code:
-            error = error_from_code(message.error_code, message.error_message)
+            error = error_from_code(printable(message.error_code, 64), printable(message.error_message))
             if not message.events:
                 raise error
             self._error = error  # after the tokens that came with it
@@ -158,7 +159,9 @@ class DriverCall:
                 raise
             raise self._error or CancelledRequestError("the call to the driver was closed") from None
         except grpc.aio.AioRpcError as exc:
-            raise self._error or DriverStreamError(f"the stream from the driver broke: {exc.details()}") from exc
+            raise self._error or DriverStreamError(
+                f"the stream from the driver broke: {printable(exc.details() or '')}"
+            ) from exc
         finally:
             self._reading_since = None
         if not isinstance(message, pb.GenerateEvents):

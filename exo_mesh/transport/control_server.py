@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -15,14 +16,19 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2_grpc as paths_rpc
 from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import TaskOwner
-from exo_mesh.transport.channel_options import QUIET, bracketed
+from exo_mesh.transport.channel_options import CONTROL_SERVER, bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.doorkeeper import Doorkeeper
+from exo_mesh.transport.gate import CODE_KEY, Gate
+from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, first_text, read_message
 from exo_mesh.transport.path_probe import PathProbeServicer
 
-CODE_KEY = "exo-mesh-code"
-"""Trailing metadata with the `code` of the MeshError that a call ended with; its message is the status details."""
+_FROM_PEERS = ("/exo_mesh.Control/Probe", "/exo_mesh.Control/Exchange")
+"""Calls whose first field is the id of the caller, and which carry records; all others are short."""
+
+_HELLO = "/exo_mesh.Control/Hello"
 
 NUM_PORTS = 65_536
 """gRPC takes a higher port modulo this, so that 65536 would be any free one."""
@@ -55,12 +61,23 @@ class ControlHandler(Protocol):
 class ControlServer:
     """Serves a handler on host:port, or on the next free port within `tries`; port 0 means any free one.
 
-    It also answers probes, in the name of peer_id.
+    It also answers probes, in the name of peer_id. is_peer(id): a living peer may send longer messages than a stranger.
+    on_stranger(who, reason, id) is called when a node of another namespace says hello.
     """
 
     def __init__(
-        self, handler: ControlHandler, credentials: CredentialSource | None = None, *, peer_id: str = ""
+        self,
+        handler: ControlHandler,
+        credentials: CredentialSource | None = None,
+        *,
+        peer_id: str = "",
+        namespace: str = DEFAULT_NAMESPACE,
+        is_peer: Callable[[str], bool] = lambda peer_id: True,
+        on_stranger: Callable[[str, str, str], None] = lambda who, reason, peer_id: None,
     ) -> None:
+        self._is_peer = is_peer
+        self._on_stranger = on_stranger
+        self._gate = Gate(self._max_bytes, namespace, self._note_stranger)
         self._handler = handler
         self._credentials = credentials
         self._peer_id = peer_id
@@ -73,7 +90,8 @@ class ControlServer:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
         last = min(port + (tries if port else 1), NUM_PORTS) - 1
         for candidate in range(port, last + 1):
-            server = new_server([self._doorkeeper] if self._credentials else (), QUIET)
+            doors = [self._doorkeeper, self._gate] if self._credentials else [self._gate]
+            server = new_server(doors, CONTROL_SERVER)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
@@ -91,6 +109,17 @@ class ControlServer:
     def ended_tasks(self) -> Mapping[str, str]:
         """Long-lived tasks that a bug has ended; see TaskOwner."""
         return self._tasks.ended
+
+    def _max_bytes(self, method: str, data: bytes) -> int:
+        return MAX_BYTES if method in _FROM_PEERS and self._is_peer(first_text(data)) else STRANGER_BYTES
+
+    def _note_stranger(self, method: str, caller: str, data: bytes, reason: str) -> None:
+        """Only a hello says who calls."""
+        if method != _HELLO:
+            return
+        with contextlib.suppress(TransportError):
+            peer = read_message(pb.HelloRequest, data, STRANGER_BYTES).peer
+            self._on_stranger(f"{peer.name[:256]} at {host_of_peer(caller)}", reason, peer.id[:64])
 
     async def stop(self, grace_s: float = 0.2) -> None:
         """Refuse new calls, end running ones after the grace period."""

@@ -9,6 +9,7 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import GroupBackend, RankWiring, RdmaMatrix, TensorGroup
 from exo_mesh.proto import plan_pb2 as pb
+from exo_mesh.telemetry.printable import printable
 
 
 def ballot_to_proto(ballot: Ballot) -> pb.Ballot:
@@ -16,7 +17,7 @@ def ballot_to_proto(ballot: Ballot) -> pb.Ballot:
 
 
 def ballot_from_proto(message: pb.Ballot) -> Ballot:
-    return Ballot(message.counter, message.proposer)
+    return Ballot(message.counter, printable(message.proposer))
 
 
 def plan_to_proto(plan: Plan) -> pb.Plan:

@@ -34,6 +34,7 @@ is found by HTTP/2 pings within three seconds, not by this."""
 _log = logging.getLogger(__name__)
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+_REFUSED = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.INVALID_ARGUMENT)
 _BREAKS = (grpc.aio.AioRpcError, asyncio.InvalidStateError, TransportError, TimeoutError)
 
 # A machine that is off answers nothing; where the system has no TCP_USER_TIMEOUT, grpc would wait 20 s for it.
@@ -115,7 +116,7 @@ class RingLink:
                 await self._stream(self._endpoint)
             except _BREAKS as exc:
                 reason = _reason(exc)
-                if isinstance(exc, grpc.aio.AioRpcError) and exc.code() is grpc.StatusCode.DATA_LOSS:
+                if isinstance(exc, grpc.aio.AioRpcError) and exc.code() in _REFUSED:
                     raise StageLostError(
                         f"the next stage at {self._endpoint} refuses a frame: {exc.details()}"
                     ) from exc

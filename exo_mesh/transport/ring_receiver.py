@@ -15,6 +15,7 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.transport.codec import FrameAssembler, decode_hello, encode_ack
+from exo_mesh.transport.incoming import MalformedError
 from exo_mesh.transport.plan_codec import ballot_from_proto
 
 ACK_EVERY_FRAMES = 64
@@ -90,7 +91,10 @@ class RingReceiver:
             await _to_its_end(reading)
         except TransportError as exc:
             _log.warning("a ring stream broke the protocol: %s", exc)
-            await context.abort(grpc.StatusCode.DATA_LOSS, str(exc))
+            is_malformed = isinstance(exc, MalformedError)
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT if is_malformed else grpc.StatusCode.DATA_LOSS, str(exc)
+            )
 
     def _refusal(self, hello: pb.RingHello) -> str:
         ballot = ballot_from_proto(hello.ballot)

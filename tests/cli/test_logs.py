@@ -136,3 +136,23 @@ def test_a_thousand_equal_warnings_are_two_lines_and_information_is_never_folded
         " placed",
         " warning: repeated 999 times: refused: beta",
     ]
+
+
+def test_a_message_is_one_line_whatever_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also the text of an exception, whose own lines are indented so that none looks like a record."""
+    stream = io.StringIO()
+    setup_logging("console", "info", stream)
+    hostile = "\x1b[31mEVIL\n11:11:11 error: forged\x07\u202e"
+    logging.getLogger("exo_mesh.test").warning("peer %s joined", hostile, extra={"request_id": hostile})
+    try:
+        raise ValueError(hostile)
+    except ValueError:
+        logging.getLogger("exo_mesh.test").exception("failed")
+    lines = stream.getvalue().splitlines()
+    assert "\\x1b[31mEVIL\\n11:11:11 error: forged\\x07\\u202e joined" in lines[0]
+    assert all(line.isprintable() for line in lines)
+    assert all(line.startswith("    ") for line in lines[2:])
+    setup_logging("json", "info", stream := io.StringIO())
+    logging.getLogger("exo_mesh.test").warning("peer %s joined", hostile)
+    assert json.loads(stream.getvalue())["message"] == f"peer {hostile} joined"
+    assert stream.getvalue().rstrip("\n").isprintable()

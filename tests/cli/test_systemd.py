@@ -147,3 +147,16 @@ def test_the_units_agree_with_the_program(path: str) -> None:
     prevented = re.search(r"^RestartPreventExitStatus=(.*)$", text, re.MULTILINE)
     assert prevented is not None
     assert set(map(int, prevented[1].split())) == {exit_codes.USAGE, exit_codes.ADDRESS_IN_USE}
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_a_service_that_is_broken_into_can_do_little() -> None:
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=20", str(UNITS / "exo-mesh.service")]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert checked.returncode == 0, checked.stdout[-200:]
+
+
+@pytest.mark.parametrize("path", ["exo-mesh.service", "user/exo-mesh.service"])
+def test_both_units_filter_system_calls_and_keep_files_private(path: str) -> None:
+    lines = (UNITS / path).read_text().splitlines()
+    assert {"UMask=0077", "SystemCallFilter=@system-service", "SystemCallFilter=~@privileged"} <= set(lines)

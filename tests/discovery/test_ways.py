@@ -158,8 +158,8 @@ async def test_why_a_peer_was_refused_is_in_the_topology_of_both(tmp_path: Path)
     await one.start()
     await two.start()
     await until(lambda: one.observation.topology()["refused"] and two.observation.topology()["refused"])
-    assert "two at 127.0.0.1: namespace 'office' is not" in one.observation.topology()["refused"][0]
-    assert "one at 127.0.0.1:" in two.observation.topology()["refused"][0]
+    assert "two at 127.0.0.1: namespace 5cc3f828 is not" in one.observation.topology()["refused"][0]
+    assert "127.0.0.1:" in two.observation.topology()["refused"][0]
     await asyncio.gather(one.stop(), two.stop())
 
 

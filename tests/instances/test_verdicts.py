@@ -46,7 +46,7 @@ async def test_who_was_refused_and_why_is_in_the_topology_of_both_sides(tmp_path
         await stranger.start()
         try:
             await until(lambda: node.observation.topology()["refused"] and stranger.observation.topology()["refused"])
-            assert "namespace 'office' is not 'default'" in node.observation.topology()["refused"][0]
+            assert "namespace 5cc3f828 is not 37a8eec1" in node.observation.topology()["refused"][0]
             assert node.membership.peers == [] and stranger.membership.peers == []
         finally:
             await stranger.stop()

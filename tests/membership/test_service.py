@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.membership.swim import Life, SwimState, Update
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.control_codec import peer_to_proto
 from tests.membership.meshes import Peer, mesh, peer_info, until
 
 
@@ -103,7 +107,7 @@ async def test_other_namespaces_and_protocols_are_refused_with_the_reason() -> N
             await until(lambda peer=peer: peer.membership.refusals)
             assert peer.sees == []
             await peer.stop()
-        assert any("namespace 'office' is not 'default'" in text for text in a.membership.refusals)
+        assert any("name-x" in text and "namespace 5cc3f828 is not" in text for text in a.membership.refusals)
         assert any("protocol 9" in text for text in a.membership.refusals)
         assert a.sees == ["b"]
 
@@ -121,3 +125,19 @@ async def test_stopping_leaves_no_task_behind() -> None:
     async with mesh("a", "b") as peers:
         pass
     assert all(len(peer.membership._tasks) == 0 for peer in peers)
+
+
+async def test_forged_hellos_take_the_place_of_a_bounded_number_of_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a real peer comes in as soon as they are given up."""
+    monkeypatch.setattr("exo_mesh.membership.admission.MAX_UNPROVEN", 5)
+    async with mesh("a", "b") as (a, _b):
+        replies = []
+        for number in range(50):
+            forged = peer_to_proto(peer_info(f"forged-{number}", addresses=("127.0.0.1:9",)))
+            replies.append(await a.membership.answer_hello(pb.HelloRequest(peer=forged), "127.0.0.1"))
+        assert 0 < sum(reply.accepted for reply in replies) <= 5
+        assert "have not answered yet" in replies[-1].reason
+        late = await Peer(peer_info("c")).start()
+        late.membership.suggest(a.address)
+        await until(lambda: "c" in a.sees and sorted(a.sees) == ["b", "c"])
+        await late.stop()

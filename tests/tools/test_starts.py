@@ -154,3 +154,9 @@ def test_faults_strike_a_real_mesh_and_are_recorded(work: tuple[str, ...], tmp_p
 @installed("grpc_tools")
 def test_the_generated_code_is_up_to_date() -> None:
     assert start("tools.generate_protos", "--check") == "generated code is up to date\n"
+
+
+@pytest.mark.extended
+def test_fuzz() -> None:
+    shown = start("tools.fuzz", "--count", "2000", "--settle-s", "1", "generate")
+    assert "2000 messages" in shown and " 0 failed" in shown

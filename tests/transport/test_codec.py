@@ -13,10 +13,15 @@ from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
 from exo_mesh.transport.codec import MAX_MESSAGE_BYTES, FrameAssembler, encode_frame
+from exo_mesh.transport.incoming import MalformedError
 
 BALLOT = Ballot(3, "proposer")
 ids = st.integers(0, 2**31)
 seconds = st.floats(0, 1e6)
+
+
+texts = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60)
+"""Codes are cut at 64 characters, and what is not printable is replaced."""
 
 
 @st.composite
@@ -44,7 +49,7 @@ def frames(draw: st.DrawFn) -> Frame:
         token_ids=tuple(draw(st.lists(ids, min_size=total, max_size=total))),
         ops=tuple(draw(st.lists(op, max_size=3))),
         tensors=draw(st.dictionaries(st.text(max_size=5), tensors(), max_size=3)),
-        faults=tuple(draw(st.lists(st.builds(Fault, ids, st.integers(0, 9), st.text(), st.text()), max_size=2))),
+        faults=tuple(draw(st.lists(st.builds(Fault, ids, st.integers(0, 9), texts, texts), max_size=2))),
         reports=tuple(draw(st.lists(st.builds(StageReport, seconds, seconds, st.integers(0, 2), ids), max_size=3))),
         upto=draw(st.integers(0, 9)),
     )
@@ -119,3 +124,19 @@ def test_a_header_cannot_make_the_receiver_allocate_without_bound() -> None:
     header = msgspec.msgpack.encode([1, "p", 1, 0, [], [], [], [[HIDDEN, "float32", [2**31, 8]]], [], []])
     with pytest.raises(TransportError, match="exceeds"):
         FrameAssembler().feed(b"F" + len(header).to_bytes(4, "little") + header)
+
+
+@pytest.mark.parametrize("body", [b"\0" * 4, b"\0" * 12])
+def test_a_tensor_of_other_bytes_than_its_shape_needs_is_refused_before_memory_is_taken(body: bytes) -> None:
+    spec = [HIDDEN, "float32", [1, 2]]
+    header = msgspec.msgpack.encode([1, "p", 1, 0, [[1, 0, 1]], [7], [], [spec], [], []])
+    assembler = FrameAssembler()
+    with pytest.raises(MalformedError, match="8"):
+        assembler.feed(b"F" + len(header).to_bytes(4, "little") + header + body)
+    assert len(assembler._buffer) == 0
+
+
+def test_what_a_stage_says_of_a_fault_is_printable() -> None:
+    frame = Frame(BALLOT, 1, 0, faults=(Fault(1, 0, "engine_error", "\x1b[31mEVIL\nforged"),))
+    arrived = carried(frame)
+    assert arrived is not None and arrived.faults[0].message == "\ufffd[31mEVIL\ufffdforged"

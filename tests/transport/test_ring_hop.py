@@ -16,7 +16,7 @@ from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import StageLostError
 from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.transport.channel_options import SERVER_OPTIONS
-from exo_mesh.transport.codec import encode_hello
+from exo_mesh.transport.codec import encode_frame, encode_hello
 from exo_mesh.transport.plan_codec import ballot_to_proto
 from exo_mesh.transport.ring_link import FRAMES_METHOD, RingLink
 from exo_mesh.transport.ring_receiver import ACK_EVERY_FRAMES, RingReceiver
@@ -253,3 +253,13 @@ async def test_after_a_change_of_ballot_only_the_new_neighbour_is_heard_and_step
     for task in (running, going_on):
         task.cancel()
     await asyncio.gather(running, going_on, return_exceptions=True)
+
+
+async def test_a_frame_whose_bytes_do_not_fit_its_shape_is_an_invalid_argument(receiving: Receiving) -> None:
+    (message,) = encode_frame(frame(1))
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{receiving.port}") as channel:
+        call = channel.stream_stream(FRAMES_METHOD)(iter([encode_hello(hello()), message[:-4]]), timeout=10)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and receiving.frames == []

@@ -1,0 +1,44 @@
+"""The home directory of a node is for its user only: who asked what and when is written there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+PRIVATE_UMASK = 0o077
+"""For everything that a node and its runners make."""
+
+_OWN = ("node_id*", "api_keys.toml", "config.toml", "logs", "runners", "quarantine", "surveys", "selftests", "text")
+"""What a node makes in its home. `models` is left out: a user may share it with other programs."""
+
+
+def make_private(home: Path) -> None:
+    """Create the home with mode 0700, and repair what an older version made: directories 0700, files 0600.
+
+    A home that is also something else (the user's own home directory, one with the sticky bit such as /tmp, one that
+    another user owns) keeps its mode; the files of the node in it are repaired. Raises OSError if it cannot be created.
+    """
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if home.resolve() != Path.home().resolve() and not home.stat().st_mode & stat.S_ISVTX:
+        _restrict(home)
+    for path in _own_paths(home):
+        _restrict(path)
+
+
+def _own_paths(home: Path) -> Iterator[Path]:
+    for pattern in _OWN:
+        for top in home.glob(pattern):
+            yield top
+            if top.is_dir() and not top.is_symlink():
+                for folder, directories, files in os.walk(top):
+                    yield from (Path(folder, name) for name in (*directories, *files))
+
+
+def _restrict(path: Path) -> None:
+    """Take from others what they may do with a file or directory of ours; symlinks are not followed."""
+    found = path.lstat()
+    shared = stat.S_IMODE(found.st_mode) & PRIVATE_UMASK
+    if shared and found.st_uid == os.geteuid() and (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        path.chmod(stat.S_IMODE(found.st_mode) & ~PRIVATE_UMASK)

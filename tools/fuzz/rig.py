@@ -1,0 +1,203 @@
+"""Real nodes to attack, and what is measured of them meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.cli.client import ApiClient
+from exo_mesh.security.secret import new_secret, write_new
+
+MIB = 2**20
+MODEL = "exo-mesh-demo"
+CHAT = {
+    "model": MODEL,
+    "max_tokens": 4,
+    "temperature": 0,
+    "messages": [{"role": "user", "content": "Count from 7 to 9."}],
+}
+MAX_GROWTH = 1.5
+PROBE_S = 10.0
+"""An answer of /healthz that takes longer counts as none."""
+
+
+@dataclass(slots=True)
+class Rig:
+    """Nodes with the demo model over all of them. `secret` is empty in an open mesh."""
+
+    homes: list[Path]
+    nodes: list[ChildNode]
+    ready: list[dict[str, Any]]
+    secret: str
+    namespace: str
+    answer: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def api(self) -> ApiClient:
+        return self.api_of(0)
+
+    def api_of(self, index: int) -> ApiClient:
+        """With the local token of a node, so that it takes changes."""
+        return ApiClient(self.ready[index]["api_url"], self.homes[index])
+
+    @property
+    def api_port(self) -> int:
+        return _port(self.ready[0]["api_url"])
+
+    @property
+    def control(self) -> str:
+        return f"127.0.0.1:{_port(self.ready[0]['grpc_address'])}"
+
+    def instance(self) -> dict[str, Any]:
+        """The demo model as the first node sees it; placed over all nodes if it is not."""
+        found = self.api.get("/state")["view"]["instances"]
+        if not found or found[0]["state"] != "ready":
+            self.api.post("/instance", {"model": MODEL, "min_peers": len(self.nodes)}, 60)
+            found = self.api.get("/state")["view"]["instances"]
+        instance: dict[str, Any] = found[0]
+        return instance
+
+    def ask(self) -> str:
+        """What the demo model answers; the same each time."""
+        answer = self.api.post("/v1/chat/completions", CHAT, 60)
+        return str(answer["choices"][0]["message"]["content"])
+
+    def processes(self) -> list[psutil.Process]:
+        """The nodes and their runners."""
+        own = [psutil.Process(node.pid) for node in self.nodes if node.alive]
+        return own + [child for process in own for child in process.children(recursive=True)]
+
+
+@contextmanager
+def running(directory: Path, num_nodes: int, flags: Sequence[str], *, closed: bool) -> Iterator[Rig]:
+    """Start nodes that know each other; stop them at the end."""
+    secret, namespace = new_secret() if closed else "", f"fuzz-{os.getpid()}"
+    base = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--engine", "dummy"]
+    base += ["--namespace", namespace, *flags]
+    if closed:
+        write_new(directory / "mesh.secret", secret)
+        base += ["--secret-file", str(directory / "mesh.secret")]
+    with ExitStack() as stack:
+        rig = Rig([], [], [], secret, namespace)
+        for index in range(num_nodes):
+            peers = ["--bootstrap-peers", rig.ready[0]["grpc_address"]] if rig.ready else []
+            environ = {key: value for key, value in os.environ.items() if not key.startswith("EXO_MESH_")}
+            rig.homes.append(directory / f"n{index}")
+            environ["EXO_MESH_HOME"] = str(rig.homes[-1])
+            node = ChildNode([*base, "--name", f"n{index}", *peers], directory / f"n{index}.log", environ)
+            stack.callback(node.stop)
+            rig.nodes.append(node)
+            rig.ready.append(node.wait_ready(60))
+        _await_all(rig)
+        rig.instance()
+        rig.answer = rig.ask()
+        yield rig
+
+
+def _await_all(rig: Rig) -> None:
+    end = time.monotonic() + 30
+    while len(rig.api.get("/state")["view"]["peers"]) < len(rig.nodes) and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Of all processes of a rig: memory (of each process, and of all), its highest, open files; lines of log."""
+
+    rss_of: dict[int, int]
+    rss: int
+    peak: int
+    num_files: int
+    num_lines: int
+    pids: tuple[int, ...]
+
+    @staticmethod
+    def of(rig: Rig) -> Reading:
+        processes = rig.processes()
+        rss_of = {process.pid: process.memory_info().rss for process in processes}
+        return Reading(
+            rss_of,
+            sum(rss_of.values()),
+            sum(_peak(process.pid) for process in processes),
+            sum(process.num_fds() for process in processes),
+            sum(len(node.log_path.read_text(errors="replace").splitlines()) for node in rig.nodes),
+            tuple(sorted(process.pid for process in processes)),
+        )
+
+
+def _peak(pid: int) -> int:
+    """VmHWM, in bytes; 0 where /proc has none."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)
+
+
+class Prober:
+    """Asks every node for /healthz once a second, and keeps the slowest answer."""
+
+    def __init__(self, rig: Rig) -> None:
+        self._urls = [ready["api_url"] for ready in rig.ready]
+        self.num_asked = self.num_failed = 0
+        self.worst_s = 0.0
+
+    async def run(self) -> None:
+        while True:
+            for url in self._urls:
+                took_s = await asyncio.to_thread(_healthz, url)
+                self.num_asked += 1
+                self.num_failed += took_s is None
+                self.worst_s = max(self.worst_s, took_s or 0.0)
+            await asyncio.sleep(1.0)
+
+
+def _healthz(url: str) -> float | None:
+    began = time.monotonic()
+    try:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=PROBE_S) as response:
+            response.read()
+    except OSError:
+        return None
+    return time.monotonic() - began
+
+
+def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober) -> list[str]:
+    """What is not as it must be."""
+    found = []
+    growth = max(after.rss_of[pid] / rss for pid, rss in before.rss_of.items() if pid in after.rss_of)
+    if growth > MAX_GROWTH:
+        found.append(f"a process has {growth:.2f} times the memory that it had")
+    if prober.num_failed:
+        found.append(f"{prober.num_failed} of {prober.num_asked} /healthz without an answer")
+    found += [f"node {index} has ended" for index, node in enumerate(rig.nodes) if not node.alive]
+    logs = "\n".join(node.log_path.read_text(errors="replace") for node in rig.nodes)
+    if "Traceback" in logs:
+        found.append(f"{logs.count('Traceback')} tracebacks in the log, the first in: {_around(logs, 'Traceback')}")
+    for index in range(len(rig.nodes)):
+        reasons = rig.api_of(index).get("/health").get("reasons", [])
+        found += [f"/health: {reason['message']}" for reason in reasons if reason.get("code") == "task_ended"]
+    if (answer := rig.ask()) != rig.answer:
+        found.append(f"a chat is answered {answer!r} and not {rig.answer!r} as before")
+    return found
+
+
+def _around(text: str, word: str) -> str:
+    at = text.index(word)
+    return repr(text[max(0, at - 300) : at + 2500])
+
+
+def _port(address: str) -> int:
+    return int(address.rstrip("/").rpartition(":")[2])

@@ -1,0 +1,65 @@
+"""Ring/Frames on the data ports of an open mesh of two nodes: streams of a hello and a few frames each."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import grpc.aio
+import numpy as np
+
+from exo_mesh import PROTOCOL_VERSION
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Row
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.tensor import Tensor
+from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.transport.codec import encode_frame, encode_hello
+from exo_mesh.transport.plan_codec import ballot_to_proto
+from exo_mesh.transport.ring_link import FRAMES_METHOD
+from tools.fuzz.calls import many, stream_once
+from tools.fuzz.mutate import mutated
+from tools.fuzz.rig import Rig
+
+COUNT, NUM_NODES, CLOSED = 20_000, 2, False
+FLAGS = ("--discovery", "none")
+MESSAGES_PER_STREAM = 5
+DEADLINE_S = 0.5
+"""A stream that is well stays open for ever."""
+
+
+def good_messages(ballot: Ballot, step: int) -> list[bytes]:
+    """A frame with rows, ops, a tensor and a fault."""
+    hidden = Tensor.from_numpy(np.ones((2, 16), dtype=np.float32))
+    frame = Frame(
+        ballot, step, 0, (Row(1, 0, 2, 1),), (5, 6), (Insert(1, 4),), {HIDDEN: hidden}, (Fault(9, 0, "x", "y"),)
+    )
+    return list(encode_frame(frame))
+
+
+async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
+    """Half of the streams have a hello of another ballot or one that is mutated; the others are let in."""
+    instance = rig.instance()
+    ballot = Ballot(*instance["ballot"])
+    endpoints = [stage["endpoint"] for stage in instance["stages"]]
+    channels = [grpc.aio.insecure_channel(endpoint) for endpoint in endpoints]
+
+    async def one(number: int) -> str:
+        stage = number % len(channels)
+        believed = ballot if number % 4 else Ballot(ballot.counter + 1, "x" * 32)
+        hello = pb.RingHello(
+            protocol=PROTOCOL_VERSION,
+            instance_id=instance["id"],
+            ballot=ballot_to_proto(believed),
+            from_stage=(stage - 1) % len(channels),
+        )
+        first = encode_hello(hello)
+        messages = [first if number % 2 else first[:1] + mutated(rng, first[1:])]
+        for step in range(1, MESSAGES_PER_STREAM):
+            for message in good_messages(ballot, step):
+                messages.append(message[:1] + mutated(rng, message[1:]) if rng.random() < 0.9 else message)
+        return await stream_once(channels[stage], FRAMES_METHOD, messages, DEADLINE_S)
+
+    outcomes = await many(count // MESSAGES_PER_STREAM, one)
+    for channel in channels:
+        await channel.close()
+    return Counter({code: MESSAGES_PER_STREAM * number for code, number in outcomes.items()})
