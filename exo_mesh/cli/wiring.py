@@ -15,6 +15,7 @@ from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, OPEN_PATHS, AccessP
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.listening import bound_socket
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.screen import NodeFacts
@@ -30,9 +31,6 @@ from exo_mesh.security.joining import Gift
 from exo_mesh.security.local_token import ListeningMark, take_token
 from exo_mesh.security.secret import exposure
 from exo_mesh.settings.config import ConfigError, LoadedSettings
-
-SEND_BUFFER_BYTES = 256 * 1024
-"""What the kernel may hold of an answer that its client does not read. By itself it would hold 4 MiB of each."""
 
 API_PORT_TRIES = 50
 
@@ -191,7 +189,7 @@ class RunningNode:
         tries = 1 if self._loaded.was_set("api_port") or port == 0 else API_PORT_TRIES
         for candidate in range(port, port + tries):
             try:
-                bound = _bound_socket(host, candidate)
+                bound = bound_socket(host, candidate)
             except OSError as exc:
                 if exc.errno != errno.EADDRINUSE:
                     raise ConfigError(f"--host {host}: {exc.strerror or exc}") from exc
@@ -237,23 +235,6 @@ def _chosen(registry: Registry, preference: str) -> tuple[str, str]:
         return "", str(exc)
     why = "as asked" if preference != "auto" else "the best that runs here"
     return provider.name, f"{why} ({provider.availability().reason})"
-
-
-def _bound_socket(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
-        bound.bind(address)
-        bound.listen(1024)  # only now does the system say that somebody else listens here
-    except OSError:
-        bound.close()
-        raise
-    bound.setblocking(False)
-    return bound
 
 
 def _local_host(host: str) -> str:
