@@ -19,6 +19,7 @@ from exo_mesh.api.schema import InstanceBody, decode_body
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
 from exo_mesh.telemetry.nameless import nameless
+from exo_mesh.telemetry.printable import printable
 
 _ABLE = ("ok", "degraded")
 
@@ -33,7 +34,7 @@ class OpsRoutes:
 
     async def index(self, request: web.Request) -> web.Response:
         """GET /: what this is, and the next thing to type."""
-        address = f"{request.scheme}://{request.host}"
+        address = f"{request.scheme}://{printable(request.host)}"
         routes = sorted({resource.canonical for resource in request.app.router.resources()})
         return json_response(
             {

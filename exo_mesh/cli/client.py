@@ -19,7 +19,7 @@ from exo_mesh.cli.trust import certificate_of, default_url, tls_failure, trust
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.security.local_token import token_for
 from exo_mesh.settings.config import ConfigError, home_of
-from exo_mesh.telemetry.printable import printable_values
+from exo_mesh.telemetry.printable import ANSWER_CHARS, printable_values
 
 READ_DEADLINE_S = 10.0
 STREAM_SILENCE_S = 120.0
@@ -31,10 +31,6 @@ class NoNodeError(TransportError):
 
     code = "no_node"
     exit_code = exit_codes.NO_NODE
-
-
-MAX_TEXT_CHARS = 65_536
-"""Of one text in an answer of the API."""
 
 
 class ApiClient:
@@ -72,7 +68,7 @@ class ApiClient:
 
     def get(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
         """The JSON at `path`, with every text in it printable: names and errors are what peers say."""
-        return printable_values(self._call("GET", path, None, deadline_s), MAX_TEXT_CHARS)
+        return printable_values(self._call("GET", path, None, deadline_s), ANSWER_CHARS)
 
     def post(self, path: str, body: Any, deadline_s: float = READ_DEADLINE_S) -> Any:
         """What the API answers to `body`."""

@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve; the answer is the exit code."""
     loaded = load_settings(node_flags(args), os.environ)
     os.umask(PRIVATE_UMASK)
-    _take_home(loaded.settings.home)
+    make_private(loaded.settings.home)
     setup_logging(loaded.settings.log_format, loaded.settings.log_level)
     for warning in loaded.warnings:
         _log.warning("%s", warning)
@@ -56,13 +55,6 @@ def run(args: argparse.Namespace) -> int:
     screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(loaded, screen, notifier, watch_stdin=args.until_stdin_closes))
-
-
-def _take_home(home: Path) -> None:
-    try:
-        make_private(home)
-    except OSError as exc:
-        raise ConfigError(f"the home directory {home} cannot be used: {exc}", param="home") from exc
 
 
 async def _serve(loaded: LoadedSettings, screen: Screen, notifier: Notifier, *, watch_stdin: bool) -> int:

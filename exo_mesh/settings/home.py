@@ -7,6 +7,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from exo_mesh.settings.config import ConfigError
+
 PRIVATE_UMASK = 0o077
 """For everything that a node and its runners make."""
 
@@ -18,9 +20,17 @@ def make_private(home: Path) -> None:
     """Create the home with mode 0700, and repair what an older version made: directories 0700, files 0600.
 
     A home that is also something else (the user's own home directory, one with the sticky bit such as /tmp, one that
-    another user owns) keeps its mode; the files of the node in it are repaired. Raises OSError if it cannot be created.
+    another user owns) keeps its mode; the files of the node in it are repaired. Raises ConfigError if it cannot be made
+    or read.
     """
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _repair(home)
+    except OSError as exc:
+        raise ConfigError(f"the home directory {home} cannot be used: {exc}", param="home") from exc
+
+
+def _repair(home: Path) -> None:
     if home.resolve() != Path.home().resolve() and not home.stat().st_mode & stat.S_ISVTX:
         _restrict(home)
     for path in _own_paths(home):

@@ -9,6 +9,9 @@ from typing import Any
 MAX_CHARS = 1024
 """Longest text that a peer may give for which nothing shorter is said. A refusal with its arithmetic has about 300."""
 
+ANSWER_CHARS = 65_536
+"""Longest text in an answer of a node's API to the command line."""
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _UNPRINTABLE = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
 """C0, DEL, C1, line and paragraph separators, marks and overrides of the writing direction, lone surrogates."""

@@ -101,6 +101,13 @@ async def test_who_may_not_ask_gets_a_401_whatever_they_send(mesh: ScriptedMesh,
     assert (status, reply["error"]["code"]) == (401, "invalid_api_key")
 
 
+async def test_a_host_that_is_no_text_is_answered_without_it(mesh: ScriptedMesh) -> None:
+    head = b"GET / HTTP/1.1\r\nHost: 127.0\xae0.1\r\nAuthorization: Bearer local\r\n\r\n"
+    async with served(mesh, ApiOptions(access=AccessPolicy(local_token="local"))) as api:
+        status, reply = await raw(api, head)
+    assert status == 200 and "127.0\ufffd0.1" in reply["openai_base_url"]
+
+
 async def raw(api: Served, request: bytes) -> tuple[int, Any]:
     """Status and body of the answer to bytes that no client would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(api.url.rpartition(":")[2]))

@@ -1,4 +1,4 @@
-"""Mutated HTTP requests to every route. Requests without an answer within 12 s are listed, with the node's state."""
+"""Mutated HTTP requests to every route. Those answered 500, or not within 12 s, are listed with the node's state."""
 
 from __future__ import annotations
 
@@ -79,15 +79,16 @@ async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
         complete = is_complete(data)
         try:
             async with asyncio.timeout(ANSWER_S if complete else INCOMPLETE_S):
-                return await _ask(rig.api_port, data)
+                status = await _ask(rig.api_port, data)
         except TimeoutError:
             if not complete:
                 return "incomplete"
-            if len(rig.notes) < MAX_LISTED:
-                rig.notes.append(f"no answer within {ANSWER_S:g} s: {data[:200]!r}; {await _state(rig)}")
-            return "NO ANSWER"
+            status = "NO ANSWER"
         except OSError as exc:
             return type(exc).__name__
+        if status in ("500", "NO ANSWER") and len(rig.notes) < MAX_LISTED:
+            rig.notes.append(f"{status} to {data[:1000]!r}; {await _state(rig)}")
+        return status
 
     outcomes = await many(count, one)
     await asyncio.to_thread(rig.api.delete, "/drain")
