@@ -6,6 +6,8 @@ Peers that come and go, and whatever else happens later, are told by the log.
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from exo_mesh.cli.parser import DEFAULT_API_URL
 from exo_mesh.cli.tables import human_bytes
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.namespace import fingerprint
+from exo_mesh.settings.config import home_of
 from exo_mesh.telemetry.printable import printable
 
 DEMO_MODEL = "exo-mesh-demo"
@@ -25,8 +28,8 @@ FIRST_QUESTION = "Count from 7 to 20."
 class NodeFacts:
     """What is worth knowing when a node has started. notes are surprises, in words.
 
-    access: who may do what over the API. Both it and api_url are empty with --no-api. The local token is no part of
-    this: programs write these facts to logs.
+    access: who may do what over the API. Both it and api_url are empty with --no-api. needs_key: every call needs a key
+    or the local token. The token is no part of this: programs write these facts to logs.
     """
 
     node_id: str
@@ -44,6 +47,7 @@ class NodeFacts:
     mesh_is_open: bool
     home: str
     access: str
+    needs_key: bool = False
     tls_cert: str = ""
     notes: tuple[str, ...] = ()
 
@@ -123,12 +127,16 @@ def _page_line(facts: NodeFacts) -> list[tuple[str, str]]:
 def next_steps(facts: NodeFacts) -> str:
     """What to type next, ready to paste."""
     model = DEMO_MODEL if DEMO_MODEL in facts.models or not facts.models else facts.models[0]
+    home = "" if Path(facts.home) == home_of(os.environ) else f" --home {shlex.quote(facts.home)}"
     api = "" if facts.api_url == DEFAULT_API_URL else f" --api-url {facts.api_url}"
-    return f'  exo-mesh run {model} "{FIRST_QUESTION}"{api}\n{curl_line(facts.api_url, model, FIRST_QUESTION)}'
+    run = f'exo-mesh run {model} "{FIRST_QUESTION}"{api}{home if facts.needs_key else ""}'
+    token = f"exo-mesh key local{home}" if facts.needs_key else ""
+    return f"  {run}\n{curl_line(facts.api_url, model, FIRST_QUESTION, token)}"
 
 
-def curl_line(api_url: str, model: str, question: str) -> str:
-    """An OpenAI-style request with curl, over several lines, ready to paste."""
+def curl_line(api_url: str, model: str, question: str, token: str = "") -> str:
+    """An OpenAI-style request with curl, over several lines, ready to paste. token: a command that prints a key."""
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
     quoted = body.replace("'", "'\\''")
-    return f"  curl {api_url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{quoted}'"
+    key = f'    -H "Authorization: Bearer $({token})" \\\n' if token else ""
+    return f"  curl {api_url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}    -d '{quoted}'"

@@ -119,6 +119,7 @@ class RunningNode:
             mesh_is_open=not self._settings.secret,
             home=str(self._settings.home),
             access=self._policy.describe() if self._socket is not None else "",
+            needs_key=self._socket is not None and not self._policy.is_open,
             tls_cert=str(self._settings.tls_cert or "") if self._tls else "",
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
         )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from exo_mesh.cli.child_node import ChildNode, client_of
 from exo_mesh.cli.client import ApiClient
 from exo_mesh.security.secret import new_secret, write_new
-from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, run
+from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, read_until, run, start
 
 
 @pytest.fixture
@@ -43,6 +46,27 @@ def nodes(tmp_path: Path, secret: str) -> Iterator[list[ChildNode]]:
     finally:
         for child in children:
             child.stop()
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is one of the lines")
+def test_the_lines_that_a_closed_node_prints_to_ask_it_something_work_as_they_are(secret: str, tmp_path: Path) -> None:
+    home = tmp_path / "a home"
+    flags = [*QUIET_FLAGS, "--engine", "numpy", "--api-port", "0", "--secret-file", str(tmp_path / "secret")]
+    node = start([*flags, "--home", str(home)], tmp_path)
+    try:
+        shown = read_until(node, "Ctrl-C")
+        asked = shown[shown.index("exo-mesh run") : shown.rindex("Ctrl-C")]
+        environ = clean_environ(tmp_path)
+        environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', os.defpath)}"
+        done = subprocess.run(
+            ["bash", "-euc", asked], check=False, capture_output=True, timeout=60, text=True, env=environ
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("7, 8, 9") == 2 and secret not in shown
+    finally:
+        node.terminate()
+        node.communicate(timeout=20)
 
 
 def test_a_chat_over_two_processes_and_no_trace_of_the_secret(
