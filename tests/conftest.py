@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -19,6 +20,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--tenth", type=int, choices=range(10), help="run a tenth of the chosen tests, 0 to 9, by a hash of their names"
     )
+
+
+def pytest_configure() -> None:
+    """A shell starts what it puts into the background with Ctrl-C ignored, and children would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k

@@ -35,7 +35,7 @@ def test_the_shipped_model_can_be_cut_anywhere() -> None:
 @pytest.mark.extended
 def test_what_cannot_be_read_cannot_be_run(tmp_path: Path) -> None:
     code, answer = ask("mlx", tmp_path)
-    assert code == 0 and str(tmp_path) in answer["unable"]
+    assert code == 0 and tmp_path.name in answer["unable"]
 
 
 def test_an_engine_without_opinion_says_so(tmp_path: Path) -> None:
