@@ -11,6 +11,7 @@ from zlib import crc32
 import pytest
 
 from exo_mesh.membership.paths import PathKeeper
+from exo_mesh.transport.channels import keep_poller
 
 if TYPE_CHECKING:
     from tests.support.questions import Reference
@@ -26,6 +27,7 @@ def pytest_configure() -> None:
     """A shell starts what it puts into the background with Ctrl-C ignored, and children would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    keep_poller()
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k

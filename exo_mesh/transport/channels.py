@@ -16,6 +16,15 @@ from exo_mesh.transport.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 Option = tuple[str, int | str]
 
 
+def keep_poller() -> None:
+    """Start the thread in which grpc.aio waits for events, and keep it for the life of this process.
+
+    Otherwise it ends with the last channel or server. Where a collection of garbage frees that one, the collecting
+    thread waits for the poller, which may wait for it in turn: then the process stands still.
+    """
+    grpc.aio.init_grpc_aio()
+
+
 def open_channel(
     target: str, credentials: CredentialSource | None = None, options: Sequence[Option] = ()
 ) -> grpc.aio.Channel:
