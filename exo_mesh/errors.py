@@ -75,6 +75,18 @@ class ModelError(MeshError):
     code = "model_unusable"
 
 
+class FetchError(MeshError):
+    """Files of a model could not be fetched. `remedy` is what a person can do; is_final: until then, trying again will
+    not help."""
+
+    code = "fetch_failed"
+
+    def __init__(self, message: str, *, remedy: str = "", is_final: bool = False) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.is_final = is_final
+
+
 class PlacementError(MeshError):
     """No set of peers can hold the model; the message has what it needs, what there is, what would help.
 

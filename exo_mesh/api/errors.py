@@ -49,6 +49,7 @@ _RULES: dict[str, _Rule] = {
     "engine_error": _Rule(500, _SERVER),
     "model_unusable": _Rule(500, _SERVER),
     "canary_failed": _Rule(503, _SERVER, 10),
+    "fetch_failed": _Rule(503, _SERVER, 10),
     "no_placement": _Rule(503, _SERVER, 10),
     "crash_loop": _Rule(503, _SERVER, 60),
     "quarantined": _Rule(503, _SERVER, 600),

@@ -81,6 +81,11 @@ def is_vocabulary(tensor_name: str) -> bool:
     return _EMBEDDING.search(tensor_name) is not None or _HEAD.search(tensor_name) is not None
 
 
+def is_head(tensor_name: str) -> bool:
+    """Does a tensor belong to an output head of its own?"""
+    return _HEAD.search(tensor_name) is not None and _EMBEDDING.search(tensor_name) is None
+
+
 def read_card(model_dir: Path, name: str) -> ModelCard:
     """What planning must know of the model in `model_dir`. Raises ModelError in a sentence that names the file."""
     config = read_json(model_dir / "config.json")
@@ -219,7 +224,7 @@ def _measure(model_dir: Path, table: TensorTable, num_layers: int) -> tuple[tupl
                 layers[layer] += info.num_bytes
         elif _SIDE_MODEL.search(name):
             continue
-        elif _HEAD.search(name) and not _EMBEDDING.search(name):
+        elif is_head(name):
             head_bytes += info.num_bytes
             has_head = True
         elif _FINAL_NORM.search(name) and not _EMBEDDING.search(name):

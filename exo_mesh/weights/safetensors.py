@@ -19,7 +19,7 @@ from typing import Annotated, Any, TypeGuard
 import msgspec
 
 from exo_mesh.errors import ModelError
-from exo_mesh.model_files import named, open_model_file, read_model_file, shown
+from exo_mesh.model_files import exists, named, open_model_file, read_model_file, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """The bound that the reference implementation of the format sets."""
@@ -40,6 +40,9 @@ DTYPE_BITS = {
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16, "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
+
+PART = ".part"
+"""Ends the name of a checkpoint file that is not whole; see exo_mesh/weights/fetched.py."""
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -122,6 +125,12 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
     return table
 
 
+def on_disk(file: Path) -> Path:
+    """A checkpoint file by its own name, or by that of its part if only that is there."""
+    part = file.with_name(f"{file.name}{PART}")
+    return part if not exists(file) and exists(part) else file
+
+
 def read_header(file: Path) -> TensorTable:
     """The tensors of one file. Raises ModelError if it is missing, cut short, not safetensors, or inconsistent."""
     try:
@@ -132,6 +141,7 @@ def read_header(file: Path) -> TensorTable:
 
 def _read_header(file: Path, left_bytes: int) -> tuple[TensorTable, int]:
     """(tensors, bytes of the header, at most left_bytes). Raises as read_header, and FileNotFoundError."""
+    file = on_disk(file)
     entries, header_bytes, file_bytes = _read_entries(file, left_bytes)
     data_start = 8 + header_bytes
     table: TensorTable = {}

@@ -1,0 +1,53 @@
+"""Sets of bytes of one file, as half-open spans `(start, stop)`: sorted, apart from each other, none of them empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Span = tuple[int, int]
+Spans = tuple[Span, ...]
+
+
+def merged(spans: Iterable[Span]) -> Spans:
+    """The bytes of any spans, in any order; what overlaps or touches becomes one."""
+    found: list[Span] = []
+    for start, stop in sorted(span for span in spans if span[0] < span[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def minus(spans: Spans, others: Spans) -> Spans:
+    """The bytes of `spans` that are not in `others`."""
+    found: list[Span] = []
+    for start, stop in spans:
+        for other_start, other_stop in others:
+            if other_stop <= start or stop <= other_start:
+                continue
+            if start < other_start:
+                found.append((start, other_start))
+            start = max(start, other_stop)
+        if start < stop:
+            found.append((start, stop))
+    return tuple(found)
+
+
+def common(spans: Spans, others: Spans) -> Spans:
+    """The bytes that are in both."""
+    return minus(spans, minus(spans, others))
+
+
+def num_bytes(spans: Iterable[Span]) -> int:
+    return sum(stop - start for start, stop in spans)
+
+
+def covers(spans: Spans, wanted: Spans) -> bool:
+    """Are all bytes of `wanted` in `spans`?"""
+    return not minus(wanted, spans)
+
+
+def cut(spans: Spans, most: int) -> Spans:
+    """The same bytes in spans of at most `most` bytes, which may touch each other."""
+    return tuple((begin, min(begin + most, stop)) for start, stop in spans for begin in range(start, stop, most))
