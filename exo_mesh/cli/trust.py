@@ -7,8 +7,8 @@ import os
 import ssl
 from pathlib import Path
 
-from exo_mesh.cli.parser import DEFAULT_API_URL
 from exo_mesh.settings.config import ConfigError, load_settings
+from exo_mesh.settings.places import DEFAULT_API_URL
 
 
 def default_url(home: Path | str | None = None, own_certificate: Path | None = None) -> str:

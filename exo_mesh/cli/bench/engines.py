@@ -18,10 +18,11 @@ from typing import Any
 
 from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
 from exo_mesh.cli.bench.memory import memory_table
-from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.cli.tables import print_json
 from exo_mesh.engine.measure import decode_bytes
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import model_dir_of

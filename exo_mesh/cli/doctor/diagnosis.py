@@ -14,10 +14,10 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.cli.client import ApiClient, NoNodeError
 from exo_mesh.cli.doctor import checks
 from exo_mesh.cli.doctor.checks import Finding, Severity
-from exo_mesh.cli.places import models_dirs
-from exo_mesh.cli.version import library_versions
 from exo_mesh.errors import MeshError
+from exo_mesh.machine.libraries import library_versions
 from exo_mesh.settings.config import LoadedSettings
+from exo_mesh.settings.places import models_dirs
 
 NEEDED = ("aiohttp", "grpcio", "jinja2", "msgspec", "numpy", "protobuf", "psutil", "tokenizers", "zeroconf")
 """Packages without which no node starts."""
@@ -63,7 +63,7 @@ def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
 def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """Every check by name, in the order in which they are told."""
     from exo_mesh.cli.doctor import readings
-    from exo_mesh.cli.engines import describe_engines
+    from exo_mesh.engine.listing import describe_engines
     from exo_mesh.machine.memory import read_memory, usable_bytes
 
     settings = loaded.settings
