@@ -21,7 +21,7 @@ from typing import Any
 
 from exo_mesh.cli.bench import serve
 from exo_mesh.cli.bench.load import Question
-from exo_mesh.cli.local_mesh import free_port
+from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import DeadlineError, EngineError
 from exo_mesh.settings.config import load_settings
 from exo_mesh.settings.places import models_dirs

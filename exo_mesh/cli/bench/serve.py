@@ -27,8 +27,8 @@ import psutil
 from exo_mesh.cli.bench.engines import parse_size
 from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop
 from exo_mesh.cli.bench.serve_report import NAMES, check_plot, compare, plot, table
-from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.tables import print_json
+from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
 from exo_mesh.settings.config import ConfigError

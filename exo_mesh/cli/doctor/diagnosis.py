@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.cli.client import ApiClient, NoNodeError
 from exo_mesh.cli.doctor import checks
 from exo_mesh.cli.doctor.checks import Finding, Severity
+from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.libraries import library_versions
 from exo_mesh.settings.config import LoadedSettings

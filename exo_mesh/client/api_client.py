@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.trust import certificate_of, default_url, tls_failure, trust
+from exo_mesh.client.trust import certificate_of, default_url, tls_failure, trust
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
 from exo_mesh.security.local_token import token_for
 from exo_mesh.settings.config import ConfigError, home_of

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import DeadlineError, MeshError
 
 _POLL_S = 0.05
