@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.bench import serve
+from exo_mesh.cli.bench import print_result, serve
 from exo_mesh.cli.bench.load import Question
 from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import DeadlineError, EngineError
@@ -46,11 +46,13 @@ def run(args: argparse.Namespace) -> int:
     """Run the bench and print its figures, with ratios to those of the server. Raises EngineError without mlx-lm."""
     if why := why_not():
         raise EngineError(why)
-    return serve.run_beside(args, serve.Rival("mlx_lm_server", "mlx_lm.server", mlx_system))
+    rival = serve.Rival("mlx_lm_server", "mlx_lm.server", mlx_system)
+    print_result(serve.run(args, rival), as_json=args.json)
+    return 0
 
 
 @contextlib.contextmanager
-def mlx_system(model: serve.Model) -> Iterator[serve.System]:
+def mlx_system(model: serve.BenchModel) -> Iterator[serve.System]:
     """Start mlx_lm.server with the model, for as long as the block lasts.
 
     The server has no switch to go on after the end of a text, so the ids that mean it are kept from being drawn.

@@ -6,6 +6,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.bench.result import BenchResult
+from exo_mesh.cli.tables import print_json
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser per benchmark."""
@@ -19,6 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the benchmark that was chosen."""
-    verb: Callable[[argparse.Namespace], int] = args.run
-    return verb(args)
+    """Run the benchmark that was chosen, and print what it measured."""
+    measure: Callable[[argparse.Namespace], BenchResult] = args.run
+    print_result(measure(args), as_json=args.json)
+    return exit_codes.OK
+
+
+def print_result(result: BenchResult, *, as_json: bool) -> None:
+    """Print the figures of a benchmark as JSON or as text."""
+    if as_json:
+        print_json(result.values)
+    else:
+        print(result.text)

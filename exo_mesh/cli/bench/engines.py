@@ -18,7 +18,7 @@ from typing import Any
 
 from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
 from exo_mesh.cli.bench.memory import memory_table
-from exo_mesh.cli.tables import print_json
+from exo_mesh.cli.bench.result import BenchResult
 from exo_mesh.engine.measure import decode_bytes
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError, MeshError
@@ -76,8 +76,8 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run what was asked for, and print it."""
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure speed or memory, as the flags say."""
     names = args.engines.split(",") if args.engines else real_engines()
     for name in names:
         load_registry().provider(name)  # an unknown one is refused before anything is written
@@ -96,11 +96,7 @@ def run(args: argparse.Namespace) -> int:
                 lines = [line for name in names for line in measure_engine(name, model_dir, work)]
                 result = {"model": label, "work": asdict(work), "engines": [asdict(line) for line in lines]}
                 text = _lines_text(label, work, lines)
-    if args.json:
-        print_json(result)
-    else:
-        print(text)
-    return 0
+    return BenchResult(result, text)
 
 
 def real_engines() -> list[str]:
