@@ -19,8 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.bench import print_result, serve
-from exo_mesh.cli.bench.load import Question
+from exo_mesh.bench import serve
+from exo_mesh.bench.load import Question
+from exo_mesh.cli.bench import print_result
 from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import DeadlineError, EngineError
 from exo_mesh.settings.config import load_settings

@@ -16,9 +16,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
-from exo_mesh.cli.bench.memory import memory_table
-from exo_mesh.cli.bench.result import BenchResult
+from exo_mesh.bench.measuring import MeasuringChild, ask_once, engine_command
+from exo_mesh.bench.memory import memory_table
+from exo_mesh.bench.result import BenchResult
 from exo_mesh.engine.measure import decode_bytes
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError, MeshError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.cli.bench.measuring import ask_once, engine_command
+from exo_mesh.bench.measuring import ask_once, engine_command
 from exo_mesh.engine.contract import EngineProvider
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import MeshError

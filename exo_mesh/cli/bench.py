@@ -6,15 +6,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+from exo_mesh.bench.result import BenchResult
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.bench.result import BenchResult
 from exo_mesh.cli.tables import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subparser per benchmark."""
-    # imported here: the child of `bench ring` is a module of this folder, and shall start fast
-    from exo_mesh.cli.bench import engines, ring, serve
+    from exo_mesh.bench import engines, ring, serve  # gRPC and NumPy, which other verbs do not need
 
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     ring.add_parser(subparsers)

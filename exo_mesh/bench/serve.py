@@ -24,10 +24,10 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.bench.engines import parse_size
-from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop
-from exo_mesh.cli.bench.result import BenchResult
-from exo_mesh.cli.bench.serve_report import NAMES, check_plot, compare, plot, table
+from exo_mesh.bench.engines import parse_size
+from exo_mesh.bench.load import LoadResult, Question, closed_loop, open_loop
+from exo_mesh.bench.result import BenchResult
+from exo_mesh.bench.serve_report import NAMES, check_plot, compare, plot, table
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
-from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
-from exo_mesh.cli.bench.result import BenchResult
-from exo_mesh.cli.bench.tcp import bulk, echo_peer, ping_pong
+from exo_mesh.bench.local_ring import LocalRunner, local_ring
+from exo_mesh.bench.result import BenchResult
+from exo_mesh.bench.tcp import bulk, echo_peer, ping_pong
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
