@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from exo_mesh.printable import printable
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.namespace import fingerprint
 from exo_mesh.settings.config import home_of
 from exo_mesh.settings.places import DEFAULT_API_URL
-from exo_mesh.telemetry.printable import printable
 from exo_mesh.telemetry.tables import human_bytes
 
 DEMO_MODEL = "exo-mesh-demo"

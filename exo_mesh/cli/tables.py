@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.telemetry.printable import escaped_json, printable
+from exo_mesh.printable import escaped_json, printable
 
 
 def print_json(value: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from exo_mesh.telemetry.printable import printable
+from exo_mesh.printable import printable
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 
 from exo_mesh.clock import Clock
 from exo_mesh.errors import TransportError
+from exo_mesh.printable import printable
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
-from exo_mesh.telemetry.printable import printable
 from exo_mesh.transport.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
 
 CODE_KEY = "exo-mesh-code"
