@@ -1,4 +1,4 @@
-"""A node as a child process: `exo-mesh serve`, told to stop when its standard input closes.
+"""A node as a child process: `exo-mesh serve`, which stops when its standard input closes.
 
 So it cannot outlive us, however we end. Its output goes to a file, from which the line that says "ready" is read.
 """

@@ -30,7 +30,7 @@ NAMESPACE_KEY = "exo-mesh-namespace"
 """Metadata of every control call. A caller that names no namespace is of the default one."""
 
 MAX_LARGE_WAITING = 16
-"""Large messages that may wait for their turn; the caller of one more is told to try again."""
+"""Large messages that may wait for their turn; the caller of one more is sent an error that asks to try again."""
 
 REPORT_EVERY_S = 60.0
 
