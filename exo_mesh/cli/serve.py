@@ -21,7 +21,6 @@ from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from exo_mesh.settings.config import ConfigError, LoadedSettings, load_settings
 from exo_mesh.settings.home import PRIVATE_UMASK, make_private
 from exo_mesh.telemetry.logs import setup_logging
-from exo_mesh.transport.channels import keep_poller
 
 STOP_DEADLINE_S = 4.5
 """A node that was told to stop is gone within 5 s, whatever its parts do."""
@@ -43,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; the answer is the exit code."""
+    from exo_mesh.transport.channels import keep_poller  # gRPC: `exo-mesh serve --help` does without
+
     loaded = load_settings(node_flags(args), os.environ)
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)
