@@ -42,8 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve; the answer is the exit code."""
-    from exo_mesh.transport.channels import keep_poller  # gRPC: `exo-mesh serve --help` does without
-
     loaded = load_settings(node_flags(args), os.environ)
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)
@@ -54,15 +52,16 @@ def run(args: argparse.Namespace) -> int:
         os.environ.update(OFFLINE_ENVIRONMENT)
     _log.debug("this process may have %d files open", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
-    keep_poller()
     screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(loaded, screen, notifier, watch_stdin=args.until_stdin_closes))
 
 
 async def _serve(loaded: LoadedSettings, screen: Screen, notifier: Notifier, *, watch_stdin: bool) -> int:
-    from exo_mesh.cli.wiring import RunningNode
+    from exo_mesh.cli.wiring import RunningNode  # gRPC: `exo-mesh serve --help` does without
+    from exo_mesh.transport.channels import keep_poller
 
+    await keep_poller()
     stop = _StopSignal(screen)
     stop.listen(watch_stdin=watch_stdin)
     node = RunningNode(loaded)
