@@ -18,11 +18,13 @@ from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
-from exo_mesh.errors import MeshError, NotReadyError
+from exo_mesh.errors import FetchError, MeshError, NotReadyError
+from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.stage_host import HostLimits
@@ -320,6 +322,35 @@ class Node:
         known = next((entry for entry in self.models() if entry.name == card.name), None)
         return known or self._entry(card.name, (self.node_id,), card)
 
+    async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
+        return await self.model(name)
+
+    def downloads(self) -> list[DownloadEntry]:
+        return []
+
+    async def start_download(
+        self, model: str, *, peers: Sequence[str] = (), whole: bool = False
+    ) -> list[DownloadEntry]:
+        raise FetchError("this version of exo-mesh fetches no models", is_final=True)
+
+    async def cancel_download(self, peer_id: str, model: str) -> bool:
+        return False
+
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+        raise FetchError("this version of exo-mesh deletes no models", is_final=True)
+
+    async def search_models(self, query: str, limit: int) -> list[HubModel]:
+        raise FetchError("this version of exo-mesh does not ask the hub", is_final=True)
+
+    async def add_card(self, repo: str) -> ModelEntry:
+        raise FetchError("this version of exo-mesh does not ask the hub", is_final=True)
+
+    async def delete_card(self, name: str) -> bool:
+        return False
+
+    async def storage(self) -> dict[str, Any]:
+        return {"models": []}
+
     async def model_at(self, path: Path) -> str:
         return await self._models.catalogue.name_at(path)
 
@@ -422,4 +453,14 @@ class Node:
     def _entry(self, name: str, peers: Sequence[str], card: ModelCard) -> ModelEntry:
         ready = tuple(instance.plan.instance_id for instance in self._owning.instances.of_model(name))
         is_loading = bool(self._owning.instances.of_model(name, InstanceState.LOADING))
-        return ModelEntry(name, tuple(peers), ready, card.context_length, card.eos_ids, is_loading)
+        return ModelEntry(
+            name,
+            tuple(peers),
+            ready,
+            card.context_length,
+            card.eos_ids,
+            is_loading,
+            card.total_bytes,
+            card.num_layers,
+            card.dtype,
+        )

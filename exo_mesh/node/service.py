@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
+from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 
 
@@ -16,6 +18,7 @@ class ModelEntry:
     """A model that some live peer has on disk. context_length is the checkpoint's own.
 
     instance_ids: the instances that are ready. is_loading: another instance is starting, or recovers from a loss.
+    num_bytes: of all weights. dtype: of the activations.
     """
 
     name: str
@@ -24,6 +27,9 @@ class ModelEntry:
     context_length: int
     eos_ids: tuple[int, ...]
     is_loading: bool = False
+    num_bytes: int = 0
+    num_layers: int = 0
+    dtype: str = ""
 
 
 class MeshObservation(Protocol):
@@ -88,6 +94,38 @@ class MeshService(Protocol):
     async def model(self, name: str) -> ModelEntry:
         """One of them, by hub id or alias. Raises UnknownModelError, with near names if there are any, and ModelError
         if only this node has it and cannot use it."""
+
+    async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
+        """As `model`; one that nobody has is looked up at the hub if the caller may download. Then its config,
+        tokenizer and headers are fetched, so that it can be placed. Raises FetchError as well."""
+
+    def downloads(self) -> list[DownloadEntry]:
+        """The downloads of all peers: those that go on, and those that have ended of late."""
+
+    async def start_download(
+        self, model: str, *, peers: Sequence[str] = (), whole: bool = False
+    ) -> list[DownloadEntry]:
+        """Begin to fetch each peer's share of the plan that a request would make; on `peers` (names or ids) only if any
+        are given; the whole model on each of them with `whole`. Does not wait for the end."""
+
+    async def cancel_download(self, peer_id: str, model: str) -> bool:
+        """End a download of any peer; what was fetched is kept. False if there is none."""
+
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+        """Delete the files of a model, on `peers` (names or ids) only if any are given; answers the ids of the peers
+        that had it. Raises InputError if an instance uses it."""
+
+    async def search_models(self, query: str, limit: int) -> list[HubModel]:
+        """Models at the hub. Raises FetchError, also where this node is offline."""
+
+    async def add_card(self, repo: str) -> ModelEntry:
+        """Make a card from the config and the headers of a hub repository, for all peers."""
+
+    async def delete_card(self, name: str) -> bool:
+        """Delete a card that add_card has made, at all peers; False if there is none."""
+
+    async def storage(self) -> dict[str, Any]:
+        """What the models of this node take on its disk, and when each was last used."""
 
     async def model_at(self, path: Path) -> str:
         """The name of the model in a directory of this machine, which must be one that the node lists. Raises

@@ -19,8 +19,10 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.api.texts import TextModels
+from exo_mesh.domain.download import DownloadEntry, DownloadState
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
-from exo_mesh.errors import CancelledRequestError, UnknownModelError
+from exo_mesh.errors import CancelledRequestError, FetchError, UnknownModelError
+from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.service import ModelEntry
 from exo_mesh.security.api_tls import ApiTls
@@ -46,6 +48,12 @@ class ScriptedMesh:
     running: dict[str, asyncio.Event] = field(default_factory=dict)
     status: str = "ok"
     draining: bool = False
+    at_hub: tuple[str, ...] = ("m", "org/at-hub")
+    """Models that no peer has and the hub has; `offline`: nobody asks it."""
+    offline: bool = False
+    progress: list[DownloadEntry] = field(default_factory=list)
+    cards: list[str] = field(default_factory=list)
+    deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
 
@@ -66,6 +74,52 @@ class ScriptedMesh:
             if entry.name == name:
                 return entry
         raise UnknownModelError(f"no peer has {name}", param="model")
+
+    async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
+        if may_download and not self.offline and name in self.at_hub:
+            self.names += (name,)
+            self.at_hub = tuple(one for one in self.at_hub if one != name)
+        return await self.model(name)
+
+    def downloads(self) -> list[DownloadEntry]:
+        return list(self.progress)
+
+    async def start_download(
+        self, model: str, *, peers: Sequence[str] = (), whole: bool = False
+    ) -> list[DownloadEntry]:
+        found = await self.find_model(model, may_download=True)
+        started = [
+            DownloadEntry(peer, f"name of {peer}", found.name, DownloadState.PENDING, 0, 100, is_whole=whole)
+            for peer in peers or ("peer1",)
+        ]
+        self.progress += started
+        return started
+
+    async def cancel_download(self, peer_id: str, model: str) -> bool:
+        kept = [one for one in self.progress if (one.peer_id, one.model) != (peer_id, model)]
+        found, self.progress = len(kept) < len(self.progress), kept
+        return found
+
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+        self.deleted.append((name, tuple(peers)))
+        return ["peer1"] if name in self.names else []
+
+    async def search_models(self, query: str, limit: int) -> list[HubModel]:
+        if self.offline:
+            raise FetchError("this node is offline, so the hub is not asked", remedy="start it without --offline")
+        return [HubModel(name, num_bytes=10**9) for name in self.at_hub if query in name][:limit]
+
+    async def add_card(self, repo: str) -> ModelEntry:
+        self.cards.append(repo)
+        return ModelEntry(repo, (), (), self.limit, ())
+
+    async def delete_card(self, name: str) -> bool:
+        found = name in self.cards
+        self.cards = [card for card in self.cards if card != name]
+        return found
+
+    async def storage(self) -> dict[str, Any]:
+        return {"models": [{"name": name, "num_bytes": 1} for name in self.names]}
 
     async def model_at(self, path: Path) -> str:
         if path == self.directory:
