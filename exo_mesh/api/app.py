@@ -18,8 +18,11 @@ from exo_mesh.api.body import refuse_expectations
 from exo_mesh.api.connections import STOP_S, follow_connection
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.diagnostics import DiagnosticRoutes
+from exo_mesh.api.download_routes import DownloadRoutes
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.joining import JoinRoutes
+from exo_mesh.api.listed import RouteTable
+from exo_mesh.api.model_routes import ModelRoutes
 from exo_mesh.api.openai import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
@@ -52,7 +55,7 @@ def build_app(
     middlewares = [follow_connection, give_request_id, log_request, errors_to_replies, guard(options.access)]
     middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
-    add_routes(app, OpenAIRoutes(context), OpsRoutes(context), DiagnosticRoutes(context), JoinRoutes(context))
+    add_routes(app, context)
     app.on_response_prepare.append(_send_request_id)
 
     async def cors(request: web.Request, response: web.StreamResponse) -> None:
@@ -94,11 +97,13 @@ def _not_http(record: logging.LogRecord) -> bool:
     return False
 
 
-def add_routes(
-    app: web.Application, openai: OpenAIRoutes, ops: OpsRoutes, diagnostics: DiagnosticRoutes, joining: JoinRoutes
-) -> None:
+def add_routes(app: web.Application, context: ApiContext) -> None:
     """Every route of the API."""
-    table: list[tuple[str, tuple[str, ...], Handler]] = [
+    openai, ops = OpenAIRoutes(context), OpsRoutes(context)
+    diagnostics, joining = DiagnosticRoutes(context), JoinRoutes(context)
+    table: RouteTable = [
+        *ModelRoutes(context).table(),
+        *DownloadRoutes(context).table(),
         ("POST", ("/v1/chat/completions", "/chat/completions"), openai.chat_completions),
         ("POST", ("/v1/completions", "/completions"), openai.completions),
         ("GET", ("/v1/models", "/models"), openai.models),

@@ -25,6 +25,8 @@ class ApiOptions:
     stall_limit_s: a client that reads nothing of its stream for so long loses it. body_silence_s: a client that sends
     nothing of a body that it has announced for so long gets a 408, as with nginx. trace_sample: the share of requests
     that are traced without having asked for it. invitations: into the mesh of this node; by default nobody is invited.
+    progress_s: least time between two events of a stream of download progress. progress_comment_s: such a stream with
+    nothing new gets a comment this often.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -35,6 +37,8 @@ class ApiOptions:
     trace_sample: float = 0.0
     access: AccessPolicy = field(default_factory=AccessPolicy)
     invitations: Invitations = field(default_factory=Invitations)
+    progress_s: float = 0.5
+    progress_comment_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)

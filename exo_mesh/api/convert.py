@@ -11,6 +11,7 @@ from typing import Any
 from exo_mesh.api.checks import MAX_TOP_LOGPROBS, NO_LIMIT, stop_strings
 from exo_mesh.api.idempotency import Idempotency
 from exo_mesh.api.messages import template_messages
+from exo_mesh.api.model_names import find_model
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from exo_mesh.api.texts import TextModels
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
@@ -26,7 +27,8 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
 @dataclass(frozen=True, slots=True)
 class Asker:
     """Who asks: the id of the request, whose share of the ring it takes (an API key's id, or an address), the id of its
-    trace if it has one, under what the answer is kept if the client gave an idempotency key, and the id of its API key.
+    trace if it has one, under what the answer is kept if the client gave an idempotency key, the id of its API key, and
+    whether a model that no peer has may be downloaded for it.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class Asker:
     trace_id: str = ""
     idempotency: Idempotency | None = None
     key_id: str = ""
+    may_download: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class PreparedRequest:
 
 async def prepare_chat(body: ChatBody, asker: Asker, service: MeshService, texts: TextModels) -> PreparedRequest:
     """Raises InputError, UnknownModelError, ContextLengthError, or what the service raises."""
-    entry, text = await _model(body, service, texts)
+    entry, text = await _model(body, asker, service, texts)
     messages = template_messages(body.messages, text.template)
     variables = _template_variables(body, text)
     prompt = await texts.render(
@@ -80,7 +83,7 @@ async def prepare_completion(
 ) -> PreparedRequest:
     """As prepare_chat, of a bare prompt."""
     prompt = single_prompt(body.prompt)
-    entry, text = await _model(body, service, texts)
+    entry, text = await _model(body, asker, service, texts)
     limit = await service.context_limit(entry.name)
 
     def encode(prompt_text: str) -> list[int]:
@@ -203,8 +206,11 @@ def _prepared(
     return PreparedRequest(entry.name, text, request, stop_strings(body.stop), body.stream_options or StreamOptions())
 
 
-async def _model(body: GenerationBody, service: MeshService, texts: TextModels) -> tuple[ModelEntry, TextModel]:
-    entry = await service.model(choose_model(body.model, service.models()))
+async def _model(
+    body: GenerationBody, asker: Asker, service: MeshService, texts: TextModels
+) -> tuple[ModelEntry, TextModel]:
+    name = choose_model(body.model, service.models())
+    entry = await find_model(service, name, may_download=asker.may_download)
     return entry, await texts.get(await service.text_files(entry.name))
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from exo_mesh.api.sse import STREAM, data_frame
-from exo_mesh.errors import MeshError, OverloadError, PlacementError
+from exo_mesh.errors import FetchError, MeshError, OverloadError, PlacementError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ _RULES: dict[str, _Rule] = {
     "model_unusable": _Rule(500, _SERVER),
     "canary_failed": _Rule(503, _SERVER, 10),
     "fetch_failed": _Rule(503, _SERVER, 10),
+    "no_store": _Rule(503, _SERVER),
     "no_placement": _Rule(503, _SERVER, 10),
     "crash_loop": _Rule(503, _SERVER, 60),
     "quarantined": _Rule(503, _SERVER, 600),
@@ -73,10 +74,16 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def error_body(error: MeshError) -> dict[str, Any]:
-    """OpenAI's error object; all four fields are always there, and the numbers of a refused placement as `details`."""
-    body = _body(str(error), error.code, getattr(error, "param", None))
+    """OpenAI's error object; all four fields are always there. `details` has the numbers of a refused placement, and
+    what helps after files could not be fetched."""
+    text = str(error)
+    if isinstance(error, FetchError) and error.remedy:
+        text = f"{text}: {error.remedy}"
+    body = _body(text, error.code, getattr(error, "param", None))
     if isinstance(error, PlacementError) and error.details:
         body["error"]["details"] = error.details
+    if isinstance(error, FetchError):
+        body["error"]["details"] = {"remedy": error.remedy, "is_final": error.is_final}
     return body
 
 

@@ -16,6 +16,7 @@ from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.idempotency import Idempotency, idempotency_of
+from exo_mesh.api.listed import model_object
 from exo_mesh.api.model_names import named_model
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
@@ -25,7 +26,6 @@ from exo_mesh.api.tracing import TRACE_ID, trace_id_of
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.request import Progress
 from exo_mesh.errors import InputError
-from exo_mesh.node.service import ModelEntry
 from exo_mesh.security.api_keys import Role
 from exo_mesh.text.assembler import Piece
 
@@ -78,12 +78,14 @@ class OpenAIRoutes:
             case other:
                 message = f"status is {other!r}; it may be downloaded, loaded or unusable"
                 return plain_error("invalid_request", message, "status")
-        return json_response({"object": "list", "data": [self._model_object(entry) for entry in entries]})
+        return json_response(
+            {"object": "list", "data": [model_object(entry, self._context.started_at) for entry in entries]}
+        )
 
     async def model(self, request: web.Request) -> web.Response:
         """GET /v1/models/{id}; hub ids contain a slash."""
         name = await named_model(request, self._service, request.match_info["id"])
-        return json_response(self._model_object(await self._service.model(name)))
+        return json_response(model_object(await self._service.model(name), self._context.started_at))
 
     async def cancel(self, request: web.Request) -> web.Response:
         """POST /v1/cancel/{id}: the id of a reply of any peer, or the x-request-id of a request that entered here."""
@@ -172,26 +174,16 @@ class OpenAIRoutes:
         trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.trace_sample)
         if trace_id:
             request[TRACE_ID] = trace_id
-        key_id = request[CALLER].key_id
-        return Asker(request_id, key_id or request.remote or "", trace_id, key, key_id)
+        caller = request[CALLER]
+        return Asker(
+            request_id, caller.key_id or request.remote or "", trace_id, key, caller.key_id, caller.may_download
+        )
 
     def _unusable_objects(self) -> list[dict[str, Any]]:
         return [
             {"id": name, "object": "model", "status": "unusable", "reason": reason}
             for name, reason in sorted(self._service.unusable_models().items())
         ]
-
-    def _model_object(self, entry: ModelEntry) -> dict[str, Any]:
-        return {
-            "id": entry.name,
-            "object": "model",
-            "created": self._context.started_at,
-            "owned_by": "exo-mesh",
-            "context_length": entry.context_length,
-            "status": "loaded" if entry.instance_ids else "downloaded",
-            "peers": list(entry.peers),
-            "instance_ids": list(entry.instance_ids),
-        }
 
 
 def _frames(run: Run, reply: Reply, key: Idempotency | None, *, first: bool) -> list[bytes]:

@@ -14,7 +14,7 @@ from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.model_names import named_model
+from exo_mesh.api.model_names import find_model, named_model
 from exo_mesh.api.schema import InstanceBody, decode_body
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
@@ -140,7 +140,7 @@ class OpsRoutes:
     async def create_instance(self, request: web.Request) -> web.Response:
         """POST /instance: place a model and wait until it is ready; with `replicas`, so many times."""
         body = decode_body(await read_body(request, self._body_silence_s), InstanceBody)
-        body.model = await named_model(request, self._service, body.model)
+        body.model = await self._found(request, body.model)
         spec = instance_spec(body)
         if body.replicas is not None:
             made = await self._service.create_replicas(spec, body.replicas)
@@ -150,7 +150,7 @@ class OpsRoutes:
     async def previews(self, request: web.Request) -> web.Response:
         """GET /instance/previews?model=…: what could be placed, by the wish in the query (see wishes.preview_spec)."""
         spec = preview_spec(request.query)
-        spec = replace(spec, model=await named_model(request, self._service, spec.model))
+        spec = replace(spec, model=await self._found(request, spec.model))
         return json_response({"model": spec.model, "previews": await self._service.preview_instances(spec)})
 
     async def instance(self, request: web.Request) -> web.Response:
@@ -165,6 +165,11 @@ class OpsRoutes:
         if not await self._service.delete_instance(instance_id):
             return _no_instance(instance_id)
         return json_response({"id": instance_id, "object": "instance.deleted", "deleted": True})
+
+    async def _found(self, request: web.Request, name: str) -> str:
+        """The name of a model that can be placed: one of the mesh, or of the hub if the caller may download."""
+        name = await named_model(request, self._service, name)
+        return (await find_model(self._service, name, may_download=request[CALLER].may_download)).name
 
 
 def _for_caller(health: dict[str, Any], request: web.Request) -> dict[str, Any]:

@@ -42,6 +42,12 @@ READ = {
     "/instance/previews",
     "/instance/{id}",
     "/v1/invite",
+    "/models/search",
+    "/v1/download/progress",
+    "/store/storage",
+    "/store/health",
+    "/store/registry",
+    "/store/downloads",
 }
 CHAT = {"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions", "/v1/cancel/{id}"}
 ROUTES: dict[tuple[str, str], str] = {
@@ -50,6 +56,16 @@ ROUTES: dict[tuple[str, str], str] = {
     **{("POST", path): "chat" for path in CHAT},
     ("POST", "/instance"): "change",
     ("DELETE", "/instance/{id}"): "change",
+    ("POST", "/models/add"): "change",
+    ("DELETE", "/models/custom/{id}"): "change",
+    ("DELETE", "/models/{id}"): "change",
+    ("DELETE", "/v1/models/{id}"): "change",
+    ("POST", "/download/start"): "change",
+    ("POST", "/download"): "change",
+    ("DELETE", "/download/{node}/{model}"): "change",
+    ("POST", "/store/models/{id}/download"): "change",
+    ("DELETE", "/store/models/{id}"): "change",
+    ("POST", "/store/purge-staging"): "change",
     ("POST", "/drain"): "change",
     ("DELETE", "/drain"): "change",
     ("DELETE", "/v1/diagnostics/node/quarantine"): "change",
@@ -111,7 +127,7 @@ async def test_who_may_call_what(model_dir: Path, tmp_path: Path, mesh: str) -> 
 async def status_of(api: Served, method: str, path: str, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    path = path.replace("{id}", "i1")
+    path = path.replace("{id}", "i1").replace("{node}/{model}", "peer1/m")
     async with api.http.request(method, path, headers=headers, json=chat if method == "POST" else None) as reply:
         await reply.read()
         return reply.status

@@ -1,0 +1,103 @@
+"""The handlers of the routes around downloads: start, cancel, and how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import hdrs, web
+
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.listed import RouteTable
+from exo_mesh.api.model_names import named_model
+from exo_mesh.api.model_routes import peer_names
+from exo_mesh.api.schema import decode_body
+from exo_mesh.api.sse import EventStream, comment_frame, data_frame
+from exo_mesh.clock import monotonic
+from exo_mesh.domain.download import DownloadEntry
+from exo_mesh.errors import InputError
+
+MAX_MODEL_CHARS = 300
+
+
+class DownloadBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /download/start."""
+
+    model: str
+    peers: list[str] = []
+    whole: bool = False
+
+
+class DownloadRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        return [
+            ("POST", ("/download/start", "/download"), self.start),
+            ("DELETE", ("/download/{node}/{model:.+}",), self.cancel),
+            ("GET", ("/v1/download/progress",), self.progress),
+        ]
+
+    async def start(self, request: web.Request) -> web.Response:
+        """POST /download/start: fetch each peer's share of a model, or all of it; answers without waiting for that."""
+        body = decode_body(await read_body(request, self._context.options.body_silence_s), DownloadBody)
+        if not 0 < len(body.model) <= MAX_MODEL_CHARS or not body.model.isprintable():
+            message = f"model must be the name of a model, of at most {MAX_MODEL_CHARS} characters"
+            raise InputError(message, param="model")
+        peers = peer_names(body.peers)
+        model = await named_model(request, self._service, body.model)
+        return json_response(_listed(await self._service.start_download(model, peers=peers, whole=body.whole)), 202)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """DELETE /download/{node}/{model}: of one peer, by its id or name. What was fetched is kept."""
+        node, model = request.match_info["node"], request.match_info["model"]
+        known = (entry.peer_id for entry in self._service.downloads() if node in (entry.peer_id, entry.peer_name))
+        if not await self._service.cancel_download(next(known, node), model):
+            message = f"peer {node} does not download {model} now; GET /v1/download/progress lists downloads"
+            return plain_error("not_found", message, "model")
+        return json_response({"id": model, "object": "download.cancelled", "peer": node, "cancelled": True})
+
+    async def progress(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/download/progress: all peers' downloads; as events, one per change, if the client asks for those."""
+        if request.method == "HEAD" or not _wants_events(request):
+            return json_response(_listed(self._service.downloads()))
+        options = self._context.options
+        stream = EventStream(request, options.stall_limit_s, self._context.watchdog)
+        await stream.start()
+        sent: Sequence[DownloadEntry] | None = None
+        quiet_since = monotonic()
+        while True:
+            entries = self._service.downloads()
+            if entries != sent:
+                await stream.send(data_frame(_listed(entries)))
+                sent, quiet_since = entries, monotonic()
+            elif monotonic() - quiet_since >= options.progress_comment_s:
+                await stream.send(comment_frame("keep-alive"))
+                quiet_since = monotonic()
+            await asyncio.sleep(options.progress_s)
+
+
+def _wants_events(request: web.Request) -> bool:
+    """Raises InputError for a value of `stream` that says neither."""
+    match request.query.get("stream"):
+        case None:
+            return "text/event-stream" in request.headers.get(hdrs.ACCEPT, "")
+        case "1" | "true":
+            return True
+        case "0" | "false":
+            return False
+        case other:
+            raise InputError(f"stream is {other[:20]!r}; it may be 1 or 0", param="stream")
+
+
+def _listed(entries: Sequence[DownloadEntry]) -> dict[str, Any]:
+    return {"object": "list", "data": entries}

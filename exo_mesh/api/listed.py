@@ -1,0 +1,29 @@
+"""Shapes that several groups of routes share: a model as OpenAI's lists show it, and a table of routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp.typedefs import Handler
+
+from exo_mesh.node.service import ModelEntry
+
+RouteTable = list[tuple[str, tuple[str, ...], Handler]]
+"""(method, paths, handler); of two that match the same path, the first one answers."""
+
+
+def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
+    """A model of the mesh. created: Unix time, which OpenAI's clients expect; that of the node's start."""
+    return {
+        "id": entry.name,
+        "object": "model",
+        "created": created,
+        "owned_by": "exo-mesh",
+        "context_length": entry.context_length,
+        "num_bytes": entry.num_bytes,
+        "num_layers": entry.num_layers,
+        "dtype": entry.dtype,
+        "status": "loaded" if entry.instance_ids else "downloaded",
+        "peers": list(entry.peers),
+        "instance_ids": list(entry.instance_ids),
+    }

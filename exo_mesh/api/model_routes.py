@@ -1,0 +1,104 @@
+"""The handlers of the routes around models: search at the hub, cards, deleting, and what is on the disk."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.listed import RouteTable, model_object
+from exo_mesh.api.schema import decode_body
+from exo_mesh.errors import InputError
+
+MAX_QUERY_CHARS = 200
+DEFAULT_RESULTS, MAX_RESULTS = 20, 100
+MAX_PEERS = 64
+"""Peers that one request may name."""
+
+_REPO = re.compile(r"(?=.{1,200}$)[\w.\-]+(/[\w.\-]+)?(@[\w.\-/]+)?", re.ASCII)
+
+
+class CardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /models/add."""
+
+    repo: str
+
+
+class ModelRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._service = context.service
+        self._body_silence_s = context.options.body_silence_s
+        self._started_at = context.started_at
+
+    def table(self) -> RouteTable:
+        """The routes. They come before /models/{id}, which would take their paths for names of models."""
+        return [
+            ("GET", ("/models/search",), self.search),
+            ("POST", ("/models/add",), self.add_card),
+            ("DELETE", ("/models/custom/{id:.+}",), self.delete_card),
+            ("DELETE", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.delete),
+            ("GET", ("/store/storage",), self.storage),
+            ("GET", ("/store/health", "/store/registry", "/store/downloads"), self.no_store),
+            ("POST", ("/store/models/{id:.+}/download", "/store/purge-staging"), self.no_store),
+            ("DELETE", ("/store/models/{id:.+}",), self.no_store),
+        ]
+
+    async def search(self, request: web.Request) -> web.Response:
+        """GET /models/search?query=…[&limit=N]: models at the hub."""
+        query, limit = request.query.get("query", "").strip(), request.query.get("limit", str(DEFAULT_RESULTS))
+        if not 0 < len(query) <= MAX_QUERY_CHARS or not query.isprintable():
+            raise InputError(f"query must have 1 to {MAX_QUERY_CHARS} printable characters", param="query")
+        if not re.fullmatch(r"[1-9][0-9]{0,2}", limit) or int(limit) > MAX_RESULTS:
+            raise InputError(f"limit must be a whole number from 1 to {MAX_RESULTS}, not {limit[:20]!r}", param="limit")
+        found = await self._service.search_models(query, int(limit))
+        return json_response({"object": "list", "query": query, "data": found})
+
+    async def add_card(self, request: web.Request) -> web.Response:
+        """POST /models/add: make a card from the headers of a repository, for all peers."""
+        body = decode_body(await read_body(request, self._body_silence_s), CardBody)
+        if not _REPO.fullmatch(body.repo):
+            message = f"repo must be a hub id such as Qwen/Qwen3-0.6B, or ID@REVISION, not {body.repo[:80]!r}"
+            raise InputError(message, param="repo")
+        entry = await self._service.add_card(body.repo)
+        return json_response(model_object(entry, self._started_at), 201)
+
+    async def delete_card(self, request: web.Request) -> web.Response:
+        """DELETE /models/custom/{id}: the card only; files stay where they are."""
+        name = request.match_info["id"]
+        if not await self._service.delete_card(name):
+            return plain_error("not_found", f"there is no custom card {name}; POST /models/add makes one", "id")
+        return json_response({"id": name, "object": "model_card.deleted", "deleted": True})
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """DELETE /models/{id}[?peers=A,B]: the files of a model, at all peers or at those that are named."""
+        name = request.match_info["id"]
+        peers = peer_names(request.query.get("peers", "").split(",") if "peers" in request.query else ())
+        deleted = await self._service.delete_model(name, peers=peers)
+        if not deleted:
+            where = "of those peers" if peers else "peer"
+            return plain_error("model_not_found", f"no {where} has files of {name} that it may delete", "id")
+        return json_response({"id": name, "object": "model", "deleted": True, "peers": deleted})
+
+    async def storage(self, request: web.Request) -> web.Response:
+        """GET /store/storage: what the models of this node take on its disk."""
+        return json_response(await self._service.storage())
+
+    async def no_store(self, request: web.Request) -> web.Response:
+        """The routes of a model store, on a node that has none."""
+        message = "no model store is configured: peers copy models from each other, and fetch the rest from the hub"
+        return plain_error("no_store", message)
+
+
+def peer_names(names: Any) -> tuple[str, ...]:
+    """Names or ids of peers as a request gives them. Raises InputError for too many, and for what is no name."""
+    given = tuple(names)
+    if len(given) > MAX_PEERS or not all(0 < len(name) <= 200 and name.isprintable() for name in given):
+        raise InputError(f"peers must be names or ids of peers, at most {MAX_PEERS}", param="peers")
+    return given
