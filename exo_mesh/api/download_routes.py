@@ -100,4 +100,4 @@ def _wants_events(request: web.Request) -> bool:
 
 
 def _listed(entries: Sequence[DownloadEntry]) -> dict[str, Any]:
-    return {"object": "list", "data": entries}
+    return {"object": "list", "data": [entry.describe() for entry in entries]}

@@ -39,8 +39,10 @@ def ask(
     messages: list[dict[str, str]],
     parameters: dict[str, Any],
     write: Callable[[str], object],
+    on_comment: Callable[[str], object] | None = None,
 ) -> ChatAnswer:
-    """Stream the answer: `write` gets each piece of text as it comes. Raises MeshError."""
+    """Stream the answer: `write` gets each piece of text as it comes, on_comment what is waited for before. Raises
+    MeshError."""
     body = {
         "model": model,
         "messages": messages,
@@ -53,7 +55,7 @@ def ask(
     pieces: list[str] = []
     finish_reason = ""
     usage: dict[str, int] = {}
-    for event in client.stream("/v1/chat/completions", body):
+    for event in client.stream("/v1/chat/completions", body, on_comment):
         usage = event.get("usage") or usage
         for choice in event.get("choices", ()):
             finish_reason = choice.get("finish_reason") or finish_reason

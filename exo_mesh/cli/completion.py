@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Mapping
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.settings.config import SETTINGS
 
 SHELLS = ("bash", "zsh", "fish")
@@ -34,7 +35,8 @@ def script(shell: str) -> str:
 
     from exo_mesh.cli.main import VERBS
 
-    text: str = shtab.complete(whole_parser(VERBS), shell=shell)
+    verbs = VERBS | {verb: help_text for verb, (_, help_text) in MODEL_VERBS.items()}
+    text: str = shtab.complete(whole_parser(verbs), shell=shell)
     return text
 
 
@@ -46,7 +48,7 @@ def whole_parser(verbs: Mapping[str, str]) -> argparse.ArgumentParser:
     _complete_values(parser)
     subparsers = parser.add_subparsers(dest="verb")
     for verb, text in verbs.items():
-        module = importlib.import_module(f"exo_mesh.cli.{verb}")
+        module = importlib.import_module(module_of(verb))
         verb_parser = subparsers.add_parser(verb, help=text, description=module.__doc__)
         module.add_arguments(verb_parser)
         _complete_values(verb_parser)

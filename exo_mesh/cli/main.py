@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError, did_you_mean
@@ -21,7 +22,7 @@ VERBS = {
     "topology": "peers, and who holds which layers",
     "preview": "how a model could be placed, with the arithmetic",
     "ps": "model instances that are loaded",
-    "models": "models that some peer has",
+    "models": "models of the mesh; pull, list, show, rm and search are verbs of their own, too",
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
@@ -36,7 +37,7 @@ VERBS = {
     "completion": "print a completion script for bash, zsh or fish",
     "version": "versions of the package, the protocol and the libraries",
 }
-"""Each verb is the module exo_mesh.cli.<verb>."""
+"""Each verb is the module exo_mesh.cli.<verb>; those of MODEL_VERBS are in exo_mesh.cli.models."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,9 +65,9 @@ def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-"):
         argv = ["serve", *argv]
     verb, *rest = argv
-    if verb not in VERBS:
-        raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, VERBS) or '; see exo-mesh --help'}")
-    module = importlib.import_module(f"exo_mesh.cli.{verb}")
+    if verb not in (known := [*VERBS, *MODEL_VERBS]):
+        raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, known) or '; see exo-mesh --help'}")
+    module = importlib.import_module(module_of(verb))
     parser = Parser(prog=f"exo-mesh {verb}", description=module.__doc__)
     module.add_arguments(parser)
     args = parser.parse_all(rest)

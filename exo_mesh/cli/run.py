@@ -19,6 +19,7 @@ from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.chat import ChatAnswer, ask
+from exo_mesh.cli.models.waiting import WaitingScreen
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient, NoNodeError
@@ -27,8 +28,8 @@ from exo_mesh.settings.config import SETTINGS, load_settings
 from exo_mesh.weights.store import model_dir_of
 
 _START_DEADLINE_S = 60.0
-_FIND_MODEL_S = 3.0
-"""How long a node that was just started may look for a peer that has the model."""
+_FIND_MODEL_S, _FIND_HUB_ID_S = 3.0, 1.0
+"""How long a node that was just started may look for a peer that has the model, and for one that has a hub id."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +66,7 @@ def model_name(text: str) -> str:
 
 def _answer_once(client: ApiClient, args: argparse.Namespace, prompt: str) -> int:
     messages = [*_system(args), {"role": "user", "content": prompt}]
-    answer = ask(client, args.model, messages, _parameters(args), _ignore if args.json else _write)
+    answer = _ask(client, args, messages)
     if args.json:
         print_json(_as_json(args.model, answer))
         return exit_codes.OK
@@ -96,7 +97,7 @@ def _converse(client: ApiClient, args: argparse.Namespace) -> int:
 def _turn(client: ApiClient, args: argparse.Namespace, messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Print the answer and return the longer conversation; after an error or Ctrl-C, the one before the question."""
     try:
-        answer = ask(client, args.model, messages, _parameters(args), _write)
+        answer = _ask(client, args, messages)
     except NoNodeError:
         raise
     except MeshError as exc:
@@ -108,6 +109,20 @@ def _turn(client: ApiClient, args: argparse.Namespace, messages: list[dict[str, 
     print()
     _report(args, answer)
     return [*messages, {"role": "assistant", "content": answer.text}]
+
+
+def _ask(client: ApiClient, args: argparse.Namespace, messages: list[dict[str, str]]) -> ChatAnswer:
+    """Print the answer as it comes, and before it what is waited for; with --json neither."""
+    if args.json:
+        return ask(client, args.model, messages, _parameters(args), lambda piece: None)
+    with WaitingScreen(client, args.model) as waiting:
+
+        def write(piece: str) -> None:
+            waiting.end()
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+        return ask(client, args.model, messages, _parameters(args), write, waiting.comment)
 
 
 @contextlib.contextmanager
@@ -125,12 +140,12 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     else:
         yield client
         return
-    with _own_node(_with_directory(flags, args.model), args.model) as client:
+    with _own_node(_with_directory(flags, args.model), args.model, offline=own.offline) as client:
         yield client
 
 
 @contextlib.contextmanager
-def _own_node(flags: dict[str, list[str]], model: str) -> Iterator[ApiClient]:
+def _own_node(flags: dict[str, list[str]], model: str, *, offline: bool) -> Iterator[ApiClient]:
     from exo_mesh.client.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]
@@ -141,7 +156,8 @@ def _own_node(flags: dict[str, list[str]], model: str) -> Iterator[ApiClient]:
         if not ready["api_url"]:
             raise InputError("run needs the API: leave --no-api out", param="no_api")
         client = client_of(ready)
-        _await_model(client, model)
+        if not _await_model(client, model) and offline:
+            print(f"exo-mesh: offline, so {model} can come from peers only", file=sys.stderr)
         yield client
     finally:
         child.stop()
@@ -161,11 +177,16 @@ def _flag_words(name: str, text: str) -> list[str]:
     return [setting.flag] if setting.is_switch else [f"{setting.flag}={text}"]
 
 
-def _await_model(client: ApiClient, model: str) -> None:
-    """Give discovery a moment; a model that nobody has is then refused by the API, with near names."""
-    end = time.monotonic() + (0 if model.startswith("/") else _FIND_MODEL_S)
-    while time.monotonic() < end and model not in {entry["id"] for entry in client.get("/v1/models")["data"]}:
+def _await_model(client: ApiClient, model: str) -> bool:
+    """Give discovery a moment; False if nobody has the model. It is then fetched from the hub, or refused with near
+    names."""
+    is_hub_id = "/" in model or ":" in model
+    end = time.monotonic() + (0 if model.startswith("/") else _FIND_HUB_ID_S if is_hub_id else _FIND_MODEL_S)
+    while model not in {entry["id"] for entry in client.get("/v1/models")["data"]}:
+        if time.monotonic() >= end:
+            return model.startswith("/")
         time.sleep(0.1)
+    return True
 
 
 def _parameters(args: argparse.Namespace) -> dict[str, Any]:
@@ -193,12 +214,3 @@ def _report(args: argparse.Namespace, answer: ChatAnswer) -> None:
         print("exo-mesh: the answer was cut at the most tokens allowed", file=sys.stderr)
     if args.verbose:
         print(answer.timing(), file=sys.stderr)
-
-
-def _write(piece: str) -> None:
-    sys.stdout.write(piece)
-    sys.stdout.flush()
-
-
-def _ignore(piece: str) -> None:
-    """With --json nothing is shown before the end."""

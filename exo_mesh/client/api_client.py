@@ -9,13 +9,13 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from exo_mesh.client.trust import certificate_of, default_url, tls_failure, trust
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
-from exo_mesh.printable import ANSWER_CHARS, printable_values
+from exo_mesh.printable import ANSWER_CHARS, printable, printable_values
 from exo_mesh.security.local_token import token_for
 from exo_mesh.settings.config import ConfigError, home_of
 from exo_mesh.settings.places import DEFAULT_API_URL
@@ -85,11 +85,18 @@ class ApiClient:
                 raise TransportError(f"{self.url}{path} broke off") from exc
         return data.decode(errors="replace")
 
-    def stream(self, path: str, body: Any) -> Iterator[dict[str, Any]]:
-        """The events of a server-sent stream, until `[DONE]`. Closing the iterator closes the connection."""
+    def stream(
+        self, path: str, body: Any, on_comment: Callable[[str], object] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The events of a server-sent stream, until `[DONE]`. Closing the iterator closes the connection.
+
+        on_comment: gets the text of each comment, printable.
+        """
         with self._open("POST", path, body, STREAM_SILENCE_S) as response:
             try:
                 for line in response:
+                    if on_comment is not None and line.startswith(b":"):
+                        on_comment(printable(line[1:].decode(errors="replace").strip()))
                     if not line.startswith(b"data:"):
                         continue  # a comment or the blank line after an event
                     data = line[5:].strip()

@@ -19,7 +19,7 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.api.texts import TextModels
-from exo_mesh.domain.download import DownloadEntry, DownloadState
+from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
 from exo_mesh.errors import CancelledRequestError, FetchError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
@@ -89,7 +89,7 @@ class ScriptedMesh:
     ) -> list[DownloadEntry]:
         found = await self.find_model(model, may_download=True)
         started = [
-            DownloadEntry(peer, f"name of {peer}", found.name, DownloadState.PENDING, 0, 100, is_whole=whole)
+            entry_of(peer, f"name of {peer}", DownloadInfo(found.name, DownloadState.PENDING, 0, 100, is_whole=whole))
             for peer in peers or ("peer1",)
         ]
         self.progress += started
@@ -182,7 +182,8 @@ class ScriptedMesh:
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         self.specs.append(spec)
-        return [{"width": 1, "policies": ["memory"], "stages": [], "request": {"model": spec.model}}]
+        request = {"model": spec.model}
+        return [{"width": 1, "policies": ["memory"], "context_limit": self.limit, "stages": [], "request": request}]
 
     async def delete_instance(self, instance_id: str) -> bool:
         kept = [instance for instance in self.instances if instance["id"] != instance_id]

@@ -15,13 +15,13 @@ from aiohttp import ClientResponse
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.domain.download import DownloadEntry, DownloadState
+from exo_mesh.domain.download import DownloadInfo, DownloadState, entry_of
 from exo_mesh.errors import FetchError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 NOW = datetime.datetime(2030, 5, 1, tzinfo=datetime.UTC)
-ONGOING = DownloadEntry("peer1", "alpha", "org/at-hub", DownloadState.ONGOING, 50, 100, 25.0, 2.0, (0, 4))
+ONGOING = entry_of("peer1", "alpha", DownloadInfo("org/at-hub", DownloadState.ONGOING, 50, 100, 25.0, 2.0, (0, 4)))
 HI = [{"role": "user", "content": "Hi"}]
 
 

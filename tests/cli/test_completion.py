@@ -11,6 +11,7 @@ import pytest
 
 from exo_mesh.cli.completion import SHELLS, script
 from exo_mesh.cli.main import VERBS, main
+from exo_mesh.cli.model_verbs import MODEL_VERBS
 
 ASK_BASH = """
 source "$1"; shift
@@ -32,7 +33,9 @@ def bash_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("exo-mesh ", set(VERBS)),
+        ("exo-mesh ", {*VERBS, *MODEL_VERBS}),
+        ("exo-mesh models ", {*MODEL_VERBS, "add", "delete"}),
+        ("exo-mesh pull --w", {"--whole"}),
         ("exo-mesh do", {"doctor"}),
         ("exo-mesh --api-p", {"--api-port"}),
         ("exo-mesh serve --log-l", {"--log-level"}),
@@ -77,7 +80,7 @@ def test_fish_completes(tmp_path: Path) -> None:
 def test_every_verb_is_in_every_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
-    assert all(verb in text for verb in VERBS)
+    assert all(verb in text for verb in (*VERBS, *MODEL_VERBS))
 
 
 def test_help_does_not_import_shtab() -> None:

@@ -14,11 +14,13 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
+from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser, add_node_flags
 from exo_mesh.settings.config import SETTINGS
 from tests.cli.closed_port import closed_port
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+ALL_VERBS = [*VERBS, *MODEL_VERBS]
 HEAVY = {
     "grpc",
     "aiohttp",
@@ -41,6 +43,12 @@ ASKING = {
     "preview": ["m"],
     "ps": [],
     "models": [],
+    "pull": ["m"],
+    "list": [],
+    "ls": [],
+    "show": ["m"],
+    "rm": ["m"],
+    "search": ["q"],
     "stop": ["x"],
     "drain": [],
     "invite": [],
@@ -52,9 +60,9 @@ of it, and no failure."""
 def verbs_with(flag: str) -> set[str]:
     """The verbs that have a flag, or a part (`bench ring`) that has it."""
     found = set()
-    for verb in VERBS:
+    for verb in ALL_VERBS:
         parser = Parser(prog=verb)
-        importlib.import_module(f"exo_mesh.cli.{verb}").add_arguments(parser)
+        importlib.import_module(module_of(verb)).add_arguments(parser)
         parts = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         parsers = [parser, *(part for choices in parts for part in choices.values())]
         if any(flag in one._option_string_actions for one in parsers):
@@ -63,7 +71,7 @@ def verbs_with(flag: str) -> set[str]:
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["version"], ["serve", "--help"], ["config", "show"], ["ps", "--help"],
-     ["doctor", "--help"], ["completion", "--help"]])  # fmt: skip
+     ["doctor", "--help"], ["completion", "--help"], ["list", "--help"], ["pull", "--help"]])  # fmt: skip
 def test_light_verbs_import_nothing_heavy(argv: list[str], tmp_path: Path) -> None:
     code = (
         "import sys; from exo_mesh.cli.main import main\n"
@@ -90,7 +98,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n  {verb} " in shown for verb in VERBS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", ALL_VERBS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main([verb, "--help"])
@@ -200,8 +208,8 @@ def test_every_setting_has_a_flag() -> None:
 
 def test_the_documentation_has_every_verb_and_exit_code() -> None:
     text = (DOCS / "cli.md").read_text()
-    rows = {verb for verb in VERBS if re.search(rf"^\| `{verb}\b", text, re.MULTILINE)}
-    assert rows == VERBS.keys(), "docs/cli.md: the table of verbs"
+    rows = {verb for verb in ALL_VERBS if re.search(rf"^\| (`\w+`, )*`{verb}\b", text, re.MULTILINE)}
+    assert rows == set(ALL_VERBS), "docs/cli.md: the table of verbs"
     for code, meaning in exit_codes.MEANINGS.items():
         assert f"| {code} | {meaning} |" in text
 

@@ -1,0 +1,124 @@
+"""Downloads on a screen: one bar per peer in a terminal, else a line whenever a tenth more has come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TextIO
+
+from exo_mesh.cli.models.facts import span
+from exo_mesh.cli.tables import layers_text
+from exo_mesh.printable import printable
+from exo_mesh.telemetry.tables import human_bytes
+
+STEP_PERCENT = 10
+"""Without a terminal, a peer gets a line for each of these steps."""
+
+Download = Mapping[str, Any]
+
+
+class Bars:
+    """Shows downloads as they go on. Safe to be called from one thread at a time."""
+
+    def __init__(self, stream: TextIO, *, keeps: bool) -> None:
+        """keeps: the bars stay on the screen after `close`."""
+        self._stream = stream
+        self._keeps = keeps
+        self._progress: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._told: dict[str, tuple[str, int]] = {}
+
+    def show(self, downloads: Iterable[Download], phase: str = "") -> None:
+        """phase: what is waited for besides, such as `loading 3/8`; only a terminal shows it."""
+        downloads = list(downloads)
+        if not self._stream.isatty():
+            for entry in downloads:
+                self._tell(entry)
+            return
+        if downloads or phase:
+            self._draw(downloads, phase)
+
+    def close(self) -> None:
+        """Nothing is drawn after this."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _tell(self, entry: Download) -> None:
+        step = percent(entry) // STEP_PERCENT
+        if self._told.get(_key(entry)) != (entry["state"], step):
+            self._told[_key(entry)] = entry["state"], step
+            print(f"{label(entry)}: {printable(figures(entry))}", file=self._stream, flush=True)
+
+    def _draw(self, downloads: list[Download], phase: str) -> None:
+        progress = self._started()
+        rows = {_key(entry): (label(entry), entry["done_bytes"], entry["total_bytes"]) for entry in downloads}
+        texts = {_key(entry): figures(entry) for entry in downloads}
+        if phase:
+            rows[""] = phase_row(phase)
+        for key in self._tasks.keys() - rows.keys():
+            progress.update(self._tasks[key], visible=False)
+        for key, (text, done, total) in rows.items():
+            if key not in self._tasks:
+                self._tasks[key] = progress.add_task(text, total=None, figures="")
+            progress.update(
+                self._tasks[key],
+                description=text,
+                completed=done,
+                total=total or None,
+                figures=texts.get(key, ""),
+                visible=True,
+            )
+
+    def _started(self) -> Any:
+        if self._progress is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            console = Console(file=self._stream, highlight=False)
+            texts = [TextColumn("{task.description}", markup=False), TextColumn("{task.fields[figures]}", markup=False)]
+            self._progress = Progress(
+                texts[0], BarColumn(), texts[1], console=console, transient=not self._keeps, refresh_per_second=4
+            )
+            self._progress.start()
+        return self._progress
+
+
+def percent(entry: Download) -> int:
+    return 100 * entry["done_bytes"] // entry["total_bytes"] if entry["total_bytes"] else 0
+
+
+def label(entry: Download) -> str:
+    """`alpha: Qwen/Qwen3-0.6B, layers 0-13`."""
+    start, stop = entry["layers"]
+    part = f", layers {layers_text((start, stop))}" if stop > start and not entry["is_whole"] else ""
+    return printable(f"{entry['peer_name'] or entry['peer_id'][:8]}: {entry['model']}{part}")
+
+
+def figures(entry: Download) -> str:
+    """`40 % of 1.2 GB, 25.0 MB/s, 12 s left`, or how it ended."""
+    total = human_bytes(entry["total_bytes"])
+    match entry["state"]:
+        case "completed":
+            hub, peers = human_bytes(entry["from_hub_bytes"]), human_bytes(entry["from_peers_bytes"])
+            return f"{total}, done ({hub} from the hub, {peers} from peers)"
+        case "failed":
+            return f"failed: {entry['reason']}"
+        case "pending":
+            return f"waits ({total})" if entry["total_bytes"] else "waits"
+    speed = f", {human_bytes(entry['bytes_per_s'])}/s" if entry["bytes_per_s"] else ""
+    left = f", {span(entry['eta_s'])} left" if entry["eta_s"] else ""
+    return f"{percent(entry)} % of {total}{speed}{left}"
+
+
+def _key(entry: Download) -> str:
+    return f"{entry['peer_id']} {entry['model']}"
+
+
+def phase_row(phase: str) -> tuple[str, int, int]:
+    """(text, done, total) of a comment in a stream, such as `loading 3/8`, `queued 2` or `prefill 40 %`."""
+    if found := re.fullmatch(r"(\w+) (\d+)/(\d+)", phase):
+        return found[1], int(found[2]), int(found[3])
+    if found := re.fullmatch(r"(\w+) (\d+) %", phase):
+        return found[1], int(found[2]), 100
+    return phase, 0, 0

@@ -1,0 +1,88 @@
+"""What the API says of models, as words for people."""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from exo_mesh.cli.tables import layers_text, peer_names
+from exo_mesh.telemetry.tables import human_bytes
+
+UNFINISHED = ("pending", "ongoing")
+
+
+def model_path(name: str) -> str:
+    """A name of a model as part of a path of the API."""
+    return urllib.parse.quote(name, safe="/:@")
+
+
+def size_text(num_bytes: int) -> str:
+    return human_bytes(num_bytes) if num_bytes else "?"
+
+
+def context_text(model: Mapping[str, Any]) -> str:
+    """`40960`, or `?`."""
+    return str(model.get("context_length") or "?")
+
+
+def quantisation(model: Mapping[str, Any]) -> str:
+    """`4bit`, `fp8` and so on; of a model that is not quantised, the type of its numbers."""
+    return str(model.get("quantization") or model.get("dtype") or "?")
+
+
+def holders(model: Mapping[str, Any], names: Mapping[str, str]) -> str:
+    """`alpha, beta`; `-` if no peer has it."""
+    return ", ".join(names.get(peer, peer[:8]) for peer in model["peers"]) or "-"
+
+
+def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: Iterable[Mapping[str, Any]]) -> str:
+    """`all`, or if some peers have only a part: `alpha 0-13, beta all`."""
+    names = peer_names(dict(state))
+    partial = {peer["id"] for peer in state["view"]["peers"] if model["id"] in peer.get("partial_models", ())}
+    layers = {
+        entry["peer_id"]: layers_text(entry["layers"])
+        for entry in downloads
+        if entry["model"] == model["id"] and entry["layers"][1] > entry["layers"][0]
+    }
+    if partial.isdisjoint(model["peers"]):
+        return "all" if model["peers"] else "-"
+    parts = [(peer, layers.get(peer, "a part") if peer in partial else "all") for peer in model["peers"]]
+    return ", ".join(f"{names.get(peer, peer[:8])} {part}" for peer, part in parts)
+
+
+def fit_text(num_bytes: int, state: Mapping[str, Any]) -> str:
+    """Whether the weights alone fit the memory that peers can give now, on the fewest of them; or the numbers.
+
+    `exo-mesh show` and `exo-mesh preview` have the whole arithmetic: KV, overhead, engines and cuts.
+    """
+    if not num_bytes:
+        return "?"
+    live = {peer["id"] for peer in state["view"]["peers"]}
+    usable = sorted((r["usable_bytes"] for peer, r in state["telemetry"].items() if peer in live), reverse=True)
+    for count in range(1, len(usable) + 1):
+        if sum(usable[:count]) >= num_bytes:
+            return f"yes, {count} peer{'s' if count > 1 else ''}"
+    return f"no: {human_bytes(num_bytes)} of weights, {human_bytes(sum(usable))} usable"
+
+
+def previewed_fit(previews: Sequence[Mapping[str, Any]]) -> str:
+    """`yes: 1 peer, context 4096 tokens`, or the reason why not."""
+    for entry in previews:
+        if "refused" not in entry:
+            width = f"{entry['width']} peer{'s' if entry['width'] > 1 else ''}"
+            return f"yes: {width}, context {entry['context_limit']} tokens"
+    return f"no: {previews[-1]['refused']['message']}" if previews else "no"
+
+
+def ago(then: float | None, now: float) -> str:
+    """`3 h ago`; `-` if nobody knows."""
+    return "-" if then is None else f"{span(max(0.0, now - then))} ago"
+
+
+def span(seconds: float) -> str:
+    """`12 s`, `3 min`, `2 h`, `5 d`."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,56 @@
+"""List the models that some live peer has on its disk, and those that the node called has but cannot use, with why."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.models import facts
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import peer_names, print_json
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.telemetry.tables import columns
+
+HEADER = ("MODEL", "SIZE", "QUANT", "CONTEXT", "PEERS", "LAYERS", "LAST USED", "FITS")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--api-url`, `--json`."""
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask `/v1/models`, `/state`, `/v1/download/progress` and `/store/storage`."""
+    client = ApiClient(args.api_url, args.home)
+    models = client.get("/v1/models")["data"]
+    unusable = client.get("/v1/models?status=unusable")["data"]
+    state = client.get("/state")
+    downloads = client.get("/v1/download/progress")["data"]
+    stored = {entry["name"]: entry for entry in client.get("/store/storage")["models"]}
+    loaded = {instance["model"] for instance in state["view"]["instances"]}
+    for model in models:
+        model["last_used"] = stored.get(model["id"], {}).get("last_used")
+        model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(model["num_bytes"], state)
+    if args.json:
+        print_json([*models, *unusable])
+        return exit_codes.OK
+    rows = [_row(model, state, downloads) for model in models]
+    rows += [[model["id"], *["-"] * 6, f"unusable: {model['reason']}"] for model in unusable]
+    print(columns(HEADER, rows))
+    return exit_codes.OK
+
+
+def _row(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str, Any]]) -> list[object]:
+    names = peer_names(state)
+    return [
+        model["id"],
+        facts.size_text(model["num_bytes"]),
+        facts.quantisation(model),
+        facts.context_text(model),
+        facts.holders(model, names),
+        facts.held_layers(model, state, downloads),
+        facts.ago(model["last_used"], time.time()),
+        model["fits"],
+    ]

@@ -1,0 +1,40 @@
+"""Delete the files of a model from all peers, or from those that `--peers` names.
+
+Stop a loaded model first: `exo-mesh stop MODEL`. Files in the Hugging Face cache, and the demo model, stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import urllib.parse
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.models import facts
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import peer_names, print_json
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.telemetry.tables import human_bytes
+
+_DEADLINE_S = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, `--peers`, `--api-url`, `--json`."""
+    parser.add_argument("model", metavar="MODEL", help="a name that exo-mesh list shows")
+    parser.add_argument("--peers", metavar="PEERS", help="names or ids of peers, with commas between (all)")
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """DELETE `/models/…`."""
+    client = ApiClient(args.api_url, args.home)
+    names = peer_names(client.get("/state"))
+    query = f"?{urllib.parse.urlencode({'peers': args.peers})}" if args.peers else ""
+    answer = client.delete(f"/v1/models/{facts.model_path(args.model)}{query}", _DEADLINE_S)
+    if args.json:
+        print_json(answer)
+        return exit_codes.OK
+    where = ", ".join(names.get(peer, peer[:8]) for peer in answer["peers"])
+    freed = answer.get("freed_bytes")
+    print(f"deleted {args.model} from {where}{f', {human_bytes(freed)} freed' if freed else ''}")
+    return exit_codes.OK

@@ -1,0 +1,70 @@
+"""Show all about one model: size, context, who has which layers, when it was last used, and whether it fits this mesh.
+
+A model that no peer has is looked up at the hub: that fetches its config and headers, and no weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import urllib.parse
+from typing import Any
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.models import facts
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import peer_names, print_json, ring_line
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.errors import MeshError
+
+_DEADLINE_S = 150.0
+"""An engine may have to find out first where the model can be cut."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """MODEL, `--api-url`, `--json`."""
+    parser.add_argument("model", metavar="MODEL", help="hub id, or a name that exo-mesh list shows")
+    add_api_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask `/instance/previews`, which looks it up, then `/v1/models/…` and what `list` asks."""
+    client = ApiClient(args.api_url, args.home)
+    model = _shown(client, args.model)
+    if args.json:
+        print_json(model)
+        return exit_codes.OK
+    print(model["id"])
+    for label, text in _lines(model, client.get("/state"), client.get("/v1/download/progress")["data"]):
+        print(f"  {label.ljust(11)}{text}")
+    return exit_codes.OK
+
+
+def _shown(client: ApiClient, name: str) -> dict[str, Any]:
+    """The model with `fits` and `last_used` added. Raises UnknownModelError and the like."""
+    query = urllib.parse.urlencode({"model": name})
+    try:
+        answer = client.get(f"/instance/previews?{query}", _DEADLINE_S)
+        name, fits = answer["model"], facts.previewed_fit(answer["previews"])
+    except MeshError as exc:
+        if exc.code != "no_placement":
+            raise
+        fits = f"no: {exc}"
+    model: dict[str, Any] = client.get(f"/v1/models/{facts.model_path(name)}")
+    stored = {entry["name"]: entry for entry in client.get("/store/storage")["models"]}
+    return {**model, "fits": fits, "last_used": stored.get(model["id"], {}).get("last_used")}
+
+
+def _lines(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    names = peer_names(state)
+    rings = [ring_line(instance, names) for instance in state["view"]["instances"] if instance["model"] == model["id"]]
+    return [
+        ("size", f"{facts.size_text(model['num_bytes'])} in {model['num_layers'] or '?'} layers"),
+        ("quant", facts.quantisation(model)),
+        ("context", f"{facts.context_text(model)} tokens"),
+        ("peers", facts.holders(model, names)),
+        ("layers", facts.held_layers(model, state, downloads)),
+        *[("loaded", ring) for ring in rings],
+        ("last used", facts.ago(model["last_used"], time.time())),
+        ("fits", model["fits"]),
+    ]

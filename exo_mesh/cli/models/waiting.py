@@ -1,0 +1,77 @@
+"""What a person sees between a question and the first token of its answer: downloads, then loading."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from exo_mesh.cli.models.bars import Bars
+from exo_mesh.cli.models.facts import UNFINISHED
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.errors import MeshError
+
+_POLL_S = 0.5
+_DEADLINE_S = 2.0
+_QUIET = ("keep-alive", "fetching")
+"""Comments that say no more than the bars do."""
+
+
+class WaitingScreen:
+    """Shows on standard error what a request waits for, until `end`. A thread of its own asks the node: while a model
+    is looked up at the hub, the request itself says nothing yet."""
+
+    def __init__(self, client: ApiClient, model: str) -> None:
+        self._client = client
+        self._model = model
+        self._bars = Bars(sys.stderr, keeps=False)
+        self._phase = ""
+        self._fetching: dict[tuple[str, str], dict[str, Any]] = {}
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="waiting screen", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+        self._thread.join()
+        if kind is KeyboardInterrupt and self._is_fetching():
+            text = f"what was fetched of {self._model} is kept; the same command goes on from there"
+            print(f"\nexo-mesh: {text}", file=sys.stderr)
+
+    def comment(self, text: str) -> None:
+        """Take a comment of the request's stream."""
+        self._phase = "" if text.partition(" ")[0] in _QUIET else text
+
+    def end(self) -> None:
+        """The first token is there: clear the screen. May be called again."""
+        with self._lock:
+            self._ended.set()
+            self._bars.close()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_POLL_S):
+            try:
+                downloads = self._client.get("/v1/download/progress", _DEADLINE_S)["data"]
+            except MeshError:
+                continue  # the request itself will say what is wrong
+            with self._lock:
+                if not self._ended.is_set():
+                    self._show(downloads)
+
+    def _show(self, downloads: list[dict[str, Any]]) -> None:
+        """Downloads that were under way at some time since the question, and what is done besides."""
+        for entry in downloads:
+            key = entry["peer_id"], entry["model"]
+            if entry["state"] in UNFINISHED or key in self._fetching:
+                self._fetching[key] = entry
+        self._bars.show(self._fetching.values(), "" if self._is_fetching() else self._phase)
+
+    def _is_fetching(self) -> bool:
+        return any(entry["state"] in UNFINISHED for entry in self._fetching.values())
