@@ -12,6 +12,7 @@ from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.listed import RouteTable, model_object
+from exo_mesh.api.model_names import may_name_paths
 from exo_mesh.api.schema import decode_body
 from exo_mesh.errors import InputError
 
@@ -87,8 +88,10 @@ class ModelRoutes:
         return json_response({"id": name, "object": "model", "deleted": True, "peers": deleted})
 
     async def storage(self, request: web.Request) -> web.Response:
-        """GET /store/storage: what the models of this node take on its disk."""
-        return json_response(await self._service.storage())
+        """GET /store/storage: what the models of this node take on its disk; where they are, only for admins."""
+        storage = await self._service.storage()
+        hidden = () if may_name_paths(request) else ("path",)
+        return json_response({name: value for name, value in storage.items() if name not in hidden})
 
     async def no_store(self, request: web.Request) -> web.Response:
         """The routes of a model store, on a node that has none."""

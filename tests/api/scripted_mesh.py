@@ -119,7 +119,7 @@ class ScriptedMesh:
         return found
 
     async def storage(self) -> dict[str, Any]:
-        return {"models": [{"name": name, "num_bytes": 1} for name in self.names]}
+        return {"path": "/models", "models": [{"name": name, "bytes": 1, "used_at": 0.0} for name in self.names]}
 
     async def model_at(self, path: Path) -> str:
         if path == self.directory:

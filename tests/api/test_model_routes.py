@@ -91,7 +91,8 @@ async def test_models_are_deleted(api: Served, root: str) -> None:
 
 
 async def test_storage_is_shown_and_a_store_that_is_not_there_is_named(api: Served) -> None:
-    assert (await call(api, "GET", "/store/storage"))[1]["models"]
+    storage = (await call(api, "GET", "/store/storage"))[1]
+    assert storage["models"] and storage["path"] == "/models"
     for method, path in (
         ("GET", "/store/health"),
         ("POST", "/store/models/org/name/download"),
@@ -164,6 +165,7 @@ async def test_strangers_on_an_open_mesh_start_no_download(mesh: ScriptedMesh) -
         assert (await call(api, "GET", "/instance/previews?model=org/at-hub"))[0] == 403
         status, answer = await call(api, "POST", "/download/start", {"model": "org/at-hub"})
         assert status == 403 and "local rights" in answer["error"]["message"]
+        assert "path" not in (await call(api, "GET", "/store/storage"))[1]
         status, answer = await api.chat(model="gpt-4")
         assert status == 404, "no hub id"
         assert mesh.names == ("exo-mesh-demo",) and not mesh.progress

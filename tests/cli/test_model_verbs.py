@@ -67,6 +67,7 @@ def mesh(model_dir: Path) -> FetchingMesh:
 def say(mesh: FetchingMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Say]:
     """Run a verb against a server in a thread: (exit code, standard output, standard error)."""
     monkeypatch.setattr(pull, "_POLL_S", 0.01)
+    monkeypatch.setattr(pull, "_SETTLE_S", 0.1)
     monkeypatch.setattr(waiting, "_POLL_S", 0.01)
     monkeypatch.delenv("COLUMNS", raising=False)
     url: list[str] = []
@@ -133,13 +134,30 @@ def test_ctrl_c_ends_the_downloads_and_says_how_to_go_on(
     assert mesh.cancelled == [("alpha", HUB_ID)]
 
 
+@pytest.mark.parametrize(
+    ("shown", "complaint"),
+    [([], f"no peer has begun to fetch {HUB_ID}"), ([ALPHA], "it was cancelled, or the peer has gone")],
+)
 def test_a_pull_does_not_wait_for_a_peer_that_is_gone(
-    say: Say, mesh: FetchingMesh, monkeypatch: pytest.MonkeyPatch
+    say: Say, monkeypatch: pytest.MonkeyPatch, shown: list[DownloadEntry], complaint: str
 ) -> None:
-    monkeypatch.setattr(pull, "_GONE_S", -1.0)
-    monkeypatch.setattr(FetchingMesh, "downloads", lambda self: [])
+    answers = [[], [], shown]  # before, when it begins, and at the first look
+    monkeypatch.setattr(pull, "_GONE_S", 0.1)
+    monkeypatch.setattr(FetchingMesh, "downloads", lambda self: answers.pop() if answers else [])
+    answers.reverse()
     code, _, complaints = say("pull", HUB_ID)
-    assert code == exit_codes.FAILED and "nothing is heard of the peer any more" in complaints
+    assert code == exit_codes.FAILED and complaint in complaints
+
+
+def test_the_end_of_an_earlier_download_is_not_that_of_this_one() -> None:
+    failed = {**ALPHA.describe(), "state": "failed", "reason": "no network"}
+    follower = pull._Follower(HUB_ID, [failed])
+    follower._take([failed, {**failed, "model": "other"}], follower._began)
+    assert follower.seen == {}, "the view is not up to date yet"
+    follower._take([{**failed, "state": "ongoing"}], follower._began)
+    assert follower.seen["peer1"]["state"] == "ongoing"
+    follower._take([failed], follower._began + pull._SETTLE_S)
+    assert follower.seen["peer1"]["reason"] == "no network", "it has failed again"
 
 
 @pytest.mark.parametrize("verb", [["list"], ["ls"], ["models"], ["models", "list"]])

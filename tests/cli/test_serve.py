@@ -99,11 +99,11 @@ def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path, say: Said) -
     client = client_of(node.wait_ready(60))
     instance = client.post("/instance", {"model": "exo-mesh-demo"}, 60)
     here = ["--api-url", client.url, "--home", str(tmp_path)]
-    for verb in ("status", "topology", "ps", "models"):
-        code, shown, complaints = say(verb, *here)
+    for verb in (["status"], ["topology"], ["ps"], ["models"], ["list"], ["show", "exo-mesh-demo"]):
+        code, shown, complaints = say(*verb, *here)
         assert (code, complaints) == (exit_codes.OK, "")
         assert "exo-mesh-demo" in shown
-        assert json.loads(say(verb, "--json", *here)[1])
+        assert json.loads(say(*verb, "--json", *here)[1])
     assert instance["id"] in run(["ps", *here], tmp_path).stdout
     code, _, complaints = say("stop", "nothing", *here)
     assert (code, complaints) == (exit_codes.FAILED, "exo-mesh: no instance nothing; see exo-mesh ps\n")

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     stored = {entry["name"]: entry for entry in client.get("/store/storage")["models"]}
     loaded = {instance["model"] for instance in state["view"]["instances"]}
     for model in models:
-        model["last_used"] = stored.get(model["id"], {}).get("last_used")
+        model["used_at"] = stored.get(model["id"], {}).get("used_at")
         model["fits"] = "loaded" if model["id"] in loaded else facts.fit_text(model["num_bytes"], state)
     if args.json:
         print_json([*models, *unusable])
@@ -51,6 +51,6 @@ def _row(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str,
         facts.context_text(model),
         facts.holders(model, names),
         facts.held_layers(model, state, downloads),
-        facts.ago(model["last_used"], time.time()),
+        facts.ago(model["used_at"], time.time()),
         model["fits"],
     ]

@@ -52,7 +52,7 @@ def _shown(client: ApiClient, name: str) -> dict[str, Any]:
         fits = f"no: {exc}"
     model: dict[str, Any] = client.get(f"/v1/models/{facts.model_path(name)}")
     stored = {entry["name"]: entry for entry in client.get("/store/storage")["models"]}
-    return {**model, "fits": fits, "last_used": stored.get(model["id"], {}).get("last_used")}
+    return {**model, "fits": fits, "used_at": stored.get(model["id"], {}).get("used_at")}
 
 
 def _lines(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -65,6 +65,6 @@ def _lines(model: dict[str, Any], state: dict[str, Any], downloads: list[dict[st
         ("peers", facts.holders(model, names)),
         ("layers", facts.held_layers(model, state, downloads)),
         *[("loaded", ring) for ring in rings],
-        ("last used", facts.ago(model["last_used"], time.time())),
+        ("last used", facts.ago(model["used_at"], time.time())),
         ("fits", model["fits"]),
     ]
