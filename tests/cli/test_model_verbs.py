@@ -151,13 +151,15 @@ def test_a_pull_does_not_wait_for_a_peer_that_is_gone(
 
 def test_the_end_of_an_earlier_download_is_not_that_of_this_one() -> None:
     failed = {**ALPHA.describe(), "state": "failed", "reason": "no network"}
-    follower = pull._Follower(HUB_ID, [failed])
-    follower._take([failed, {**failed, "model": "other"}], follower._began)
+    other = {**failed, "peer_id": "peer2"}
+    follower = pull._Follower(HUB_ID, before=[failed, other], started=[failed])
+    follower._take([failed, other, {**failed, "model": "other"}], follower._began)
     assert follower.seen == {}, "the view is not up to date yet"
     follower._take([{**failed, "state": "ongoing"}], follower._began)
     assert follower.seen["peer1"]["state"] == "ongoing"
-    follower._take([failed], follower._began + pull._SETTLE_S)
+    follower._take([failed, other], follower._began + pull._SETTLE_S)
     assert follower.seen["peer1"]["reason"] == "no network", "it has failed again"
+    assert "peer2" not in follower.seen, "nobody asked it this time"
 
 
 @pytest.mark.parametrize("verb", [["list"], ["ls"], ["models"], ["models", "list"]])

@@ -45,6 +45,8 @@ class Bars:
             self._progress = None
 
     def _tell(self, entry: Download) -> None:
+        if entry["state"] == "pending" and not entry["total_bytes"]:
+            return
         step = percent(entry) // STEP_PERCENT
         if self._told.get(_key(entry)) != (entry["state"], step):
             self._told[_key(entry)] = entry["state"], step
@@ -107,7 +109,7 @@ def figures(entry: Download) -> str:
         case "pending":
             return f"waits ({total})" if entry["total_bytes"] else "waits"
     speed = f", {human_bytes(entry['bytes_per_s'])}/s" if entry["bytes_per_s"] else ""
-    left = f", {span(entry['eta_s'])} left" if entry["eta_s"] else ""
+    left = f", {span(entry['eta_s'])} left" if entry["eta_s"] >= 1 else ""
     return f"{percent(entry)} % of {total}{speed}{left}"
 
 

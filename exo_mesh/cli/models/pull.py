@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     before = client.get("/v1/download/progress")["data"]
     body = {"model": args.model, "peers": peers, "whole": args.whole}
     started = client.post("/download/start", body, _START_S)["data"]
-    follower = _Follower(started[0]["model"] if started else args.model, before)
+    follower = _Follower(started[0]["model"] if started else args.model, before, started)
     bars = None if args.json else Bars(sys.stdout, keeps=True)
     try:
         follower.follow(client, bars)
@@ -69,12 +69,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Follower:
-    """The downloads of one model since this command began, by peer. before: all that there were then."""
+    """The downloads of one model since this command began, by peer.
 
-    def __init__(self, model: str, before: Iterable[dict[str, Any]]) -> None:
+    before: all that there were then. started: those that the node says to have begun, as far as it had heard of them.
+    """
+
+    def __init__(self, model: str, before: Iterable[dict[str, Any]], started: Iterable[dict[str, Any]]) -> None:
         self.seen: dict[str, dict[str, Any]] = {}
         self._model = model
         self._before = {entry["peer_id"]: entry for entry in before if entry["model"] == model}
+        self._started = {entry["peer_id"] for entry in started}
         self._began = time.monotonic()
         self._heard_at: dict[str, float] = {}
 
@@ -102,7 +106,7 @@ class _Follower:
         for entry in (one for one in entries if one["model"] == self._model):
             peer = entry["peer_id"]
             is_of_before = not _is_under_way(entry) and entry == self._before.get(peer)
-            if not is_of_before or now - self._began >= _SETTLE_S:
+            if not is_of_before or (peer in self._started and now - self._began >= _SETTLE_S):
                 self.seen[peer], self._heard_at[peer] = entry, now
         for peer, entry in self.seen.items():
             if _is_under_way(entry) and now - self._heard_at[peer] >= _GONE_S:
