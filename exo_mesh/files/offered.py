@@ -24,10 +24,10 @@ Models = Callable[[str], tuple[Path, str] | None]
 MAX_FILES = 10_000
 _MAX_KEPT = 64
 
-_FILE = re.compile(r"[\w\-][\w.\-]{0,240}\.(?P<suffix>\w+)")
+_FILE = re.compile(r"(?P<stem>[\w\-][\w.\-]{0,240}?)(\.(?P<suffix>\w+))?")
 _WEIGHTS = frozenset({"safetensors", "gguf"})
 _TEXTS = frozenset({"json", "jinja", "txt", "model", "tiktoken", "py"})
-"""Config, tokenizers in all their forms, and the code of models that bring some."""
+"""Config, tokenizers in all their forms, and the code of models that bring some; besides these the license."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -77,7 +77,8 @@ class OfferedModel:
         if self.manifest and name in self.manifest.files:
             fetched = self.manifest.files[name]
             return OfferedFile(path, fetched.size, fetched.sha256, tuple(fetched.present))
-        if found["suffix"] in _TEXTS or (found["suffix"] in _WEIGHTS and not self.manifest):
+        is_text = found["suffix"] in _TEXTS or name.startswith("LICENSE")
+        if is_text or (found["suffix"] in _WEIGHTS and not self.manifest):
             return _whole(path)
         return None
 

@@ -33,15 +33,16 @@ SECRET = new_secret()
 
 def test_a_listing_has_every_file_of_the_model_and_nothing_else(tmp_path: Path) -> None:
     with serving(tmp_path / "m") as served:
-        for name in (".env", "README.md", "notes.pickle", "vocab.txt"):
+        for name in (".env", "README.md", "notes.pickle", "notes", "vocab.txt", "LICENSE", "LICENSE.md"):
             (tmp_path / "m" / name).write_text("x")
         status, headers, body = served.get(path_of(NAME))
         listing = json.loads(body)
         assert status == 200 and headers["ETag"] == f'"{DIGEST}"' and listing["digest"] == DIGEST
-        assert set(listing["files"]) == {WEIGHTS, "config.json", "model.safetensors.index.json", "vocab.txt"}
+        texts = {"config.json", "model.safetensors.index.json", "vocab.txt", "LICENSE", "LICENSE.md"}
+        assert set(listing["files"]) == {WEIGHTS, *texts}
         size = len(served.content)
         assert listing["files"][WEIGHTS] == {"size": size, "sha256": "", "present": [[0, size]]}
-        for name in (".env", "README.md", "notes.pickle"):
+        for name in (".env", "README.md", "notes.pickle", "notes"):
             assert served.get(path_of(NAME, name))[0] == 404
 
 
