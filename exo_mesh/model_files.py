@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from exo_mesh.errors import ModelError
+from exo_mesh.printable import escaped
 
 MAX_JSON_BYTES = 8 * 2**20
 """Of config.json and its like. The largest that we know lists thousands of layers left unquantised: some 100 KB."""
@@ -55,8 +56,8 @@ def shown(value: object) -> str:
 
 def one_line(text: str) -> str:
     """A sentence without line breaks and control characters, at most MAX_MESSAGE long."""
-    clipped = text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in clipped)
+    line = escaped(text[: MAX_MESSAGE + 1])
+    return line if len(line) <= MAX_MESSAGE else line[: MAX_MESSAGE - 1] + "…"
 
 
 def without_paths(text: str, model_dir: Path) -> str:

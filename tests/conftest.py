@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ def pytest_configure() -> None:
     """A shell starts what it puts into the background with Ctrl-C ignored, and children would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    keep_poller()
+    asyncio.run(keep_poller())
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k

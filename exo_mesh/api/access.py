@@ -121,9 +121,9 @@ class AccessPolicy:
         if not self.is_open:
             return "closed: every call needs a key, or the local token, which exo-mesh on this machine sends"
         if self.open_admin:
-            return "open to all (--open-admin): whoever reaches it may read, chat and change everything"
+            return "open to all (--open-admin): anybody who reaches it may read, chat and change everything"
         return (
-            "open to read and chat for whoever reaches it; "
+            "open to read and chat for anybody who reaches it; "
             "changes need the local token, which exo-mesh on this machine sends"
         )
 

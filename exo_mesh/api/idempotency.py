@@ -30,12 +30,12 @@ _DELIVERY = ("stream", "stream_options", "user", "metadata", "priority")
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """key_hash: what the mesh knows of the key and of the API key that came with it. fingerprint: of the request. told:
-    events of the answer that the client has had already."""
+    """key_hash: what the mesh knows of the key and of the API key that came with it. fingerprint: of the request.
+    received: events of the answer that the client already has."""
 
     key_hash: bytes
     fingerprint: bytes
-    told: int = 0
+    received: int = 0
 
     @property
     def reply_id(self) -> str:

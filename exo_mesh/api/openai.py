@@ -201,7 +201,7 @@ def _frames(run: Run, reply: Reply, key: Idempotency | None, *, first: bool) -> 
     for piece in run.pieces():
         chunks = reply.chunks(piece, first=first)
         first = False
-        if key is not None and run.position <= key.told:
+        if key is not None and run.position <= key.received:
             continue
         frames += map(data_frame, chunks[:-1])
         frames += [data_frame(chunk, None if key is None else run.position) for chunk in chunks[-1:]]

@@ -18,8 +18,8 @@ from exo_mesh.api.model_names import named_model
 from exo_mesh.api.schema import InstanceBody, decode_body
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
+from exo_mesh.printable import printable
 from exo_mesh.telemetry.nameless import nameless
-from exo_mesh.telemetry.printable import printable
 
 _ABLE = ("ok", "degraded")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
 
 
 @dataclass(frozen=True, slots=True)

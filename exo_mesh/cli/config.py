@@ -8,9 +8,10 @@ import sys
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
-from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.cli.tables import print_json
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import SETTINGS, LoadedSettings, Settings, default_settings, load_settings
+from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode
-from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
+from exo_mesh.client.child_node import ChildNode
+from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.settings.config import ConfigError
 
 if TYPE_CHECKING:

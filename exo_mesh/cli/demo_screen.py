@@ -10,9 +10,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from exo_mesh.cli.chat import ask
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION, curl_line
 from exo_mesh.cli.tables import layers_text, peer_names
+from exo_mesh.client.api_client import ApiClient
 
 _MAX_TOKENS = 256
 """The demo model stops by itself much earlier; an engine that says nonsense does not."""

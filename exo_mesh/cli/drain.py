@@ -10,8 +10,8 @@ import argparse
 import time
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.client.api_client import ApiClient
 
 _POLL_S = 0.2
 

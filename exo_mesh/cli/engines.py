@@ -7,8 +7,8 @@ import argparse
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.tables import columns, human_bytes, print_json
-from exo_mesh.errors import MeshError
+from exo_mesh.cli.tables import print_json
+from exo_mesh.telemetry.tables import columns, human_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look at the engines of this Python environment; asks no node."""
+    from exo_mesh.engine.listing import describe_engines
+
     found = add_devices(describe_engines())
     if args.json:
         print_json(found)
@@ -41,46 +43,6 @@ def run(args: argparse.Namespace) -> int:
     ]
     print("\n" + columns(("DEVICE", "KIND", "MEMORY", "USABLE", "WHY"), rows))
     return exit_codes.OK
-
-
-def describe_engines() -> list[dict[str, Any]]:
-    """Every engine installed here, by name. `chosen` marks what `--engine auto` takes."""
-    from exo_mesh.engine.registry import load_registry
-
-    registry = load_registry()
-    try:
-        chosen = registry.choose().name
-    except MeshError:
-        chosen = ""  # none can run here: each row says why
-    found: list[dict[str, Any]] = []
-    for name, provider in sorted(registry.providers.items()):
-        look = provider.availability()
-        found.append(
-            {
-                "name": name,
-                "kind": provider.kind,
-                "compute": look.compute if look.available else "",
-                "version": provider.version(),
-                "available": look.available,
-                "reason": look.reason,
-                "remedy": look.remedy,
-                "chosen": name == chosen,
-            }
-        )
-    for name, why in sorted(registry.broken.items()):
-        found.append(
-            {
-                "name": name,
-                "kind": "",
-                "compute": "",
-                "version": "",
-                "available": False,
-                "reason": f"does not import: {why}",
-                "remedy": "",
-                "chosen": False,
-            }
-        )
-    return found
 
 
 def add_devices(engines: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Exit codes of every verb; docs/cli.md has the same table."""
 
+from exo_mesh.errors import MeshError
+
 OK = 0
 FAILED = 1
 """Something that was asked for could not be done; one line on standard error says what."""
@@ -20,3 +22,13 @@ MEANINGS = {
     ADDRESS_IN_USE: "a port that was asked for is taken",
     INTERRUPTED: "interrupted with Ctrl-C",
 }
+
+_BY_ERROR = {"bad_setting": USAGE, "no_node": NO_NODE, "address_in_use": ADDRESS_IN_USE}
+
+
+def of_error(error: MeshError) -> int:
+    """The exit code after an error.
+
+    The class of the error decides: an error that a node reported can carry any code.
+    """
+    return _BY_ERROR.get(type(error).code, FAILED)

@@ -9,8 +9,9 @@ import argparse
 from pathlib import Path
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.cli.tables import print_json
 from exo_mesh.discovery.static_group import StaticGroup, read_hostfile
+from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,9 +12,9 @@ import time
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import print_json
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import MeshError
 
 _POLL_S = 0.5

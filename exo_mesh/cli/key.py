@@ -14,12 +14,13 @@ import sys
 from collections.abc import Iterable
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import FILE_NAME, MAX_KEYS, ApiKey, KeyFile, Role, new_key, revoke
 from exo_mesh.security.key_table import merge
 from exo_mesh.security.local_token import read_token
 from exo_mesh.settings.config import ConfigError, load_settings
+from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -43,10 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the answer is the exit code."""
     try:
         return _dispatch(list(sys.argv[1:] if argv is None else argv))
-    except ConfigError as exc:
-        return _complain(exc, exit_codes.USAGE)
     except MeshError as exc:
-        return _complain(exc, getattr(exc, "exit_code", exit_codes.FAILED))
+        return _complain(exc, exit_codes.of_error(exc))
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
     except BrokenPipeError:

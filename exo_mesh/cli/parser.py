@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from exo_mesh.settings.config import RETIRED, SETTINGS, ConfigError, did_you_mean
+from exo_mesh.settings.places import DEFAULT_API_URL
 
 _HINTS = {
     "--force-master": "exo-mesh has no master: all peers are equal",
@@ -18,8 +19,6 @@ _HINTS = {
     "--no-loopback-exemption": RETIRED["no_loopback_exemption"],
 }
 """Flags of similar programs that people try here."""
-
-DEFAULT_API_URL = "http://127.0.0.1:52415"
 
 
 class Parser(argparse.ArgumentParser):

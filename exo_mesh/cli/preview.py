@@ -7,9 +7,10 @@ import urllib.parse
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import columns, human_bytes, layers_text, print_json
+from exo_mesh.cli.tables import layers_text, print_json
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.telemetry.tables import columns, human_bytes
 
 _DEADLINE_S = 150.0
 """An engine may have to find out first where the model can be cut."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.cli.tables import columns, peer_names, print_json, ring_line
+from exo_mesh.cli.tables import peer_names, print_json, ring_line
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

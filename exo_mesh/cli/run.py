@@ -19,9 +19,9 @@ from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.chat import ChatAnswer, ask
-from exo_mesh.cli.client import ApiClient, NoNodeError
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
+from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.settings.config import SETTINGS, load_settings
 from exo_mesh.weights.store import model_dir_of
@@ -131,7 +131,7 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
 
 @contextlib.contextmanager
 def _own_node(flags: dict[str, list[str]], model: str) -> Iterator[ApiClient]:
-    from exo_mesh.cli.child_node import ChildNode, client_of
+    from exo_mesh.client.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]
     scratch = Path(tempfile.mkdtemp(prefix="exo-mesh-run-"))

@@ -1,6 +1,6 @@
-"""What a node tells whoever started it: people with rich, programs with one JSON object per event.
+"""What a node prints at its start: for people with rich, for programs as one JSON object per event.
 
-Peers that come and go, and whatever else happens later, are told by the log.
+The log has what happens later, such as peers that come and go.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from exo_mesh.cli.parser import DEFAULT_API_URL
-from exo_mesh.cli.tables import human_bytes
+from exo_mesh.printable import printable
 from exo_mesh.security.local_token import read_token
 from exo_mesh.security.namespace import fingerprint
 from exo_mesh.settings.config import home_of
-from exo_mesh.telemetry.printable import printable
+from exo_mesh.settings.places import DEFAULT_API_URL
+from exo_mesh.telemetry.tables import human_bytes
 
 DEMO_MODEL = "exo-mesh-demo"
 FIRST_QUESTION = "Count from 7 to 20."
@@ -119,7 +119,7 @@ def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
 
 
 def _page_line(facts: NodeFacts) -> list[tuple[str, str]]:
-    """The address that gives a browser local rights. For eyes only: whoever reads a log must not get the token."""
+    """The address that gives a browser local rights. Only a terminal gets it: a reader of the log must not."""
     token = read_token(Path(facts.home)) if facts.api_url and sys.stdout.isatty() else ""
     return [("with local rights", f"{facts.api_url}/#token={token}")] if token else []
 

@@ -21,7 +21,6 @@ from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from exo_mesh.settings.config import ConfigError, LoadedSettings, load_settings
 from exo_mesh.settings.home import PRIVATE_UMASK, make_private
 from exo_mesh.telemetry.logs import setup_logging
-from exo_mesh.transport.channels import keep_poller
 
 STOP_DEADLINE_S = 4.5
 """A node that was told to stop is gone within 5 s, whatever its parts do."""
@@ -53,15 +52,16 @@ def run(args: argparse.Namespace) -> int:
         os.environ.update(OFFLINE_ENVIRONMENT)
     _log.debug("this process may have %d files open", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
-    keep_poller()
     screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(loaded, screen, notifier, watch_stdin=args.until_stdin_closes))
 
 
 async def _serve(loaded: LoadedSettings, screen: Screen, notifier: Notifier, *, watch_stdin: bool) -> int:
-    from exo_mesh.cli.wiring import RunningNode
+    from exo_mesh.cli.wiring import RunningNode  # gRPC: `exo-mesh serve --help` does without
+    from exo_mesh.transport.channels import keep_poller
 
+    await keep_poller()
     stop = _StopSignal(screen)
     stop.listen(watch_stdin=watch_stdin)
     node = RunningNode(loaded)

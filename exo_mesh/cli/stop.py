@@ -6,8 +6,8 @@ import argparse
 import urllib.parse
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError
 
 _DEADLINE_S = 30.0

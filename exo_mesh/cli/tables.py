@@ -1,29 +1,12 @@
-"""Plain text for people: aligned columns, sizes, and the lines that say which peer holds which layers."""
+"""Texts that several verbs print: JSON, names of peers, and the lines that say which peer holds which layers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.telemetry.printable import escaped_json, printable
-
-
-def columns(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table with left-aligned columns and every cell printable; only the header if there are no rows."""
-    table = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in table)
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def human_bytes(num_bytes: float) -> str:
-    """`12.3 GB`, decimal as memory and disks are sold and as --max-memory takes it."""
-    for unit in ("B", "KB", "MB"):
-        if abs(num_bytes) < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} GB"
+from exo_mesh.printable import escaped_json, printable
 
 
 def print_json(value: Any) -> None:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.live import Live
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.cli.topology_picture import picture, tokens_by_instance
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError
 
 WATCH_EVERY_S = 1.0

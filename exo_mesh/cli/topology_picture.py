@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from exo_mesh.cli.tables import human_bytes, layers_text, peer_names
+from exo_mesh.cli.tables import layers_text, peer_names
+from exo_mesh.telemetry.tables import human_bytes
 
 BAR_CELLS = 24
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")

@@ -16,8 +16,6 @@ from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.listening import bound_socket
-from exo_mesh.cli import exit_codes
-from exo_mesh.cli.places import models_dirs
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
@@ -31,6 +29,7 @@ from exo_mesh.security.joining import Gift
 from exo_mesh.security.local_token import ListeningMark, take_token
 from exo_mesh.security.secret import exposure
 from exo_mesh.settings.config import ConfigError, LoadedSettings
+from exo_mesh.settings.places import models_dirs
 
 API_PORT_TRIES = 50
 
@@ -43,7 +42,6 @@ class AddressInUseError(TransportError):
     """A port that was asked for is taken."""
 
     code = "address_in_use"
-    exit_code = exit_codes.ADDRESS_IN_USE
 
 
 class RunningNode:

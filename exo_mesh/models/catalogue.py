@@ -17,8 +17,8 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
 from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
+from exo_mesh.printable import printable_values
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.telemetry.printable import printable_values
 from exo_mesh.weights.store import ModelStore
 
 MAX_REMOTE_CARDS = 1024

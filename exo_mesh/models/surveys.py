@@ -25,7 +25,7 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue, card_from_json
 from exo_mesh.models.engine_child import ask_child
-from exo_mesh.telemetry.printable import printable_values
+from exo_mesh.printable import printable_values
 from exo_mesh.transport.control_client import SURVEY_S
 from exo_mesh.weights.store import SHIPPED
 

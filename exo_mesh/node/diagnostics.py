@@ -21,9 +21,9 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
+from exo_mesh.printable import printable_values
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
-from exo_mesh.telemetry.printable import printable_values
 
 ASK_S = 2.0
 AT_ONCE = 16

@@ -1,8 +1,8 @@
-"""Tells the API keys of a closed mesh to its peers, so that every peer takes every key and refuses the removed ones.
+"""Sends the API keys of a closed mesh to its peers, so that every peer takes every key and refuses the removed ones.
 
-What changes in this node's file is told to all peers at once. A peer that was away is noticed by the digest of its
+A change of this node's file is sent to all peers at once. A peer that was away is noticed by the digest of its
 keys, which comes with its readings, and the two exchange what differs. Only salted hashes leave the node. In an open
-mesh nothing is told or taken: any stranger could plant a key.
+mesh no key is sent or taken: any stranger could plant one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from exo_mesh.settings.config import Settings
 from exo_mesh.transport.key_codec import keys_from_proto, keys_to_proto
 
 LOOK_EVERY_S = 0.5
-"""A changed file is told to the peers within this time."""
+"""A changed file is sent to the peers within this time."""
 CALL_S = 1.5
 AT_ONCE = 16
-"""Calls under way when a change is told to all peers."""
+"""Calls under way when a change is sent to all peers."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class KeySharing:
         self._is_closed = is_closed
         self._seen: KeysById | None = None
         self._shared: dict[str, ApiKey] = {}
-        self._untold: list[ApiKey] = []
+        self._unsent: list[ApiKey] = []
         self._digest = 0
         self._compared: dict[str, int] = {}
         self._saving = asyncio.Lock()
@@ -55,20 +55,20 @@ class KeySharing:
         return self._digest
 
     async def keep(self) -> None:
-        """Until cancelled: tell what changes here, and ask peers whose keys differ. Returns at once in an open mesh."""
+        """Until cancelled: send what changes here, and ask peers whose keys differ. Returns at once in an open mesh."""
         while self._is_closed:
             try:
                 self._look()
-                if self._untold:
-                    told, self._untold = self._untold, []
-                    await self._tell(told)
+                if self._unsent:
+                    changed, self._unsent = self._unsent, []
+                    await self._send(changed)
                 await self._compare()
             except OSError as exc:
                 _log.warning("API keys are not shared for now: %s", exc)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def answer(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
-        """A peer tells keys, or, if it tells none, asks for ours unless it has the same."""
+        """A peer sends keys, or, if it sends none, asks for ours unless it has the same."""
         if not self._is_closed:
             raise InputError("API keys are shared in a mesh with a secret only")
         self._look()
@@ -79,8 +79,8 @@ class KeySharing:
         return pb.ShareKeysReply(digest=self._digest, keys=keys_to_proto(self._shared.values()) if differs else ())
 
     def _look(self) -> None:
-        """Notice what has changed in the file of this node: the peers are to be told."""
-        self._untold += self._advance()
+        """Notice what has changed in the file of this node, which is then sent to the peers."""
+        self._unsent += self._advance()
 
     def _advance(self) -> list[ApiKey]:
         """Share what the file has now; answers what of it is new."""
@@ -92,9 +92,9 @@ class KeySharing:
         self._digest = table_digest(self._shared)
         return missing(self._shared, before)
 
-    async def _learn(self, told: Iterable[ApiKey]) -> None:
+    async def _learn(self, received: Iterable[ApiKey]) -> None:
         self._look()
-        if not (new := self.file.learn(told)):
+        if not (new := self.file.learn(received)):
             return
         self._advance()
         num_revoked = sum(bool(key.revoked) for key in new)
@@ -105,17 +105,17 @@ class KeySharing:
         except (OSError, InputError) as exc:
             _log.warning("API keys from the mesh are in force, but a restart would forget them: %s", exc)
 
-    async def _tell(self, keys: list[ApiKey]) -> None:
-        """Tell all peers. One that does not hear it will differ, and be asked."""
+    async def _send(self, keys: list[ApiKey]) -> None:
+        """Send keys to all peers. A peer that does not get them differs afterwards, and is asked."""
         turns = asyncio.Semaphore(AT_ONCE)
         request = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(keys))
 
-        async def tell(peer: Peer) -> None:
+        async def send(peer: Peer) -> None:
             async with turns:
                 with contextlib.suppress(MeshError):
                     await peer.client.share_keys(request, CALL_S)
 
-        await asyncio.gather(*(tell(peer) for peer in self._membership.peers))
+        await asyncio.gather(*(send(peer) for peer in self._membership.peers))
 
     async def _compare(self) -> None:
         """Ask one peer whose last reading has another digest. Each reading is a reason to ask once."""
@@ -137,7 +137,7 @@ class KeySharing:
             theirs = keys_from_proto(reply.keys)
             await self._learn(theirs)
             if reply.digest != self._digest and (lacking := missing(self._shared, {key.id: key for key in theirs})):
-                told = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(lacking))
-                await peer.client.share_keys(told, CALL_S)
+                request = pb.ShareKeysRequest(digest=self._digest, keys=keys_to_proto(lacking))
+                await peer.client.share_keys(request, CALL_S)
         except MeshError as exc:
             _log.debug("no exchange of API keys with %s: %s", peer.info.name, exc)

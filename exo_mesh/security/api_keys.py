@@ -28,7 +28,7 @@ _HEAD = "# Keys of the HTTP API; see `exo-mesh key`. What is here does not give 
 _log = logging.getLogger(__name__)
 
 _NOBODY = ApiKey("", Role.USE, "00" * 16, "00" * 32)
-"""What an unknown id is compared with, so that time does not tell which ids exist."""
+"""What an unknown id is compared with, so that the time it takes does not show which ids exist."""
 
 
 def new_key(role: Role, now: datetime.datetime) -> tuple[str, ApiKey]:
@@ -43,13 +43,13 @@ def revoke(key_id: str, now: datetime.datetime) -> ApiKey:
 
 
 class KeyFile:
-    """The keys in force: those of the file and those that peers told. Changes of the file are noticed at the next
+    """The keys in force: those of the file and those that peers sent. Changes of the file are noticed at the next
     `check`; no restart is needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int, int] | None = None
-        self._told: dict[str, ApiKey] = {}
+        self._from_peers: dict[str, ApiKey] = {}
         self._in_file: list[ApiKey] | None = []
         self._table: dict[str, ApiKey] = {}
         self._keys: dict[str, ApiKey] = {}
@@ -74,10 +74,10 @@ class KeyFile:
         known = self._keys.get(match[1], _NOBODY) if match else _NOBODY
         return known if known.fits(match[2] if match else "") else None
 
-    def learn(self, told: Iterable[ApiKey]) -> list[ApiKey]:
-        """Take over what a peer told; answers what of it is new. It is in force at once; `save` keeps it."""
+    def learn(self, received: Iterable[ApiKey]) -> list[ApiKey]:
+        """Take over the keys that a peer sent; returns the new ones. They are in force at once; `save` keeps them."""
         before = self.table
-        self._told = merge(self._told.values(), told)
+        self._from_peers = merge(self._from_peers.values(), received)
         self._combine()
         return [key for key_id, key in self._table.items() if before.get(key_id) != key]
 
@@ -139,7 +139,7 @@ class KeyFile:
         self._combine()
 
     def _combine(self) -> None:
-        self._table = merge(self._in_file or (), self._told.values())
+        self._table = merge(self._in_file or (), self._from_peers.values())
         # nobody is let in by a file that nobody can read
         self._keys = {} if self._in_file is None else live(self._table)
 

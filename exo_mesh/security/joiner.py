@@ -11,7 +11,8 @@ import urllib.request
 from typing import Any
 
 from exo_mesh.errors import InputError, MeshError, TransportError, error_from_code
-from exo_mesh.security.joining import Gift, Side, Transcript, printable, proof, shown_name, unseal
+from exo_mesh.printable import printable
+from exo_mesh.security.joining import Gift, Side, Transcript, proof, shown_name, unseal
 
 DEADLINE_S = 10.0
 MAX_ANSWER_BYTES = 64 * 1024

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.errors import InputError, TransportError
+from exo_mesh.printable import printable
 from exo_mesh.security.secret import parse_secret
 
 if TYPE_CHECKING:
@@ -85,11 +86,6 @@ def parse_password(text: str) -> str:
 def shown_name(name: str) -> str:
     """The name of a joiner, fit for a log and a terminal. Both sides use it in the transcript."""
     return printable(name, MAX_NAME_CHARS)
-
-
-def printable(text: str, max_chars: int) -> str:
-    """What a stranger said, fit for a log and a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text[:max_chars])
 
 
 class Side:

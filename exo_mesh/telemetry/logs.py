@@ -13,8 +13,8 @@ import traceback
 from contextvars import ContextVar
 from typing import Any, TextIO
 
+from exo_mesh.printable import escaped, escaped_json
 from exo_mesh.telemetry.log_folding import MAX_NEWS, Folder
-from exo_mesh.telemetry.printable import escaped, escaped_json
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 """The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""

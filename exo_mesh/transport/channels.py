@@ -16,11 +16,12 @@ from exo_mesh.transport.channel_options import CLIENT_OPTIONS, SERVER_OPTIONS
 Option = tuple[str, int | str]
 
 
-def keep_poller() -> None:
+async def keep_poller() -> None:
     """Start the thread in which grpc.aio waits for events, and keep it for the life of this process.
 
     Otherwise it ends with the last channel or server. Where a collection of garbage frees that one, the collecting
-    thread waits for the poller, which may wait for it in turn: then the process stands still.
+    thread waits for the poller, which may wait for it in turn: then the process stands still. To be awaited, because
+    gRPC wants a loop that runs.
     """
     grpc.aio.init_grpc_aio()
 

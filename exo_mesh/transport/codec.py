@@ -21,8 +21,8 @@ import numpy as np
 from exo_mesh.domain.frame import Fault, Frame, Op, Row, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
+from exo_mesh.printable import printable
 from exo_mesh.proto import ring_pb2 as pb
-from exo_mesh.telemetry.printable import printable
 from exo_mesh.transport.incoming import MalformedError, read_message
 
 MAX_MESSAGE_BYTES = 1024 * 1024

@@ -11,13 +11,13 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from exo_mesh.errors import DeadlineError, StrangerError, TransportError, error_from_code
+from exo_mesh.printable import printable
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
 from exo_mesh.proto import paths_pb2, paths_pb2_grpc
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.telemetry.printable import printable
 from exo_mesh.transport.channel_options import MAX_MESSAGE_BYTES, QUIET
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.gate import CODE_KEY, NAMESPACE_KEY

@@ -24,11 +24,11 @@ from exo_mesh.errors import (
     StageLostError,
     error_from_code,
 )
+from exo_mesh.printable import printable
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import driver_pb2_grpc as rpc
 from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.tasks import was_cancelled
-from exo_mesh.telemetry.printable import printable
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
 from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto, trace_from_proto

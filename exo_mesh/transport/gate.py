@@ -19,8 +19,8 @@ from google.protobuf.message import Message
 
 from exo_mesh.clock import Clock
 from exo_mesh.errors import TransportError
+from exo_mesh.printable import printable
 from exo_mesh.security.namespace import DEFAULT_NAMESPACE, fingerprint
-from exo_mesh.telemetry.printable import printable
 from exo_mesh.transport.incoming import LARGE_BYTES, MAX_BYTES, MalformedError, OversizedError, read_message
 
 CODE_KEY = "exo-mesh-code"
@@ -30,7 +30,7 @@ NAMESPACE_KEY = "exo-mesh-namespace"
 """Metadata of every control call. A caller that names no namespace is of the default one."""
 
 MAX_LARGE_WAITING = 16
-"""Large messages that may wait for their turn; the caller of one more is told to try again."""
+"""Large messages that may wait for their turn; the caller of one more is sent an error that asks to try again."""
 
 REPORT_EVERY_S = 60.0
 

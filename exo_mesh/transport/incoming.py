@@ -14,7 +14,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from exo_mesh.errors import TransportError
-from exo_mesh.telemetry.printable import MAX_CHARS, printable
+from exo_mesh.printable import MAX_CHARS, printable
 
 MAX_BYTES = 1024 * 1024
 """A message of a peer. The largest of a mesh of 200 peers has a fifth of that (docs/scale.md)."""

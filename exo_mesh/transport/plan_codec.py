@@ -8,8 +8,8 @@ from typing import cast
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import GroupBackend, RankWiring, RdmaMatrix, TensorGroup
+from exo_mesh.printable import printable
 from exo_mesh.proto import plan_pb2 as pb
-from exo_mesh.telemetry.printable import printable
 
 
 def ballot_to_proto(ballot: Ballot) -> pb.Ballot:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.client.child_node import ChildNode
 from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ
 
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.main import main
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from tests.support.processes import eventually, gone, read_until, run, start
@@ -95,7 +95,7 @@ def test_a_peer_that_fails_is_shown_with_its_log(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("exo_mesh.cli.local_mesh.free_port", lambda: 99_999)
+    monkeypatch.setattr("exo_mesh.client.local_mesh.free_port", lambda: 99_999)
     assert main(["demo", "--engine", "dummy", "--once"]) == exit_codes.FAILED
     complaint = capsys.readouterr().err
     assert "a node ended with exit code 2" in complaint

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.cli.doctor.checks import Severity
-from exo_mesh.cli.doctor.rdma import check_rdma
 from exo_mesh.cli.main import main
 from exo_mesh.cli.topology_picture import picture
+from exo_mesh.doctor.checks import Severity
+from exo_mesh.doctor.rdma import check_rdma
 from exo_mesh.domain.device import RdmaPort
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.thunderbolt import ThunderboltReading

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode, client_of
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.main import main
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.child_node import ChildNode, client_of
 from tests.cli.closed_port import closed_port
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, gone, read_until, run, start

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode, client_of
+from exo_mesh.client.child_node import ChildNode, client_of
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from tests.support.processes import QUIET_FLAGS, clean_environ
 

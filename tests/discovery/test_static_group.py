@@ -14,8 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from exo_mesh.cli.client import ApiClient
 from exo_mesh.cli.main import main
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.discovery.static_group import launched_group, parse_hostfile, read_hostfile
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.instances.spec import InstanceSpec

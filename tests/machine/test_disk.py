@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode, client_of
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.child_node import ChildNode, client_of
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.identity import take_identity
 from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, run

@@ -49,6 +49,20 @@ def deltas(response: HTTPResponse) -> Iterator[tuple[str, str]]:
             event_id = ""
 
 
+def read_until_killed(entry: Peer, **headers: str) -> tuple[str, str]:
+    """Stream BODY from a peer and kill the peer after 40 characters: (the text that came, id of the last event)."""
+    had, last_id = "", ""
+    with stream(entry, BODY, **headers) as response:
+        try:
+            for event_id, text in deltas(response):
+                had, last_id = had + text, event_id or last_id
+                if len(had) > 40 and entry.child.alive:
+                    os.kill(entry.child.pid, signal.SIGKILL)
+        except (HTTPException, ConnectionError):
+            pass  # the entry peer has gone
+    return had, last_id
+
+
 @pytest.mark.extended
 def test_the_answer_of_a_killed_entry_peer_goes_on_at_another(tmp_path: Path) -> None:
     with mesh(tmp_path, [SLOW] * 3, engine="dummy") as peers:
@@ -56,15 +70,7 @@ def test_the_answer_of_a_killed_entry_peer_goes_on_at_another(tmp_path: Path) ->
         others[0].place(min_peers=2, exclude_peers=[entry.id])
         whole = text_of(others[0].chat(COUNT, max_tokens=150))
         assert eventually(lambda: bool(entry.instances()), 10)
-        had, last_id = "", ""
-        with stream(entry, BODY, **{"Idempotency-Key": "0b9f2c"}) as response:
-            try:
-                for event_id, text in deltas(response):
-                    had, last_id = had + text, event_id or last_id
-                    if len(had) > 40 and entry.child.alive:
-                        os.kill(entry.child.pid, signal.SIGKILL)
-            except (HTTPException, ConnectionError):
-                pass  # the entry peer has gone
+        had, last_id = read_until_killed(entry, **{"Idempotency-Key": "0b9f2c"})
         assert last_id and 40 < len(had) < len(whole) and whole.startswith(had)
         with stream(others[1], BODY, **{"Idempotency-Key": "0b9f2c", "Last-Event-ID": last_id}) as response:
             rest = "".join(text for _, text in deltas(response))
@@ -85,16 +91,8 @@ def test_a_closed_mesh_takes_a_key_at_every_peer_and_goes_on_for_it_only(tmp_pat
         assert eventually(lambda: all(accepts(peer, text) for peer in peers for text in (key, stranger)), 2.0)
         whole = text_of(others[0].chat(COUNT, max_tokens=150))
 
-        had, last_id = "", ""
         asked = {"Idempotency-Key": "1", "Authorization": f"Bearer {key}"}
-        with stream(entry, BODY, **asked) as response:
-            try:
-                for event_id, text in deltas(response):
-                    had, last_id = had + text, event_id or last_id
-                    if len(had) > 40 and entry.child.alive:
-                        os.kill(entry.child.pid, signal.SIGKILL)
-            except (HTTPException, ConnectionError):
-                pass  # the entry peer has gone
+        had, last_id = read_until_killed(entry, **asked)
         assert last_id and 40 < len(had) < len(whole)
         with stream(others[1], BODY, **asked, **{"Last-Event-ID": last_id}) as response:
             assert had + "".join(text for _, text in deltas(response)) == whole

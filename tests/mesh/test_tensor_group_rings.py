@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("mlx_lm")
 
-from exo_mesh.cli.bench.local_ring import LocalRunner, RingJob, free_endpoints, local_ring, spawn_runner
+from exo_mesh.bench.local_ring import LocalRunner, RingJob, free_endpoints, local_ring, spawn_runner
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import MeshError, RankLostError

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from exo_mesh.cli.bench.local_ring import free_endpoints
+from exo_mesh.bench.local_ring import free_endpoints
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring

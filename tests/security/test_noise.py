@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode, client_of
+from exo_mesh.client.child_node import ChildNode, client_of
 from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
 from exo_mesh.security.datagrams import MAGIC, Seal
 from exo_mesh.security.secret import new_secret, write_new

@@ -11,8 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from exo_mesh.cli.child_node import ChildNode, client_of
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.child_node import ChildNode, client_of
 from exo_mesh.errors import MeshError
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.peers import MODEL

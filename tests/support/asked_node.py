@@ -6,8 +6,8 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.child_node import ChildNode, client_of
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.child_node import ChildNode, client_of
 
 
 class AskedNode:

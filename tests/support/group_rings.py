@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from exo_mesh_mlx import provider
 
-from exo_mesh.cli.bench.local_ring import LocalRunner
+from exo_mesh.bench.local_ring import LocalRunner
 from exo_mesh.domain.frame import Row
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams

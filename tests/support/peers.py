@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.child_node import ChildNode
+from exo_mesh.client.child_node import ChildNode
 from tests.support.asked_node import AskedNode, knows, runner_processes
 from tests.support.processes import clean_environ, eventually, gone
 

@@ -8,8 +8,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from exo_mesh.printable import MAX_CHARS
 from exo_mesh.proto import control_pb2, driver_pb2, paths_pb2, plan_pb2, ring_pb2, runner_pb2
-from exo_mesh.telemetry.printable import MAX_CHARS
 
 HOSTILE = "\x1b[31mEVIL\n11:11:11 error: forged\x07\x9b\x7f\u202egnp\u2066\u2029" + "x" * MAX_CHARS
 FILES = (control_pb2, driver_pb2, paths_pb2, plan_pb2, ring_pb2, runner_pb2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from google.protobuf.message import Message
 
+from exo_mesh.printable import MAX_CHARS
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.telemetry.printable import MAX_CHARS
 from exo_mesh.transport.control_codec import MAX_ITEMS, peer_from_proto, peer_to_proto
 from exo_mesh.transport.incoming import (
     LARGE_BYTES,

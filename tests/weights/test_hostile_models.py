@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.errors import ModelError
+from exo_mesh.model_files import MAX_MESSAGE, one_line
 from exo_mesh.weights import card as card_module
 from exo_mesh.weights import card_child
 from exo_mesh.weights.card import read_card
@@ -52,6 +53,12 @@ def test_each_hostile_model_is_refused_with_its_reason(tmp_path: Path) -> None:
         assert words[name] in reason, (name, reason)
         assert len(reason) <= 400 and reason.isprintable() and "failed (" not in reason, (name, reason)
         assert str(tmp_path) not in reason, (name, reason)
+
+
+def test_a_sentence_about_a_model_is_one_line_of_bounded_length_whatever_is_in_it() -> None:
+    assert one_line("a\nb\x1b[31m\u202e") == r"a\nb\x1b[31m\u202e"
+    assert len(one_line("\x1b" * 10**6)) == len(one_line("a" * 10**6)) == MAX_MESSAGE
+    assert one_line("a" * MAX_MESSAGE) == "a" * MAX_MESSAGE
 
 
 def test_the_digest_is_of_one_text_however_many_parts_it_is_made_in(

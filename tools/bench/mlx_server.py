@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.bench import serve
-from exo_mesh.cli.bench.load import Question
-from exo_mesh.cli.local_mesh import free_port
-from exo_mesh.cli.places import models_dirs
+from exo_mesh.bench import serve
+from exo_mesh.bench.load import Question
+from exo_mesh.cli.bench import print_result
+from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import DeadlineError, EngineError
 from exo_mesh.settings.config import load_settings
+from exo_mesh.settings.places import models_dirs
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.store import ModelStore
 
@@ -46,11 +47,13 @@ def run(args: argparse.Namespace) -> int:
     """Run the bench and print its figures, with ratios to those of the server. Raises EngineError without mlx-lm."""
     if why := why_not():
         raise EngineError(why)
-    return serve.run_beside(args, serve.Rival("mlx_lm_server", "mlx_lm.server", mlx_system))
+    rival = serve.Rival("mlx_lm_server", "mlx_lm.server", mlx_system)
+    print_result(serve.run(args, rival), as_json=args.json)
+    return 0
 
 
 @contextlib.contextmanager
-def mlx_system(model: serve.Model) -> Iterator[serve.System]:
+def mlx_system(model: serve.BenchModel) -> Iterator[serve.System]:
     """Start mlx_lm.server with the model, for as long as the block lasts.
 
     The server has no switch to go on after the end of a text, so the ids that mean it are kept from being drawn.

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.child_node import ChildNode
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.child_node import ChildNode
 from exo_mesh.security.secret import new_secret, write_new
 
 MIB = 2**20

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.tables import columns
 from exo_mesh.settings.config import ConfigError
+from exo_mesh.telemetry.tables import columns
 
 NAMES = {"runs": "ring", "group": "group", "one": "one stage"}
 """What `exo-mesh bench serve` compares: keys of its result, and what people read. Rivals add keys of their own."""

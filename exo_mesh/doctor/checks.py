@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from exo_mesh.cli.tables import human_bytes
+from exo_mesh.telemetry.tables import human_bytes
 
 MIN_PYTHON = (3, 11)
 MAX_SKEW_S = 5.0

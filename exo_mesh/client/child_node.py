@@ -1,4 +1,4 @@
-"""A node as a child process: `exo-mesh serve`, told to stop when its standard input closes.
+"""A node as a child process: `exo-mesh serve`, which stops when its standard input closes.
 
 So it cannot outlive us, however we end. Its output goes to a file, from which the line that says "ready" is read.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import DeadlineError, MeshError
 
 _POLL_S = 0.05

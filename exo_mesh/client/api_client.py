@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli import exit_codes
-from exo_mesh.cli.parser import DEFAULT_API_URL
-from exo_mesh.cli.trust import certificate_of, default_url, tls_failure, trust
+from exo_mesh.client.trust import certificate_of, default_url, tls_failure, trust
 from exo_mesh.errors import DeadlineError, MeshError, TransportError, error_from_code
+from exo_mesh.printable import ANSWER_CHARS, printable_values
 from exo_mesh.security.local_token import token_for
 from exo_mesh.settings.config import ConfigError, home_of
-from exo_mesh.telemetry.printable import ANSWER_CHARS, printable_values
+from exo_mesh.settings.places import DEFAULT_API_URL
 
 READ_DEADLINE_S = 10.0
 STREAM_SILENCE_S = 120.0
@@ -30,7 +29,6 @@ class NoNodeError(TransportError):
     """Nothing answers at the API address."""
 
     code = "no_node"
-    exit_code = exit_codes.NO_NODE
 
 
 class ApiClient:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.cli.client import ApiClient, NoNodeError
-from exo_mesh.cli.doctor import checks
-from exo_mesh.cli.doctor.checks import Finding, Severity
-from exo_mesh.cli.places import models_dirs
-from exo_mesh.cli.version import library_versions
+from exo_mesh.client.api_client import ApiClient, NoNodeError
+from exo_mesh.doctor import checks
+from exo_mesh.doctor.checks import Finding, Severity
 from exo_mesh.errors import MeshError
+from exo_mesh.machine.libraries import library_versions
 from exo_mesh.settings.config import LoadedSettings
+from exo_mesh.settings.places import models_dirs
 
 NEEDED = ("aiohttp", "grpcio", "jinja2", "msgspec", "numpy", "protobuf", "psutil", "tokenizers", "zeroconf")
 """Packages without which no node starts."""
@@ -48,7 +48,7 @@ def ask_node(client: ApiClient) -> LocalNode:
 
 def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
     """The findings of all checks, in their order. One that does not end, or cannot be done, is a warning."""
-    from exo_mesh.cli.doctor.readings import in_time
+    from exo_mesh.doctor.readings import in_time
 
     findings: list[Finding] = []
     for name, answer in in_time(work, deadline_s).items():
@@ -62,8 +62,8 @@ def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
 
 def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """Every check by name, in the order in which they are told."""
-    from exo_mesh.cli.doctor import readings
-    from exo_mesh.cli.engines import describe_engines
+    from exo_mesh.doctor import readings
+    from exo_mesh.engine.listing import describe_engines
     from exo_mesh.machine.memory import read_memory, usable_bytes
 
     settings = loaded.settings
@@ -112,7 +112,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
 
 def rdma_checks(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """The one check of `doctor rdma`."""
-    from exo_mesh.cli.doctor.rdma import check_rdma
+    from exo_mesh.doctor.rdma import check_rdma
     from exo_mesh.domain.fast_synch import resolve
     from exo_mesh.machine.thunderbolt_readings import read_thunderbolt
 

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 import psutil
 
-from exo_mesh.cli.doctor import checks
-from exo_mesh.cli.doctor.checks import ClockReading, DirectoryReading, EchoReading, FirewallReading, PortReading
 from exo_mesh.discovery.choose import is_loopback
 from exo_mesh.discovery.udp_sockets import LOOPBACK_BROADCAST
+from exo_mesh.doctor import checks
+from exo_mesh.doctor.checks import ClockReading, DirectoryReading, EchoReading, FirewallReading, PortReading
 from exo_mesh.errors import DeadlineError, MeshError
 from exo_mesh.settings.config import LoadedSettings
 from exo_mesh.weights.store import ModelStore

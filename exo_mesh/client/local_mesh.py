@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.child_node import ChildNode, ChildNodeError, client_of
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.child_node import ChildNode, ChildNodeError, client_of
 from exo_mesh.errors import DeadlineError, MeshError
 
 _START_DEADLINE_S = 60.0

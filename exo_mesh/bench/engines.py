@@ -16,12 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from exo_mesh.cli.bench.measuring import MeasuringChild, ask_once, engine_command
-from exo_mesh.cli.bench.memory import memory_table
-from exo_mesh.cli.tables import columns, print_json
+from exo_mesh.bench.measuring import MeasuringChild, ask_once, engine_command
+from exo_mesh.bench.memory import memory_table
+from exo_mesh.bench.result import BenchResult
 from exo_mesh.engine.measure import decode_bytes
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from exo_mesh.weights.store import model_dir_of
@@ -75,8 +76,8 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run what was asked for, and print it."""
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure speed or memory, as the flags say."""
     names = args.engines.split(",") if args.engines else real_engines()
     for name in names:
         load_registry().provider(name)  # an unknown one is refused before anything is written
@@ -95,11 +96,7 @@ def run(args: argparse.Namespace) -> int:
                 lines = [line for name in names for line in measure_engine(name, model_dir, work)]
                 result = {"model": label, "work": asdict(work), "engines": [asdict(line) for line in lines]}
                 text = _lines_text(label, work, lines)
-    if args.json:
-        print_json(result)
-    else:
-        print(text)
-    return 0
+    return BenchResult(result, text)
 
 
 def real_engines() -> list[str]:

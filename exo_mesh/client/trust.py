@@ -7,8 +7,8 @@ import os
 import ssl
 from pathlib import Path
 
-from exo_mesh.cli.parser import DEFAULT_API_URL
 from exo_mesh.settings.config import ConfigError, load_settings
+from exo_mesh.settings.places import DEFAULT_API_URL
 
 
 def default_url(home: Path | str | None = None, own_certificate: Path | None = None) -> str:
@@ -63,7 +63,7 @@ def _pinned_context(certificate: Path) -> ssl.SSLContext:
     """For clients: trusts the first certificate in the file and no other, whatever name the server goes by. Raises
     ValueError.
 
-    Only whoever has its private key can serve it, so a client on the same machine may use 127.0.0.1. The certificates
+    Only a server with its private key can use it, so a client on the same machine may use 127.0.0.1. The certificates
     that follow belong to authorities, which sign for anybody.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

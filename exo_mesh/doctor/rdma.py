@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exo_mesh.cli.doctor.checks import Finding, Severity
+from exo_mesh.doctor.checks import Finding, Severity
 from exo_mesh.domain.fast_synch import FastSynch
 from exo_mesh.domain.thunderbolt import (
     ACTIVE,

@@ -11,11 +11,11 @@ import os
 from collections.abc import Sequence
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.client import ApiClient
-from exo_mesh.cli.doctor.checks import Finding, Severity
-from exo_mesh.cli.doctor.diagnosis import ask_node, checks_for, diagnose, rdma_checks, version_findings
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
+from exo_mesh.client.api_client import ApiClient
+from exo_mesh.doctor.checks import Finding, Severity
+from exo_mesh.doctor.diagnosis import ask_node, checks_for, diagnose, rdma_checks, version_findings
 from exo_mesh.settings.config import LoadedSettings, load_settings
 
 CHECK_DEADLINE_S = 10.0

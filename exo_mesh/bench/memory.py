@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.cli.bench.measuring import ask_once, engine_command
-from exo_mesh.cli.tables import columns
+from exo_mesh.bench.measuring import ask_once, engine_command
 from exo_mesh.engine.contract import EngineProvider
 from exo_mesh.engine.registry import load_registry
 from exo_mesh.errors import MeshError
+from exo_mesh.telemetry.tables import columns
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.random_checkpoint import TinyModel, write_checkpoint
 

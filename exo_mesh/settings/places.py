@@ -1,4 +1,4 @@
-"""Where a node looks for models."""
+"""Where a node with the usual settings answers, and where a node looks for models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exo_mesh.settings.config import Settings
+
+DEFAULT_API_URL = "http://127.0.0.1:52415"
 
 
 def models_dirs(settings: Settings, environ: Mapping[str, str]) -> tuple[Path, ...]:

@@ -24,11 +24,11 @@ from typing import Any
 
 import psutil
 
-from exo_mesh.cli.bench.engines import parse_size
-from exo_mesh.cli.bench.load import LoadResult, Question, closed_loop, open_loop
-from exo_mesh.cli.bench.serve_report import NAMES, check_plot, compare, plot, table
-from exo_mesh.cli.local_mesh import LocalMesh, local_mesh
-from exo_mesh.cli.tables import print_json
+from exo_mesh.bench.engines import parse_size
+from exo_mesh.bench.load import LoadResult, Question, closed_loop, open_loop
+from exo_mesh.bench.result import BenchResult
+from exo_mesh.bench.serve_report import NAMES, check_plot, compare, plot, table
+from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
 from exo_mesh.domain.placement import POLICIES
 from exo_mesh.settings.config import ConfigError
@@ -120,13 +120,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the bench and print its figures."""
-    return run_beside(args)
-
-
-def run_beside(args: argparse.Namespace, *rivals: Rival) -> int:
-    """Run the bench with `rivals` that take turns with what it starts, and print all figures."""
+def run(args: argparse.Namespace, *rivals: Rival) -> BenchResult:
+    """Measure what the flags describe, in turns with `rivals`. Draws the picture of --plot."""
     loads = list(_loads(args))
     _check(args, rivals)
     with _model(args) as model:
@@ -136,11 +131,7 @@ def run_beside(args: argparse.Namespace, *rivals: Rival) -> int:
     compare(result, names)
     if args.plot:
         plot(result, Path(args.plot), names)
-    if args.json:
-        print_json(result)
-    else:
-        print(table(result, names))
-    return 0
+    return BenchResult(result, table(result, names))
 
 
 def _check(args: argparse.Namespace, rivals: Sequence[Rival]) -> None:

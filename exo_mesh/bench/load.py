@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from exo_mesh.cli.client import ApiClient
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import TransportError
 
 REQUEST_DEADLINE_S = 600.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import json
 import os
 import statistics
 import time
@@ -17,8 +16,9 @@ from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
-from exo_mesh.cli.bench.local_ring import LocalRunner, local_ring
-from exo_mesh.cli.bench.tcp import bulk, echo_peer, ping_pong
+from exo_mesh.bench.local_ring import LocalRunner, local_ring
+from exo_mesh.bench.result import BenchResult
+from exo_mesh.bench.tcp import bulk, echo_peer, ping_pong
 from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
@@ -52,11 +52,10 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run the bench and print its figures."""
+def run(args: argparse.Namespace) -> BenchResult:
+    """Measure the ring that the flags describe."""
     result = asyncio.run(measure(args.peers, args.engine, args.payload, with_tls=args.tls))
-    print(json.dumps(result, indent=2) if args.json else _text(result))
-    return 0
+    return BenchResult(result, _text(result))
 
 
 async def measure(peers: int, engine: str, payload_bytes: int, *, with_tls: bool = False) -> dict[str, Any]:

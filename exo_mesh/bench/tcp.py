@@ -19,7 +19,7 @@ def echo_peer(cpus: tuple[int, int] | None) -> Iterator[socket.socket]:
     """A connection to a child process that runs `serve`; this process and the child are pinned to one CPU each."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(SOCKET_DEADLINE_S)
-        command = [sys.executable, "-m", "exo_mesh.cli.bench.tcp", str(server.getsockname()[1])]
+        command = [sys.executable, "-m", "exo_mesh.bench.tcp", str(server.getsockname()[1])]
         child = subprocess.Popen(command)
         before = os.sched_getaffinity(0) if cpus else set()
         try:

@@ -1,0 +1,46 @@
+"""What is known about every engine that is installed here, as JSON values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exo_mesh.engine.registry import load_registry
+from exo_mesh.errors import MeshError
+
+
+def describe_engines() -> list[dict[str, Any]]:
+    """Every engine installed here, by name. `chosen` marks what `--engine auto` takes."""
+    registry = load_registry()
+    try:
+        chosen = registry.choose().name
+    except MeshError:
+        chosen = ""  # none can run here: each row says why
+    found: list[dict[str, Any]] = []
+    for name, provider in sorted(registry.providers.items()):
+        look = provider.availability()
+        found.append(
+            {
+                "name": name,
+                "kind": provider.kind,
+                "compute": look.compute if look.available else "",
+                "version": provider.version(),
+                "available": look.available,
+                "reason": look.reason,
+                "remedy": look.remedy,
+                "chosen": name == chosen,
+            }
+        )
+    for name, why in sorted(registry.broken.items()):
+        found.append(
+            {
+                "name": name,
+                "kind": "",
+                "compute": "",
+                "version": "",
+                "available": False,
+                "reason": f"does not import: {why}",
+                "remedy": "",
+                "chosen": False,
+            }
+        )
+    return found
