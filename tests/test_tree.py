@@ -18,7 +18,7 @@ FILES = {"setup.py", "pyproject.toml", "README.md", "LICENSE"}
 
 PACKAGES = {
     "settings", "telemetry", "domain", "security", "transport", "proto", "discovery", "membership", "weights", "text",
-    "machine", "models", "hosting", "instances", "serving", "node", "runner", "engine", "api", "cli",
+    "machine", "models", "fetcher", "hosting", "instances", "serving", "node", "runner", "engine", "api", "cli",
 }  # fmt: skip
 MODULES = {"__init__.py", "errors.py", "clock.py", "model_files.py", "tasks.py", "py.typed"}
 
