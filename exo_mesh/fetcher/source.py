@@ -1,4 +1,4 @@
-"""What a fetcher reads a model from: the hub, a cache on this machine, or a peer. Blocking; used from several threads."""
+"""What a fetcher reads a model from: the hub, a cache on this machine, or a peer. Blocking calls, from any thread."""
 
 from __future__ import annotations
 
