@@ -20,6 +20,10 @@ class SourceError(OSError):
         self.retry_after_s = retry_after_s
 
 
+class NoRangesError(SourceError):
+    """The source sends whole files only. Asked again, it reads the file from the start and drops what comes before."""
+
+
 class FileInfo(msgspec.Struct):
     """sha256: of the whole file, "" if the source does not say; hubs say it of weights only."""
 
