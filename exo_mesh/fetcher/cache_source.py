@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -18,7 +19,7 @@ class CacheFiles:
 
     peer = "cache"
 
-    def __init__(self, repo: str, commit: str, sizes: dict[str, int]) -> None:
+    def __init__(self, repo: str, commit: str, sizes: Mapping[str, int]) -> None:
         self._listing = Listing(repo, commit, {})
         self._paths: dict[str, Path] = {}
         for name, size in sizes.items():

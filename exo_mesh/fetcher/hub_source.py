@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import ModelInfo
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
 from exo_mesh.fetcher.source import FileInfo, Listing, NoRangesError, Sink, SourceError
@@ -75,16 +75,14 @@ class HubFiles:
         if self._has_ranges:
             headers["Range"] = f"bytes={start}-{stop - 1}"
         location = self._location(file)
-        if _origin(location) == _origin(constants.ENDPOINT):
+        if _is_hub(location):
             headers = build_hf_headers(headers=headers)
         limits = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
         try:
             with get_session().stream("GET", location, headers=headers, timeout=limits) as response:
                 skip = self._checked(response, file, start)
                 _pass_on(response, skip, stop - start, sink)
-        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, RuntimeError) as exc:
-            if isinstance(exc, HfHubHTTPError):
-                self._forget(file, location)
+        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OfflineModeIsEnabled, RuntimeError) as exc:
             raise translated(exc, self.repo, self.revision) from exc
 
     def close(self) -> None:
@@ -104,19 +102,13 @@ class HubFiles:
                 self._locations[file] = known
         return known
 
-    def _forget(self, file: str, location: str) -> None:
-        with self._lock:
-            if self._locations.get(file) == location:
-                del self._locations[file]
-
     def _checked(self, response: httpx2.Response, file: str, start: int) -> int:
         """How many bytes come before those that were asked for."""
         if response.status_code >= 400:
             response.read()
-            if response.status_code in (401, 403, 404, 410) and _origin(str(response.url)) != _origin(
-                constants.ENDPOINT
-            ):
-                self._forget(file, self._locations.get(file, ""))
+            if response.status_code in (401, 403, 404, 410) and not _is_hub(str(response.url)):
+                with self._lock:
+                    self._locations.pop(file, None)
                 raise SourceError(f"the address of {file} at the hub's storage has expired ({response.status_code})")
             hf_raise_for_status(response)
         if response.status_code == 206:
@@ -204,7 +196,7 @@ def translated(exc: Exception, repo: str, revision: str) -> MeshError | SourceEr
         return _refused(exc, repo)
     if isinstance(exc, httpx2.InvalidURL | httpx2.UnsupportedProtocol | httpx2.TooManyRedirects):
         return FetchError(f"HF_ENDPOINT {constants.ENDPOINT!r} is no address of a hub", remedy=_reach(), is_final=True)
-    if isinstance(exc, httpx2.HTTPError | httpx2.StreamError | OSError):
+    if isinstance(exc, httpx2.HTTPError | httpx2.StreamError | OSError | RuntimeError):  # the last: a closed session
         return SourceError(f"{_host()} cannot be reached, or ended the connection ({type(exc).__name__})")
     return FetchError(f"{_host()} does not answer as a hub does ({type(exc).__name__})", remedy=_reach())
 
@@ -264,6 +256,7 @@ def _reach() -> str:
     return f"check that this machine can reach {constants.ENDPOINT} (HF_ENDPOINT and HTTPS_PROXY change the way)"
 
 
-def _origin(url: str) -> tuple[str, str, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port
+def _is_hub(url: str) -> bool:
+    """Is an address the hub's own, and not that of a storage, which must not see the token?"""
+    parts, hub = urlsplit(url), urlsplit(constants.ENDPOINT)
+    return (parts.scheme, parts.netloc) == (hub.scheme, hub.netloc)

@@ -43,6 +43,7 @@ class ModelWriter:
     def __init__(self, model_dir: Path, floor_bytes: int) -> None:
         """Raises FetchError if another process writes there, or if the directory was not made by a fetcher."""
         self.model_dir = model_dir
+        self.name = label(model_dir)
         self.floor_bytes = floor_bytes
         self._changed = threading.Condition()
         self._syncing = threading.RLock()  # held by whoever changes the manifest
@@ -55,6 +56,7 @@ class ModelWriter:
         self._lock = lock_directory(model_dir)
         try:
             self.manifest = self._recovered()
+            self.name = self.manifest.name
         except BaseException:
             self.close()
             raise
@@ -127,7 +129,7 @@ class ModelWriter:
             raise self._refused(exc) from exc
         if free - more_bytes < self.floor_bytes:
             kept = f", and {_gib(self.floor_bytes)} are kept free" if self.floor_bytes else ""
-            raise _full(self.model_dir, f"{_gib(more_bytes)} more are needed, {_gib(free)} are free{kept}")
+            raise _full(self.name, f"{_gib(more_bytes)} more are needed, {_gib(free)} are free{kept}")
 
     def sync(self) -> None:
         """Flush what was written and enter it into the manifest. Raises DiskError."""
@@ -189,7 +191,7 @@ class ModelWriter:
     def _missing(self, name: str, spans: Spans) -> Spans:
         file = self.manifest.files.get(name)
         if file is None:
-            raise FetchError(f"{label(self.model_dir)} has no file {name}", is_final=True)
+            raise FetchError(f"{self.name} has no file {name}", is_final=True)
         spans = common(spans, ((0, file.size),))
         return minus(
             spans, merged((*file.present, *self._flushing.get(name, ()), *self._written.get(name, ())))
@@ -220,9 +222,9 @@ class ModelWriter:
         try:
             manifest = read_manifest(self.model_dir)
         except ModelError as exc:
-            raise FetchError(str(exc), remedy=_delete(self.model_dir), is_final=True) from exc
+            raise FetchError(str(exc), remedy=_delete(self.name), is_final=True) from exc
         if manifest is None:
-            raise FetchError(f"{label(self.model_dir)} was not fetched by exo-mesh: it has no manifest", is_final=True)
+            raise FetchError(f"{self.name} was not fetched by exo-mesh: it has no manifest", is_final=True)
         try:
             for name, file in manifest.files.items():
                 self._recover(name, file)
@@ -235,8 +237,8 @@ class ModelWriter:
         if whole.exists():
             if whole.stat().st_size != file.size:
                 raise FetchError(
-                    f"{label(self.model_dir)}: {name} has {whole.stat().st_size} bytes instead of {file.size}",
-                    remedy=_delete(self.model_dir),
+                    f"{self.name}: {name} has {whole.stat().st_size} bytes instead of {file.size}",
+                    remedy=_delete(self.name),
                     is_final=True,
                 )
             part.unlink(missing_ok=True)
@@ -249,9 +251,9 @@ class ModelWriter:
 
     def _refused(self, exc: OSError) -> DiskError:
         if exc.errno in _FULL:
-            return _full(self.model_dir, exc.strerror or "it is full")
+            return _full(self.name, exc.strerror or "it is full")
         reason = exc.strerror or type(exc).__name__
-        return DiskError(f"the files of {label(self.model_dir)} cannot be written: {reason}")
+        return DiskError(f"the files of {self.name} cannot be written: {reason}")
 
 
 class Writers:
@@ -318,6 +320,10 @@ def new_manifest(name: str, repo: str, revision: str, files: Mapping[str, tuple[
     return Manifest(name, repo, revision, {file: FetchedFile(size, sha) for file, (size, sha) in files.items()})
 
 
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def _take_name(model_dir: Path, name: str) -> None:
     part_of(model_dir, name).replace(model_dir / name)
     sync_directory(model_dir)
@@ -332,16 +338,16 @@ def _sha256(file: Path, meanwhile: Callable[[], None]) -> str:
     return digest.hexdigest()
 
 
-def _full(model_dir: Path, why: str) -> DiskError:
+def _full(name: str, why: str) -> DiskError:
     return DiskError(
-        f"there is no room on the disk for {label(model_dir)}: {why}; what was fetched is kept",
+        f"there is no room on the disk for {name}: {why}; what was fetched is kept",
         remedy="free disk space, or choose another disk for models, then try again",
         is_final=True,
     )
 
 
-def _delete(model_dir: Path) -> str:
-    return f"delete the model with `exo-mesh rm {label(model_dir)}` and fetch it again"
+def _delete(name: str) -> str:
+    return f"delete the model with `exo-mesh rm {name}` and fetch it again"
 
 
 def _gib(num: int) -> str:
