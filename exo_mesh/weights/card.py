@@ -25,7 +25,7 @@ from exo_mesh.model_files import (
     shown,
     size_of,
 )
-from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable, read_tensor_table
+from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable, on_disk, read_tensor_table
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -311,7 +311,7 @@ def _text_digest(model_dir: Path) -> str:
 
 def _first_bytes(info: TensorInfo) -> bytes:
     try:
-        with open_model_file(info.file) as stream:
+        with open_model_file(on_disk(info.file)) as stream:
             stream.seek(info.start)
             return stream.read(min(_SAMPLED_BYTES, info.num_bytes))
     except OSError as exc:
