@@ -12,6 +12,7 @@ import threading
 import msgspec
 
 from exo_mesh.errors import FetchError
+from exo_mesh.fetcher import peer_source
 from exo_mesh.fetcher.service import FetcherService
 from exo_mesh.fetcher.source import ModelFiles
 from exo_mesh.fetcher.wire import MAX_LINE_BYTES, Answer, Request, Source, Tls
@@ -39,7 +40,10 @@ def main() -> None:
 
 def open_peer(source: Source, name: str, tls: Tls | None) -> ModelFiles:
     """The files of a model at a peer. Raises FetchError."""
-    raise FetchError(f"peer {source.peer} cannot be read from for {name}", is_final=True)
+    try:
+        return peer_source.open_peer(source, name, tls)
+    except ValueError as exc:
+        raise FetchError(f"the credentials of this node cannot be used: {exc}", is_final=True) from exc
 
 
 class _Output:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
+from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that some live peer has on disk. context_length is the checkpoint's own.
+    """A model that some live peer has on disk, or parts of it. context_length is the checkpoint's own.
 
     instance_ids: the instances that are ready. is_loading: another instance is starting, or recovers from a loss.
     """
@@ -88,6 +90,34 @@ class MeshService(Protocol):
     async def model(self, name: str) -> ModelEntry:
         """One of them, by hub id or alias. Raises UnknownModelError, with near names if there are any, and ModelError
         if only this node has it and cannot use it."""
+
+    async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
+        """As `model`; config, tokenizer and headers of one that no peer has are fetched from the hub, if the caller may
+        cause a download. Raises NotAllowedError if it may not, and FetchError."""
+
+    def downloads(self) -> list[DownloadEntry]:
+        """What all peers fetch, or have fetched or failed to fetch of late, by model and peer."""
+
+    async def start_download(
+        self, model: str, *, peers: Sequence[str] = (), whole: bool = False
+    ) -> list[DownloadEntry]:
+        """Let peers (by id or name) fetch a model without placing it, and keep it: by default each peer's share of the
+        plan that a request would make; with `whole` all files, on this peer unless others are named. Answers what has
+        begun, as far as the mesh knows by then. Raises PlacementError with the arithmetic, and FetchError."""
+
+    async def cancel_download(self, peer_id: str, model: str) -> bool:
+        """End a download, or forget one that has failed; what came is kept. False if there is none."""
+
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+        """Delete what was fetched of a model, everywhere or on these peers; answers the ids of those that did. Raises
+        InputError if an instance uses it."""
+
+    async def search_models(self, query: str, limit: int) -> list[HubModel]:
+        """Models of the hub. Raises FetchError."""
+
+    async def storage(self) -> dict[str, Any]:
+        """{"path", "total_bytes", "free_bytes", "floor_bytes", "max_bytes", "used_bytes", "models": [{"name", "bytes",
+        "whole", "pinned", "used_at", "in_use"}]} of the models that this node has fetched."""
 
     async def model_at(self, path: Path) -> str:
         """The name of the model in a directory of this machine, which must be one that the node lists. Raises
