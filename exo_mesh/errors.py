@@ -6,6 +6,7 @@ MeshError
 │   ├── ContextLengthError    prompt + requested output exceed the context limit
 │   └── KeyReusedError        an Idempotency-Key came again with another request
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
+├── FetchError            files of a model could not be fetched; carries what a person can do
 ├── PlacementError        no set of peers can hold the model; carries the arithmetic
 ├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
 ├── CrashLoopError        runners of this model crash again and again, wherever it can be placed
@@ -17,6 +18,7 @@ MeshError
 │   └── StrangerError         the other end is not of this mesh: it has another secret, or none
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
+├── NotAllowedError       the caller has not the rights for what it asks
 ├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── DeadlineError         a wait ended without an answer
 ├── NoInvitationError     nobody can join with this code: it was used, has expired or was withdrawn
@@ -202,6 +204,12 @@ class WrongCodeError(MeshError):
     code = "wrong_code"
 
 
+class NotAllowedError(MeshError):
+    """The caller has not the rights for what it asks."""
+
+    code = "insufficient_permissions"
+
+
 class NotReadyError(MeshError):
     """This node takes no requests now."""
 
@@ -237,6 +245,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         ContextLengthError,
         KeyReusedError,
         ModelError,
+        FetchError,
         PlacementError,
         CrashLoopError,
         QuarantinedError,
@@ -246,6 +255,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         TransportError,
         StageLostError,
         OverloadError,
+        NotAllowedError,
         NotReadyError,
         DeadlineError,
         SupersededError,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import layer_of, read_json, text_config
-from exo_mesh.weights.safetensors import INDEX_FILE, SINGLE_FILE, TensorTable, read_header, read_tensor_table
+from exo_mesh.weights.safetensors import (
+    INDEX_FILE,
+    PART,
+    SINGLE_FILE,
+    TensorTable,
+    on_disk,
+    read_header,
+    read_tensor_table,
+)
 from exo_mesh_mlx.quantisation import check_quantisation
 
 CONFIG_FILE = "config.json"
@@ -57,15 +67,30 @@ def open_checkpoint(model_dir: Path) -> MlxCheckpoint:
     return MlxCheckpoint(model_dir, config, _table(model_dir, absent), absent)
 
 
+@contextmanager
+def with_whole_names(checkpoint: MlxCheckpoint) -> Iterator[Path]:
+    """A directory in which mlx-lm finds the weights: it looks for `model*.safetensors`, so files that are not whole
+    (`*.part`) are linked under their whole names. What was opened there can be read after it is gone."""
+    if not any(info.file.name.endswith(PART) for info in checkpoint.table.values()):
+        yield checkpoint.model_dir
+        return
+    with TemporaryDirectory(prefix="exo-mesh-") as directory:
+        for file in checkpoint.model_dir.iterdir():
+            link = Path(directory, file.name.removesuffix(PART))
+            if file.is_file() and not link.is_symlink():
+                link.symlink_to(on_disk(file).absolute() if file.name.endswith(PART) else file.absolute())
+        yield Path(directory)
+
+
 def _absent_tensors(model_dir: Path) -> dict[str, Path]:
     """{tensor: file} of the index's files that are not here; empty if none of them is, which is another defect."""
     index = model_dir / INDEX_FILE
-    if (model_dir / SINGLE_FILE).is_file() or not index.is_file():
+    if on_disk(model_dir / SINGLE_FILE).is_file() or not index.is_file():
         return {}
     weight_map = read_json(index).get("weight_map")
     names = weight_map if isinstance(weight_map, dict) else {}
     files = {name: file for name, file in names.items() if isinstance(file, str) and Path(file).name == file}
-    here = {file for file in set(files.values()) if (model_dir / file).is_file()}
+    here = {file for file in set(files.values()) if on_disk(model_dir / file).is_file()}
     return {name: model_dir / file for name, file in files.items() if file not in here} if here else {}
 
 

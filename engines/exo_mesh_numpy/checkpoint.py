@@ -15,7 +15,7 @@ import numpy as np
 
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
-from exo_mesh.weights.safetensors import TensorInfo, read_tensor_table
+from exo_mesh.weights.safetensors import TensorInfo, on_disk, read_tensor_table
 from exo_mesh_numpy.floats import widen_bfloat16
 from exo_mesh_numpy.quantised import PACKED_DTYPE, NumpyPacking, dequantise, read_packing, scale_dtype
 
@@ -148,7 +148,7 @@ def _quantisation(config_file: Path) -> Mapping[str, Any]:
 def _opened(info: TensorInfo, name: str) -> Iterator[FileIO]:
     """The file at the first byte of the tensor. Raises ModelError if it cannot be read."""
     try:
-        with info.file.open("rb", buffering=0) as stream:
+        with on_disk(info.file).open("rb", buffering=0) as stream:
             stream.seek(info.start)
             yield stream
     except OSError as exc:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from exo_mesh.errors import ModelError
-from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo
+from exo_mesh.weights.safetensors import DTYPE_BITS, TensorInfo, on_disk
 from exo_mesh_torch.quantised import TorchPacking, dequantise
 
 CHUNK_BYTES = 4 * 2**20
@@ -150,7 +150,7 @@ def _read(name: str, info: TensorInfo, first: int, count: int) -> torch.Tensor:
     line_bytes = _width(info) * DTYPE_BITS[info.dtype] // 8
     buffer = torch.empty(count * line_bytes, dtype=torch.uint8)
     try:
-        with info.file.open("rb", buffering=0) as stream:
+        with on_disk(info.file).open("rb", buffering=0) as stream:
             stream.seek(info.start + first * line_bytes)
             got = _read_all(stream, memoryview(buffer.numpy()))
     except OSError as exc:

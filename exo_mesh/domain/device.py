@@ -12,6 +12,10 @@ ACTIVATION_FORMAT = "act:v1"
 """The tag of a peer whose engines hand on activations as raw little-endian rows, so that another engine can go on."""
 
 
+FETCHES = ("", "peers", "hub")
+"""From where a peer gets files of models that it does not have: from nowhere, from peers only, or also from the hub."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """An engine that can run on a peer. compute: what it computes on there. dtypes: of activations that it takes."""
@@ -83,9 +87,11 @@ class StaticRank:
 class PeerInfo:
     """What a peer says of itself. `incarnation` rises with every start of the same id.
 
-    addresses: "host:port" of its control endpoint, as it sees itself. models: names of models on its disk.
-    model_engines: for each of them, the engines here that run its architecture, the one it would use first; a peer of
-    an older version does not say.
+    addresses: "host:port" of its control endpoint, as it sees itself. models: names of models that are whole on its
+    disk. partial_models: of those of which it has config, tokenizer and headers, but not all weights. model_engines:
+    for each model of both, the engines here that run its architecture, the one it would use first; a peer of an older
+    version does not say. fetches: from where it gets files of models, see FETCHES. files_port: where other peers read
+    its files, 0 if they cannot.
     """
 
     id: str
@@ -101,6 +107,13 @@ class PeerInfo:
     model_engines: tuple[tuple[str, tuple[str, ...]], ...] = ()
     rdma_ports: tuple[RdmaPort, ...] = ()
     static_rank: StaticRank | None = None
+    fetches: str = ""
+    files_port: int = 0
+    partial_models: tuple[str, ...] = ()
+
+    def knows(self, model: str) -> bool:
+        """Has it at least config, tokenizer and headers of a model?"""
+        return model in self.models or model in self.partial_models
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -141,7 +154,8 @@ class Telemetry:
     usable_bytes is what a new reservation could get now; reserved_bytes is what plans hold already. s_per_gb: by
     engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
     driver runs there; outstanding: requests that wait or run there. reasons: what the peer says is wrong with it.
-    keys_digest: of the API keys that it holds; 0 in an open mesh.
+    keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
+    now.
     """
 
     peer_id: str
@@ -155,3 +169,4 @@ class Telemetry:
     outstanding: Mapping[str, int] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
     keys_digest: int = 0
+    fetch_room_bytes: int = 0

@@ -142,8 +142,8 @@ DriverEvent = Queued | Prefilled | Tokens
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life before the first token: what is being waited for ("loading", "queued", "prefill"). done: of
-    `total`; where there is no total, the place in the queue."""
+    """A sign of life before the first token. phase: what is being waited for, "fetching", "loading", "queued" or
+    "prefill". done: of `total`, for "fetching" in bytes; where there is no total, the place in the queue."""
 
     phase: str
     done: int = 0

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 
 TOMBSTONE_S = 60.0
@@ -17,6 +18,10 @@ TOMBSTONE_S = 60.0
 
 MAX_RECORDS_PER_OWNER = 256
 """An owner has one peer record and an instance record per model it placed; more is a fault or an attack."""
+
+
+MAX_DOWNLOADS_PER_OWNER = 32
+"""Download records among them; a peer fetches a few models at a time, and forgets what has ended."""
 
 
 class InstanceState(StrEnum):
@@ -48,11 +53,14 @@ class InstanceInfo:
 
 
 class RecordKey(NamedTuple):
-    """kind is "peer" or "instance"; only `owner` writes records with its name in the key."""
+    """kind is "peer", "instance" or "download"; only `owner` writes records with its name in the key."""
 
     kind: str
     id: str
     owner: str
+
+
+RecordValue = PeerInfo | InstanceInfo | DownloadInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Record:
 
     key: RecordKey
     version: int
-    value: PeerInfo | InstanceInfo | None
+    value: RecordValue | None
 
     @property
     def deleted(self) -> bool:
@@ -87,7 +95,7 @@ class View:
             held = owned.get(record.key)
             if held is not None and held.version >= record.version:
                 continue
-            if held is None and len(owned) >= MAX_RECORDS_PER_OWNER:
+            if held is None and _is_full(owned, record.key.kind):
                 continue
             owned[record.key] = record
             self._add(held, record)
@@ -154,9 +162,18 @@ class View:
         """(owner, instance) of every live record: more than one of an instance while its ownership is being settled."""
         return [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, InstanceInfo)]
 
+    def downloads(self) -> list[tuple[str, DownloadInfo]]:
+        """(owner, download), by model and owner."""
+        found = [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, DownloadInfo)]
+        return sorted(found, key=lambda one: (one[1].model, one[0]))
+
     def digest(self) -> str:
-        """SHA-256 over all live records; equal views have equal digests on every machine."""
-        rows = [[*record.key, record.version, asdict(record.value)] for record in self._live() if record.value]
+        """SHA-256 over all live records of peers and instances; equal views have equal digests on every machine.
+
+        Downloads, which change twice a second, are left out: no two peers would ever show the same digest.
+        """
+        records = [one for one in self._live() if one.value and not isinstance(one.value, DownloadInfo)]
+        rows = [[*record.key, record.version, asdict(record.value)] for record in records if record.value]
         rows.sort(key=lambda row: row[:3])
         return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -167,6 +184,13 @@ class View:
         change = _hash(record) if held is None else _hash(held) ^ _hash(record)
         self._sums[record.key.owner] = self._sums.get(record.key.owner, 0) ^ change
         self.sum ^= change
+
+
+def _is_full(owned: dict[RecordKey, Record], kind: str) -> bool:
+    """May an owner have no further record of this kind?"""
+    if len(owned) >= MAX_RECORDS_PER_OWNER:
+        return True
+    return kind == "download" and sum(key.kind == kind for key in owned) >= MAX_DOWNLOADS_PER_OWNER
 
 
 def _hash(record: Record) -> int:

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan
-from exo_mesh.errors import MeshError, ReservationError
+from exo_mesh.errors import FetchError, MeshError, ReservationError
+
+
+async def _fetch_nothing(model: str, digest: str) -> None:
+    pass
+
+
+async def _all_is_here(plan: Plan, index: int) -> AsyncIterator[FetchStep]:
+    steps: tuple[FetchStep, ...] = ()
+    for step in steps:
+        yield step
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModels:
-    """What a stage host asks of the models on disk; both may raise UnknownModelError or ModelError, and block."""
+    """What a stage host asks of the models on disk.
+
+    card, find: may raise UnknownModelError or ModelError, and block. introduce: gets config, tokenizer and headers of a
+    model, by name and digest, from peers if they are not here; may raise FetchError or ModelError. fetch: brings the
+    weights of a stage of a plan, and says how far it is until they are here; may raise FetchError.
+    """
 
     card: Callable[[str], ModelCard]
     find: Callable[[str], Path]
+    introduce: Callable[[str, str], Awaitable[None]] = _fetch_nothing
+    fetch: Callable[[Plan, int], AsyncIterator[FetchStep]] = _all_is_here
 
 
 async def refuse_misfit(
@@ -30,7 +48,10 @@ async def refuse_misfit(
     if not 0 <= index < len(plan.stages) or own_id not in plan.stages[index].peers:
         raise ReservationError(f"stage {index} of the plan is not of this peer", peer_id=own_id)
     try:
+        await models.introduce(plan.model, plan.model_digest)
         card = await asyncio.to_thread(models.card, plan.model)
+    except FetchError as exc:
+        raise ReservationError("; ".join(filter(None, [str(exc), exc.remedy])), peer_id=own_id) from exc
     except MeshError as exc:
         raise ReservationError(str(exc), peer_id=own_id) from exc
     if card.digest != plan.model_digest:

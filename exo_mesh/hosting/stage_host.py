@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.sharding import sharded
 from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.errors import InputError, MeshError, StageLostError
+from exo_mesh.errors import FetchError, InputError, MeshError, StageLostError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
 from exo_mesh.hosting.flight_recorder import FlightRecorder
 from exo_mesh.hosting.guard import Guard
@@ -168,6 +169,11 @@ class StageHost:
             for instance_id, runner in self._runners.items()
         }
 
+    def is_in_use(self) -> bool:
+        """Does a stage here work for requests just now?"""
+        lately = self._clock() - IN_USE_S
+        return any(lease.worked_at > lately for lease in self._started.values())
+
     @property
     def s_per_gb(self) -> dict[str, float]:
         """How fast the engines here have shown themselves to be."""
@@ -254,12 +260,22 @@ class StageHost:
     async def commit(
         self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
     ) -> AsyncIterator[control_pb2.StageStatus]:
-        """Start the stage, or let its process go on from a lower ballot, or join those who watch it; reports for as
-        long as it runs by this plan, the last one is `failed`. keep_kv_from: see ChangePlan; None: no stage.
+        """Fetch what the stage lacks and start it, or let its process go on from a lower ballot, or join those who
+        watch it; reports for as long as it runs by this plan, the last one is `failed`. keep_kv_from: see ChangePlan;
+        None: no stage.
 
         wiring: of our rank, if the stage is a tensor group and has not been started. Raises StageLostError if the plan
         is not in force here, InputError for a wiring that is not of our rank.
         """
+        try:
+            async for step in self._fetch(instance_id, ballot):
+                fetching = control_pb2.StageFetching(done=step.done, total=step.total)
+                yield control_pb2.StageStatus(fetching=fetching)
+        except FetchError as exc:
+            self._reservations.release(instance_id, ballot)
+            failed = control_pb2.StageFailed(code=exc.code, message=str(exc), remedy=exc.remedy, final=exc.is_final)
+            yield control_pb2.StageStatus(failed=failed)
+            return
         async with self._turn:
             if self._stopping:
                 raise StageLostError("this node is stopping")
@@ -272,6 +288,19 @@ class StageHost:
                 runner = await self._bring_in(lease, keep_kv_from, wiring)
         async for status in runner.board.watch():
             yield status
+
+    async def _fetch(self, instance_id: str, ballot: Ballot) -> AsyncIterator[FetchStep]:
+        """Bring the files of a stage that is to be started, and hold its lease meanwhile. Raises FetchError, and
+        StageLostError if the plan is given up."""
+        lease, started = self._reservations.lease(instance_id, ballot), self._started.get(instance_id)
+        if lease is None or (started is not None and started.plan.ballot == lease.plan.ballot):
+            return  # `commit` says what is wrong, or joins those who watch it
+        if self._to_go_on(lease.plan, lease.index) is not None:
+            return
+        async for step in self._models.fetch(lease.plan, lease.index):
+            if self._stopping or self._reservations.renew(instance_id, ballot, self._clock()) is not lease:
+                raise StageLostError(f"ballot {ballot} of {instance_id} was given up while its files were fetched")
+            yield step
 
     async def link(
         self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: Sequence[str] = ()

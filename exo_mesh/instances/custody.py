@@ -25,7 +25,7 @@ from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
 from exo_mesh.instances.placer import BallotBeatenError
 from exo_mesh.instances.recoverer import Recoverer
-from exo_mesh.instances.ring_keeper import RingKeeper
+from exo_mesh.instances.ring_keeper import RingKeeper, tell_nobody
 from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
 
@@ -173,7 +173,7 @@ class Custody:
             keeper, instance = await self._recoverer.recover(
                 plan,
                 self.above(instance_id),
-                lambda done, total: None,
+                tell_nobody,
                 trouble_s=trouble_s,
                 owned=owned,
                 suspects=suspects,
@@ -316,7 +316,7 @@ class Custody:
             return  # meanwhile this node has begun to place it, by a higher ballot
         _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
         keeper = RingKeeper(
-            plan, self._members, lambda done, total: None, self._runner_limits, adopted, endpoints=instance.endpoints
+            plan, self._members, tell_nobody, self._runner_limits, adopted, endpoints=instance.endpoints
         )
         self._lapsed.pop(plan.instance_id, None)
         self.keep(keeper)

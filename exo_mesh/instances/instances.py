@@ -110,7 +110,7 @@ class Instances:
         self._clock = clock
         self._flights: dict[InstanceSpec, asyncio.Task[InstanceInfo]] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._progress: dict[str, tuple[int, int]] = {}
+        self._progress: dict[str, tuple[str, int, int]] = {}
         self._distrust = Distrust()
         self._out_of_reach: set[str] = set()
         self._tasks = TaskOwner()
@@ -128,9 +128,21 @@ class Instances:
     def of_model(self, model: str, state: InstanceState = InstanceState.READY) -> list[InstanceInfo]:
         return [instance for _, instance in self.all() if instance.plan.model == model and instance.state is state]
 
-    def progress(self, model: str) -> tuple[int, int]:
-        """(done, total) of the placement of a model that this node has under way; zeros if unknown."""
-        return self._progress.get(model, (0, 0))
+    def progress(self, model: str) -> tuple[str, int, int]:
+        """(phase, done, total) of the placement of a model that this node has under way, see OnProgress; of one that
+        another peer has under way, what the view has of its downloads."""
+        return self._progress.get(model) or self._fetching_elsewhere(model) or ("loading", 0, 0)
+
+    def _fetching_elsewhere(self, model: str) -> tuple[str, int, int] | None:
+        members = {peer_id for one in self.of_model(model, InstanceState.LOADING) for peer_id in one.plan.member_ids}
+        parts = [
+            info
+            for owner, info in self._membership.view.downloads()
+            if info.model == model and owner in members and info.state.is_active
+        ]
+        if not parts:
+            return None
+        return "fetching", sum(one.done_bytes for one in parts), sum(one.total_bytes for one in parts)
 
     @property
     def is_placing(self) -> bool:
@@ -298,8 +310,8 @@ class Instances:
             replica += 1
 
     async def _place(self, card: ModelCard, spec: InstanceSpec, instance_id: str) -> InstanceInfo:
-        def on_progress(done: int, total: int) -> None:
-            self._progress[spec.model] = (done, total)
+        def on_progress(phase: str, done: int, total: int) -> None:
+            self._progress[spec.model] = (phase, done, total)
 
         try:
             found = await self._mend(spec, instance_id, on_progress)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceState
-from exo_mesh.errors import MeshError, ReservationError, TransportError
+from exo_mesh.errors import FetchError, MeshError, ModelError, ReservationError, TransportError
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
@@ -103,11 +103,18 @@ class LocalMember:
 class RemoteMember:
     """Another node."""
 
-    def __init__(self, client: PeerClient, peer_id: str) -> None:
+    def __init__(self, client: PeerClient, peer_id: str, knows: Callable[[str], bool] = lambda model: True) -> None:
+        """knows: see PeerInfo."""
         self._client = client
         self._peer_id = peer_id
+        self._knows = knows
 
     async def reserve(self, plan: Plan, index: int) -> ReserveAnswer:
+        if not self._knows(plan.model):  # copying a tokenizer takes longer than a reservation may
+            try:
+                await self._client.introduce(plan.model, plan.model_digest)
+            except (FetchError, ModelError) as exc:
+                raise ReservationError(str(exc), peer_id=self._peer_id) from exc
         return await self._ask(pb.ReserveRequest(plan=plan_to_proto(plan), stage=index))
 
     async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
@@ -261,4 +268,4 @@ class Members:
         peer = self._membership.peer(peer_id)
         if peer is None:
             raise TransportError(f"peer {peer_id[:8]} is gone")
-        return RemoteMember(peer.client, peer_id)
+        return RemoteMember(peer.client, peer_id, peer.info.knows)

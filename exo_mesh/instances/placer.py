@@ -10,7 +10,7 @@ from itertools import combinations
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.footprint import POOL_TOKENS
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, POOL_TOKENS
 from exo_mesh.domain.group_placement import pinned_groups, place_grouped
 from exo_mesh.domain.grouping import GroupFacts
 from exo_mesh.domain.model import ModelCard
@@ -32,6 +32,7 @@ from exo_mesh.errors import (
     CrashLoopError,
     DeadlineError,
     EngineError,
+    FetchError,
     InputError,
     MeshError,
     ModelError,
@@ -129,13 +130,29 @@ class Placer:
         instance_id: str = "preview",
         ballot: Ballot | None = None,
         caps: Mapping[str, int] | None = None,
+        *,
+        hopeless: bool = False,
     ) -> Plan:
         """The plan that this node would propose now. Raises PlacementError with the arithmetic.
 
-        What engines say of the model, and whether they agree on it, is asked only of those that a plan would use.
+        Peers that would first have to fetch files take part only if those that have them cannot do it, and not where
+        the model has crashed (`hopeless`). What engines say of the model, and whether they agree on it, is asked only
+        of those that a plan would use.
         """
         ballot = ballot or NO_BALLOT.next_for(self._membership.own.id)
-        candidates = with_caps(self.candidates(card, spec), caps or {})
+        holders = with_caps(self.candidates(card, spec), caps or {})
+        everybody = with_caps(self.candidates(card, spec, may_fetch=True), caps or {})
+        if hopeless or len(everybody) == len(holders):
+            return await self._propose(card, spec, instance_id, ballot, holders)
+        try:
+            return await self._propose(card, spec, instance_id, ballot, holders)
+        except (PlacementError, ModelError, InputError) as exc:
+            _log.debug("%s: the peers that have all files cannot do it: %s", instance_id, exc)
+        return await self._propose(card, spec, instance_id, ballot, everybody)
+
+    async def _propose(
+        self, card: ModelCard, spec: InstanceSpec, instance_id: str, ballot: Ballot, candidates: list[Candidate]
+    ) -> Plan:
         around = Surroundings(hop_s=self._hops())
         facts = await self._groups.facts(card, spec, num_candidates=len(candidates))
         while True:
@@ -226,14 +243,24 @@ class Placer:
         of a stage; then nothing is left of the plan.
         """
         failures = 0
+        unfetched: FetchError | None = None
         while True:
-            reserved = await self._reserve(card, spec, instance_id, above)
+            try:
+                reserved = await self._reserve(card, spec, instance_id, above)
+            except PlacementError:
+                if unfetched is not None:  # it says more than that the others cannot do it alone
+                    raise unfetched from None
+                raise
             plan = reserved.plan
             keeper = RingKeeper(
                 plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
             )
             try:
                 instance = await self._bring_up(keeper)
+            except FetchError as exc:
+                spec, unfetched, above = _without_lost(spec, keeper, exc), exc, plan.ballot
+                _log.warning("%s: %s; placing it without that peer", instance_id, exc)
+                continue
             except MeshError as exc:
                 if not self._groups.note_failure(plan, keeper.lost_seat, exc):
                     self._give_up_if_hopeless(reserved, exc)
@@ -284,7 +311,8 @@ class Placer:
         for _ in range(MAX_SOLVES):
             able = replace(spec, exclude_peers=(*spec.exclude_peers, *unable))
             try:
-                plan = await self.propose(card, able, instance_id, above.next_for(own_id), caps)
+                hopeless = any(refusal.why for refusal in unable.values())
+                plan = await self.propose(card, able, instance_id, above.next_for(own_id), caps, hopeless=hopeless)
                 if self._groups.is_unfit(plan):  # though somebody insists
                     spec = self._groups.as_pipeline(able, plan)
                     plan = await self.propose(card, spec, instance_id, above.next_for(own_id), caps)
@@ -331,19 +359,27 @@ class Placer:
         except ReservationError as exc:
             return exc
 
-    def candidates(self, card: ModelCard, spec: InstanceSpec) -> list[Candidate]:
-        """The live peers that could take part now, and with which engines."""
+    def candidates(self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool = False) -> list[Candidate]:
+        """The live peers that have the model and could take part now, and with which engines. may_fetch: also those
+        that would get their files first."""
         membership = self._membership
         readings = membership.telemetry
         found = []
-        for info in (membership.own, *(peer.info for peer in membership.peers)):
-            if info.id in spec.exclude_peers or not self._has_model(info, card.name):
+        infos = [membership.own, *(peer.info for peer in membership.peers)]
+        can_be_fetched = any(self._has_model(info, card.name) or info.knows(card.name) for info in infos)
+        for info in infos:
+            has_model = self._has_model(info, card.name)
+            fetches = may_fetch and info.fetches and can_be_fetched
+            if info.id in spec.exclude_peers or not (has_model or fetches):
                 continue
             engines = self._engines_of(info, card, spec)
             if info.id == membership.own.id:
                 usable = self._here.usable_bytes()
             else:
                 usable = readings[info.id].usable_bytes if info.id in readings else 0
+            if not has_model:  # weights go through its disk
+                room = readings[info.id].fetch_room_bytes if info.id in readings else 0
+                usable = min(usable, room + ENGINE_OVERHEAD_BYTES)
             if engines:
                 speed = readings[info.id].s_per_gb.get(engines[0]) if info.id in readings else None
                 details = (info.engine_info(engine) for engine in engines)
@@ -378,10 +414,19 @@ class Placer:
 
     def _has_model(self, info: PeerInfo, model: str) -> bool:
         # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet
-        return model in info.models or (info.id == self._membership.own.id and not self._held_elsewhere(model))
+        if info.id == self._membership.own.id and not info.knows(model):
+            return not any(peer.info.knows(model) for peer in self._membership.peers)
+        return model in info.models
 
-    def _held_elsewhere(self, model: str) -> bool:
-        return any(model in peer.info.models for peer in self._membership.peers)
+
+def _without_lost(spec: InstanceSpec, keeper: RingKeeper, error: FetchError) -> InstanceSpec:
+    """The wish without the peer that could not get its files, for a ring of the same width. Raises `error` if it was
+    left out already, or if somebody wants that very peer."""
+    seat = keeper.lost_seat
+    if seat is None or seat.peer_id in spec.exclude_peers or spec.pins:
+        raise error
+    width = len(keeper.plan.member_ids)
+    return replace(spec, exclude_peers=(*spec.exclude_peers, seat.peer_id), min_peers=max(width, spec.min_peers or 1))
 
 
 def _nobody_left(refusals: Iterable[ReservationError]) -> type[MeshError]:

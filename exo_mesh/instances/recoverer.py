@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exo_mesh.domain.footprint import gigabytes
@@ -176,7 +176,23 @@ class Recoverer:
         standings: Mapping[str, StageStanding],
         around: Surroundings,
     ) -> Recovery:
-        candidates = with_caps(self._placer.candidates(card, InstanceSpec(last.model)), attempt.caps)
+        spec = InstanceSpec(last.model)
+        try:
+            return await self._solve_among(self._placer.candidates(card, spec), card, last, attempt, standings, around)
+        except PlacementError:
+            candidates = self._placer.candidates(card, spec, may_fetch=True)
+            return await self._solve_among(candidates, card, last, attempt, standings, around)
+
+    async def _solve_among(
+        self,
+        candidates: Sequence[Candidate],
+        card: ModelCard,
+        last: Plan,
+        attempt: _Attempt,
+        standings: Mapping[str, StageStanding],
+        around: Surroundings,
+    ) -> Recovery:
+        candidates = with_caps(candidates, attempt.caps)
         usable = {
             peer_id: min(standing.usable_bytes, attempt.caps.get(peer_id, standing.usable_bytes))
             for peer_id, standing in standings.items()

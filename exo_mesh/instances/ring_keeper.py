@@ -13,7 +13,15 @@ from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.errors import DeadlineError, EngineError, MeshError, StageLostError, TransportError, error_from_code
+from exo_mesh.errors import (
+    DeadlineError,
+    EngineError,
+    FetchError,
+    MeshError,
+    StageLostError,
+    TransportError,
+    error_from_code,
+)
 from exo_mesh.instances.liveness import is_refused, lives
 from exo_mesh.instances.members import Members
 from exo_mesh.proto import control_pb2 as pb
@@ -32,14 +40,22 @@ REATTACH_PAUSE_S = 0.2
 LOOK_AGAIN_S = 1.0
 """A stage whose node is silent, and which works, is looked at again after this."""
 
+FETCH_SILENCE_S = 300.0
+"""A stage may fetch for hours, but not stand still for longer than this: its peer gives up much earlier."""
+
 TAKE_BACK_TRIES = 4
 """Ballots tried one after the other: the first may be below what a stage has promised, which it then says."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-OnProgress = Callable[[int, int], None]
-"""(bytes or layers done, total) over all stages."""
+OnProgress = Callable[[str, int, int], None]
+"""("fetching", bytes there, bytes wanted) while a stage lacks files; then ("loading", bytes or layers done, total); of
+all stages together."""
+
+
+def tell_nobody(phase: str, done: int, total: int) -> None:
+    """An OnProgress for rings that nobody waits for."""
 
 
 class RingKeeper:
@@ -91,6 +107,8 @@ class RingKeeper:
         self._listening: dict[Seat, asyncio.Future[pb.StageListening]] = {s: loop.create_future() for s in plan.seats}
         self._ready: dict[Seat, asyncio.Future[pb.StageReady]] = {seat: loop.create_future() for seat in plan.seats}
         self._loading: dict[Seat, tuple[int, int]] = {}
+        self._fetching: dict[Seat, tuple[int, int]] = {}
+        self._fetched_at = 0.0
         self._tasks = TaskOwner()
 
     async def bring_up(self) -> InstanceInfo:
@@ -250,17 +268,32 @@ class RingKeeper:
         match status.WhichOneof("status"):
             case "listening":
                 _resolve(self._listening[seat], status.listening)
+            case "fetching":
+                self._note_fetching(seat, status.fetching.done, status.fetching.total)
             case "loading":
                 self._loading[seat] = (status.loading.done, status.loading.total)
-                parts = self._loading.values()
-                self._on_progress(sum(done for done, _ in parts), sum(total for _, total in parts))
+                if not self._is_fetching:
+                    self._tell_progress("loading", self._loading)
             case "ready":
                 _resolve(self._ready[seat], status.ready)
             case "failed":
-                self._lose(error_from_code(status.failed.code, f"{seat}: {status.failed.message}"), seat)
+                self._lose(_error_of(seat, status.failed), seat)
             case "hop_lost":
                 self.hop_lost = seat.stage
                 self._lose(StageLostError(f"{seat} has lost the next one: {status.hop_lost.message}"))
+
+    @property
+    def _is_fetching(self) -> bool:
+        return any(done < total for done, total in self._fetching.values())
+
+    def _note_fetching(self, seat: Seat, done: int, total: int) -> None:
+        if (done, total) != self._fetching.get(seat):
+            self._fetched_at = asyncio.get_running_loop().time()
+        self._fetching[seat] = (done, total)
+        self._tell_progress("fetching", self._fetching)
+
+    def _tell_progress(self, phase: str, parts: Mapping[Seat, tuple[int, int]]) -> None:
+        self._on_progress(phase, sum(done for done, _ in parts.values()), sum(total for _, total in parts.values()))
 
     def _lose(self, error: MeshError, seat: Seat | None = None) -> None:
         """The first failure is the verdict. seat: whose it was, if that is known."""
@@ -279,9 +312,17 @@ class RingKeeper:
         await member.link(self.plan.instance_id, self.ballot, endpoints[following], next_peer, *extra)
 
     async def _or_lost(self, work: Awaitable[_T], patience_s: float, what: str) -> _T:
-        task = asyncio.ensure_future(work)
+        """patience_s: counts from now, and from when the last stage got its files."""
+        loop = asyncio.get_running_loop()
+        task, began = asyncio.ensure_future(work), loop.time()
         try:
-            await asyncio.wait((task, self.lost), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+            while not task.done() and not self.lost.done():
+                silence_s = max(patience_s, FETCH_SILENCE_S) if self._is_fetching else patience_s
+                left_s = max(began, self._fetched_at) + silence_s - loop.time()
+                if left_s <= 0:
+                    break
+                step_s = min(left_s, MARGIN_S)  # a fetch may have begun meanwhile
+                await asyncio.wait((task, self.lost), timeout=step_s, return_when=asyncio.FIRST_COMPLETED)
             if self.lost.done():
                 raise self.lost.result()
             if not task.done():
@@ -302,6 +343,13 @@ async def release_all(plan: Plan, members: Members, ballot: Ballot | None = None
             _log.info("no release of %s at %s: %s", plan.instance_id, peer_id[:8], exc)
 
     await asyncio.gather(*(release(peer_id) for peer_id in plan.member_ids))
+
+
+def _error_of(seat: Seat, failed: pb.StageFailed) -> MeshError:
+    message = f"{seat}: {failed.message}"
+    if failed.code == FetchError.code:
+        return FetchError(message, remedy=failed.remedy, is_final=failed.final)
+    return error_from_code(failed.code, message)
 
 
 def _resolve(future: asyncio.Future[Any], value: Any) -> None:

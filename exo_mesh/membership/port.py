@@ -110,6 +110,18 @@ class PeerClient(ControlPort, Protocol):
     async def release(self, request: pb.ReleaseRequest) -> None:
         """End a stage and free its reservation."""
 
+    async def introduce(self, model: str, digest: str) -> None:
+        """Let the peer get config, tokenizer and headers of a model from its peers, if it does not have them."""
+
+    async def describe_files(self, model: str) -> pb.DescribeFilesReply:
+        """Which bytes of a model the peer has."""
+
+    async def pull(self, request: pb.PullRequest) -> None:
+        """Let the peer start to fetch files of a model."""
+
+    async def drop_model(self, model: str, *, files: bool) -> bool:
+        """Let the peer end the fetching of a model, and delete what was fetched if `files`. False if there is none."""
+
     async def delete_instance(self, instance_id: str) -> bool:
         """Delete an instance that the peer owns. False if it owns none with this id."""
 

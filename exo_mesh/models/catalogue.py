@@ -19,6 +19,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
 from exo_mesh.printable import printable_values
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.weights.fetched import read_manifest
 from exo_mesh.weights.store import ModelStore
 
 MAX_REMOTE_CARDS = 1024
@@ -54,9 +55,11 @@ def card_from_json(text: bytes) -> ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look at the models on this machine, filled in by a thread. unusable: (why, where) by name."""
+    """One look at the models on this machine, filled in by a thread. partial: those whose weights are not all there.
+    unusable: (why, where) by name."""
 
     cards: dict[str, ModelCard] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
     unusable: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -67,6 +70,8 @@ class Catalogue:
         self._store = store
         self._membership = membership
         self._local: dict[str, ModelCard] = {}
+        self._partial: frozenset[str] = frozenset()
+        self._is_stale = False
         self._unusable: dict[str, str] = {}
         self._look: tuple[_Look, asyncio.Task[None]] | None = None
         self._closed = threading.Event()
@@ -74,7 +79,13 @@ class Catalogue:
 
     @property
     def local_names(self) -> tuple[str, ...]:
-        return tuple(self._local)
+        """Models that are whole on this machine."""
+        return tuple(name for name in self._local if name not in self._partial)
+
+    @property
+    def partial_names(self) -> tuple[str, ...]:
+        """Models of which this machine has config, tokenizer and headers, but not all weights."""
+        return tuple(name for name in self._local if name in self._partial)
 
     @property
     def unusable(self) -> dict[str, str]:
@@ -87,10 +98,10 @@ class Catalogue:
         return {name: card.architecture for name, card in self._local.items()}
 
     def names(self) -> dict[str, list[str]]:
-        """Peer ids that have each model, for every model whose card is known here, by name."""
+        """Peer ids that have each model, or parts of it, for every model whose card is known here, by name."""
         found: dict[str, list[str]] = {name: [self._membership.own.id] for name in self._local}
         for peer in self._membership.peers:
-            for name in peer.info.models:
+            for name in (*peer.info.models, *peer.info.partial_models):
                 if name in self._local or name in self._remote:
                     found.setdefault(name, []).append(peer.id)
         return dict(sorted(found.items()))
@@ -129,8 +140,8 @@ class Catalogue:
         return self._store.find(name)
 
     def holders(self, name: str) -> list[str]:
-        """Other live peers that have the model on disk."""
-        return [peer.id for peer in self._membership.peers if name in peer.info.models]
+        """Other live peers that have the model on disk, or at least config, tokenizer and headers."""
+        return [peer.id for peer in self._membership.peers if peer.info.knows(name)]
 
     async def describe(self, name: str) -> pb.DescribeModelReply:
         """Answer a peer that asks for a card."""
@@ -146,24 +157,30 @@ class Catalogue:
         A look that takes longer goes on, and the next call waits for that look.
         """
         if self._look is None:
+            self._is_stale = False
             look = _Look()
             self._look = (look, asyncio.create_task(asyncio.to_thread(self._scan, look), name="look at models"))
         look, task = self._look
         await asyncio.wait({task}, timeout=LOOK_S)
-        before = self._local.keys()
+        before = self.local_names, self.partial_names
         if task.done():
             self._look = None
             task.result()
-            self._local = look.cards
+            self._local, self._partial = look.cards, frozenset(look.partial)
         else:  # what was known stays known until the look is over
             self._local = {**self._local, **dict(look.cards)}
+            self._partial = self._partial | frozenset(list(look.partial))
         self._note_unusable(dict(look.unusable), is_all=task.done())
-        return self._local.keys() != before
+        return (self.local_names, self.partial_names) != before
 
     @property
-    def has_looked(self) -> bool:
-        """Whether a look that took longer is over by now, so that `rescan` takes what it found at once."""
-        return self._look is not None and self._look[1].done()
+    def is_due(self) -> bool:
+        """Whether `rescan` finds news at once: something was fetched or deleted, or a look that took longer is over."""
+        return self._is_stale or (self._look is not None and self._look[1].done())
+
+    def look_soon(self) -> None:
+        """Files of models here have changed."""
+        self._is_stale = True
 
     async def close(self) -> None:
         """End a look that is under way, after the model that is being read."""
@@ -184,7 +201,7 @@ class Catalogue:
 
     async def learn(self) -> None:
         """Ask peers for the cards of models that were not seen before, so that `names` can list them."""
-        announced = {name for peer in self._membership.peers for name in peer.info.models}
+        announced = {name for peer in self._membership.peers for name in (*peer.info.models, *peer.info.partial_models)}
         for name in list(self._remote.keys() - announced):
             del self._remote[name]
         for name in sorted(announced - self._remote.keys() - self._local.keys())[:MAX_REMOTE_CARDS]:
@@ -202,6 +219,9 @@ class Catalogue:
             if self._closed.is_set():
                 return
             try:
+                manifest = read_manifest(model_dir)
+                if manifest is not None and not manifest.is_whole:
+                    look.partial.add(name)
                 look.cards[name] = self._store.card_at(name, model_dir)
             except ModelError as exc:
                 look.unusable[name] = (str(exc), one_line(str(model_dir)))

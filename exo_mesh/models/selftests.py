@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,10 @@ class SelfTests:
         scratch: Path,
         command: Sequence[str] = SELF_TEST_COMMAND,
         disk: Disk | None = None,
+        bring: Callable[[str, str, Sequence[tuple[int, int]]], Awaitable[None]] | None = None,
     ) -> None:
+        """bring: gets layers of a model, by name and digest, that are not here."""
+        self._bring = bring
         self._disk = disk or Disk(scratch)
         self._registry = registry
         self._catalogue = catalogue
@@ -69,10 +72,12 @@ class SelfTests:
     async def run(self, request: pb.SelfTestRequest) -> pb.SelfTestReply:
         """Raises InputError for a request out of bounds, UnknownModelError or ModelError for a model that is not here
         or is another one, EngineError if the engine cannot run here or fails."""
+        ranges = [(item.start, item.stop) for item in request.ranges]
+        if self._bring is not None and 0 < len(ranges) <= MAX_RANGES:
+            await self._bring(request.model, request.model_digest, ranges)
         card = await asyncio.to_thread(self._catalogue.local_card, request.model)
         if card.digest != request.model_digest:
             raise ModelError(f"the files of {request.model} here have digest {card.digest[:12]}, not the one asked for")
-        ranges = [(item.start, item.stop) for item in request.ranges]
         if not 0 < len(ranges) <= MAX_RANGES or any(not 0 <= a < b <= card.num_layers for a, b in ranges):
             raise InputError(f"a self-test is of 1 to {MAX_RANGES} layer ranges of {card.name}, not {ranges[:9]}")
         provider = self._registry.providers.get(request.engine)

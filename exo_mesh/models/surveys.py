@@ -154,7 +154,7 @@ class Surveys:
         except (UnknownModelError, EngineError) as exc:
             failure: MeshError = exc
         for peer in self._membership.peers:
-            if card.name in peer.info.models and engine in peer.info.engines:
+            if peer.info.knows(card.name) and engine in peer.info.engines:
                 try:
                     reply = await peer.client.describe_model(card.name, engine)
                     theirs = card_from_json(reply.card_json)

@@ -46,12 +46,14 @@ class Renewal:
         own: RenewedCredentials,
         membership: Membership,
         host: StageHost,
+        renew_files: Callable[[], None] = lambda: None,
         now: Now = utc_now,
     ) -> None:
         self._settings = settings
         self._own = own
         self._membership = membership
         self._host = host
+        self._renew_files = renew_files
         self._now = now
 
     async def keep(self) -> None:
@@ -75,5 +77,6 @@ class Renewal:
         self._own.replace(_issued(self._settings, now))
         for peer in self._membership.peers:  # a channel dials with what it was opened with, also years later
             peer.use(peer.client.at(peer.client.address))
+        self._renew_files()
         await self._host.show_new_certificate()
         _log.info("renewed the certificate of this node")

@@ -17,6 +17,7 @@ from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.key_sharing import KeySharing
+from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
@@ -37,6 +38,7 @@ class ControlService:
         journal: Journal,
         diagnostics: Diagnostics,
         keys: KeySharing,
+        desk: ModelDesk,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -47,6 +49,7 @@ class ControlService:
         self._journal = journal
         self._diagnostics = diagnostics
         self._keys = keys
+        self._desk = desk
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -140,6 +143,18 @@ class ControlService:
 
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
         return await self._keys.answer(request)
+
+    async def introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
+        return await self._desk.answer_introduce(request)
+
+    async def describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
+        return await self._desk.answer_describe_files(request)
+
+    async def pull(self, request: pb.PullRequest) -> pb.PullReply:
+        return await self._desk.answer_pull(request)
+
+    async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply:
+        return await self._desk.answer_drop(request)
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.rdma_links import cables
-from exo_mesh.domain.view import InstanceInfo, View
+from exo_mesh.domain.view import InstanceInfo, InstanceState, View
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.instances.instances import Instances
 from exo_mesh.membership.peers import Peer
@@ -16,13 +17,20 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.proto.runner_pb2 import Heartbeat
 
 
-def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
-    """An instance as in `state()["view"]["instances"]`."""
+def describe_instance(
+    instance: InstanceInfo, owner: str, downloads: Iterable[tuple[str, DownloadInfo]] = ()
+) -> dict[str, Any]:
+    """An instance as in `state()["view"]["instances"]`. downloads: of the view; while it is loading, each stage tells
+    of those that its peers are at."""
     plan = instance.plan
     stages = plan.describe()
     for index, stage in enumerate(stages):
         stage["endpoint"] = instance.endpoints[index] if instance.endpoints else None
         stage["pid"] = instance.pids[index] if instance.pids else None
+        if instance.state is InstanceState.LOADING:
+            peers, model = plan.stages[index].peers, plan.model
+            mine = [(peer_id, one) for peer_id, one in downloads if peer_id in peers and one.model == model]
+            stage["downloads"] = [describe_download(peer_id, one) for peer_id, one in mine]
     return {
         "id": plan.instance_id,
         "model": plan.model,
@@ -37,6 +45,18 @@ def describe_instance(instance: InstanceInfo, owner: str) -> dict[str, Any]:
         "policy": plan.inputs.policy,
         "activation_dtype": plan.activation_dtype,
         "stages": stages,
+    }
+
+
+def describe_download(owner: str, info: DownloadInfo) -> dict[str, Any]:
+    return {
+        "peer": owner,
+        "state": "downloading" if info.state.is_active else str(info.state),
+        "done_bytes": info.done_bytes,
+        "total_bytes": info.total_bytes,
+        "bytes_per_s": info.bytes_per_s,
+        "eta_s": info.eta_s,
+        "reason": info.reason,
     }
 
 
@@ -71,6 +91,8 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
         "tags": list(peer.tags),
         "engine_versions": {info.name: info.version for device in peer.devices for info in device.details},
         "models": list(peer.models),
+        "partial_models": list(peer.partial_models),
+        "fetches": peer.fetches,
         "model_engines": {model: list(engines) for model, engines in peer.model_engines},
         "rdma_ports": [asdict(port) for port in peer.rdma_ports],
         "static_rank": None if peer.static_rank is None else asdict(peer.static_rank),
@@ -78,10 +100,12 @@ def describe_peer(peer: PeerInfo) -> dict[str, Any]:
 
 
 def describe_view(view: View) -> dict[str, Any]:
-    """What is agreed: equal on all live peers, and so is its digest."""
+    """What is agreed: equal on all live peers, and so is its digest, which does not cover downloads."""
+    downloads = view.downloads()
     return {
         "peers": [describe_peer(peer) for peer in view.peers()],
-        "instances": [describe_instance(instance, owner) for owner, instance in view.instances()],
+        "instances": [describe_instance(instance, owner, downloads) for owner, instance in view.instances()],
+        "downloads": [{"model": one.model, **describe_download(owner, one)} for owner, one in downloads],
         "view_digest": view.digest(),
     }
 
@@ -94,6 +118,7 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "load": round(reading.load, 2),
         "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
         "tokens": dict(sorted(reading.tokens.items())),
+        "fetch_room_bytes": reading.fetch_room_bytes,
     }
 
 

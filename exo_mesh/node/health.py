@@ -8,6 +8,7 @@ from typing import Any
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.health import HealthLevel, Reason, worst
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.guard import Guard
@@ -45,6 +46,7 @@ class Health:
         instances: Callable[[], Iterable[InstanceInfo]],
         clock: Clock,
         ended_tasks: Callable[[], Mapping[str, str]] = dict,
+        failed_downloads: Callable[[], Iterable[DownloadInfo]] = tuple,
     ) -> None:
         self._settings = settings
         self._membership = membership
@@ -54,6 +56,7 @@ class Health:
         self._instances = instances
         self._clock = clock
         self._ended_tasks = ended_tasks
+        self._failed_downloads = failed_downloads
         self._started_at = clock()
         self._noted: list[Reason] = []
         self._had_peers = False
@@ -69,6 +72,7 @@ class Health:
         if now - self._kept[0] > FRESH_S:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
             found += [self._alone(now), self._versions(), *self._slow_links(), *self._ended()]
+            found += self._downloads()
             self._kept = now, [reason for reason in found if reason is not None]
         return self._kept[1]
 
@@ -168,6 +172,12 @@ class Health:
                     f"the way to {peer.info.name} by {used.address} {' and '.join(figures)}, and a ring goes over it",
                     "use a cable instead of Wi-Fi or a VPN; exo-mesh topology shows all ways that were measured",
                 )
+
+    def _downloads(self) -> Iterable[Reason]:
+        for info in self._failed_downloads():
+            text = f"fetching {info.model} failed: {info.reason}"
+            remedy = info.remedy or f"try again: exo-mesh pull {info.model}"
+            yield Reason("download_failed", HealthLevel.DEGRADED, text, remedy)
 
     def _ended(self) -> Iterable[Reason]:
         for name, exception in self._ended_tasks().items():

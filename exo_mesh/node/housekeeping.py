@@ -16,11 +16,15 @@ from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.downloads import Downloads
 from exo_mesh.node.health import Health
 from exo_mesh.telemetry.metrics import Metrics
 
 RESCAN_EVERY_S = 10.0
 ROUND_S = 1.0
+
+MAX_LOOKS = 3
+"""At models that are just being changed; the next round looks again."""
 
 ADDRESSES_EVERY_S = 3.0
 
@@ -43,6 +47,7 @@ async def keep_house(
     model_engines: Callable[[], ModelEngines],
     disk: Disk,
     health: Health,
+    downloads: Downloads,
 ) -> None:
     """Runs until it is cancelled: a round when the view changes, and each ROUND_S. model_engines may block."""
     rescan_at = clock() + RESCAN_EVERY_S
@@ -50,11 +55,10 @@ async def keep_house(
         await catalogue.learn()
         if disk.is_failing:
             await asyncio.to_thread(disk.check)
-        if clock() >= rescan_at or catalogue.has_looked:
+        if clock() >= rescan_at or catalogue.is_due:
             rescan_at = clock() + RESCAN_EVERY_S
-            if await catalogue.rescan():
-                engines = await asyncio.to_thread(model_engines)
-                membership.describe(replace(membership.own, models=catalogue.local_names, model_engines=engines))
+            await announce_models(catalogue, membership, model_engines)
+            await downloads.refresh()
         metrics.peers.set(len(membership.peers) + 1)
         metrics.usable_memory.set(host.usable_bytes())
         metrics.reserved_memory.set(host.reserved_bytes)
@@ -67,6 +71,25 @@ async def keep_house(
         metrics.memory_level.set(monitor.level)
         metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
         await membership.changed.wait(ROUND_S)
+
+
+async def announce_models(
+    catalogue: Catalogue, membership: Membership, model_engines: Callable[[], ModelEngines], *, is_sure: bool = False
+) -> None:
+    """Look at the models here, and tell the mesh if they are others than before. is_sure: files have just changed, so
+    that a look that is under way does not do."""
+    if is_sure:
+        catalogue.look_soon()
+    has_news = await catalogue.rescan()
+    for _ in range(MAX_LOOKS):
+        if not catalogue.is_due:
+            break
+        has_news |= await catalogue.rescan()
+    if has_news:
+        engines = await asyncio.to_thread(model_engines)
+        names, partial = catalogue.local_names, catalogue.partial_names
+        own = replace(membership.own, models=names, partial_models=partial, model_engines=engines)
+        membership.describe(own)
 
 
 async def keep_addresses(membership: Membership, host: str, port: int) -> None:

@@ -45,8 +45,9 @@ from exo_mesh.node.certificate_renewal import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
-from exo_mesh.node.housekeeping import keep_addresses, keep_house, keep_rdma_ports
+from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_house, keep_rdma_ports
 from exo_mesh.node.key_sharing import KeySharing
+from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
 from exo_mesh.serving.parts import ServingParts
@@ -105,8 +106,15 @@ class Node:
         self._machine = machine = MachineParts.at(settings, memory_reader)
         self.membership = self._new_membership(tuning.timing)
         self.keys = KeySharing.at(settings, self.membership)
-        self._models = models = ModelParts.at(settings, registry, self.membership, machine.disk)
-        local = LocalModels(models.catalogue.local_card, models.catalogue.local_dir)
+        self._models = models = ModelParts.at(
+            settings, registry, self.membership, machine.disk, credentials, self._announce_models
+        )
+        local = LocalModels(
+            models.catalogue.local_card,
+            models.catalogue.local_dir,
+            models.downloads.introduce,
+            models.downloads.of_stage,
+        )
         self._hosting = hosting = HostingParts.at(
             settings, registry, self.membership, local, machine, metrics, tuning.host, clock, credentials
         )
@@ -131,6 +139,7 @@ class Node:
             tuning.patience,
             clock,
         )
+        self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer)
         self._health = self._new_health()
         self.observation = self._new_observation()
         self._server = self._new_server()
@@ -169,6 +178,7 @@ class Node:
             placed,
             self._clock,
             self._ended_tasks,
+            self._models.downloads.failed_here,
         )
 
     def _ended_tasks(self) -> dict[str, str]:
@@ -202,6 +212,7 @@ class Node:
             self._serving.journal,
             self.observation.diagnostics,
             self.keys,
+            self._desk,
         )
         return ControlServer(
             service,
@@ -230,6 +241,7 @@ class Node:
         device = await asyncio.to_thread(
             this_machine.device, self._registry, settings.engine, self._machine.memory.follow
         )
+        await self._models.exchange.start(self._hosting.host.is_in_use)
         await self._models.catalogue.rescan()
         model_engines = await asyncio.to_thread(self._model_engines)
         self.membership.start(
@@ -238,7 +250,10 @@ class Node:
                 addresses=this_machine.addresses(settings.host, port),
                 devices=(device,),
                 models=self._models.catalogue.local_names,
+                partial_models=self._models.catalogue.partial_names,
                 model_engines=model_engines,
+                fetches=self._models.downloads.rules.fetches,
+                files_port=self._models.exchange.port,
                 static_rank=self._static_rank,
             )
         )
@@ -267,6 +282,7 @@ class Node:
             self._model_engines,
             self._machine.disk,
             self._health,
+            self._models.downloads,
         )
         keep = self._tasks.keep
         keep(work, "housekeeping")
@@ -276,7 +292,8 @@ class Node:
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
         if self._credentials is not None:
-            renewal = Renewal(self.settings, self._credentials, self.membership, self._hosting.host)
+            host, renew_files = self._hosting.host, self._models.exchange.renew
+            renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
             keep(renewal.keep, "renewal of the certificate")
 
     async def _start_discoveries(self, port: int) -> None:
@@ -299,9 +316,11 @@ class Node:
         await asyncio.gather(*(discovery.stop() for discovery in self._discoveries))
         await self._owning.instances.stop()
         await self._hosting.host.stop()
+        await self._models.downloads.close()
         await self.membership.stop()
         await self._serving.stop()
         await self._server.stop()
+        await self._models.exchange.stop()
         self._machine.memory.close()
         self._models.texts.close()
         await self._models.catalogue.close()
@@ -323,33 +342,34 @@ class Node:
         return known or self._entry(card.name, (self.node_id,), card)
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
-        return await self.model(name)
+        card = await self._desk.find(name, may_download=may_download)
+        return await self.model(card.name)
 
     def downloads(self) -> list[DownloadEntry]:
-        return []
+        return self._desk.entries()
 
     async def start_download(
         self, model: str, *, peers: Sequence[str] = (), whole: bool = False
     ) -> list[DownloadEntry]:
-        raise FetchError("this version of exo-mesh fetches no models", is_final=True)
+        return await self._desk.start(model, peers=peers, whole=whole)
 
     async def cancel_download(self, peer_id: str, model: str) -> bool:
-        return False
+        return await self._desk.cancel(peer_id, model)
 
     async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
-        raise FetchError("this version of exo-mesh deletes no models", is_final=True)
+        return await self._desk.delete(name, peers=peers)
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:
-        raise FetchError("this version of exo-mesh does not ask the hub", is_final=True)
+        return await self._desk.search(query, limit)
 
     async def add_card(self, repo: str) -> ModelEntry:
-        raise FetchError("this version of exo-mesh does not ask the hub", is_final=True)
+        raise FetchError("this version of exo-mesh keeps no cards of its users", is_final=True)
 
     async def delete_card(self, name: str) -> bool:
         return False
 
     async def storage(self) -> dict[str, Any]:
-        return {"models": []}
+        return await self._desk.storage()
 
     async def model_at(self, path: Path) -> str:
         return await self._models.catalogue.name_at(path)
@@ -423,6 +443,9 @@ class Node:
             self._registry, settings.engine, settings.model_engines.get(model), architecture
         )
 
+    async def _announce_models(self) -> None:
+        await announce_models(self._models.catalogue, self.membership, self._model_engines, is_sure=True)
+
     def _model_engines(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Blocking. For each model on this machine, the engines that run it; see PeerInfo.model_engines."""
         architectures = self._models.catalogue.local_architectures.items()
@@ -442,6 +465,7 @@ class Node:
             self._hosting.host.outstanding,
             self._health.problems(),
             self.keys.digest,
+            self._models.downloads.room_bytes,
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

@@ -15,7 +15,7 @@ from exo_mesh.instances.spec import InstanceSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model that some live peer has on disk. context_length is the checkpoint's own.
+    """A model that some live peer has on disk, or parts of it. context_length is the checkpoint's own.
 
     instance_ids: the instances that are ready. is_loading: another instance is starting, or recovers from a loss.
     num_bytes: of all weights. dtype: of the activations.
@@ -96,27 +96,28 @@ class MeshService(Protocol):
         if only this node has it and cannot use it."""
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
-        """As `model`; one that nobody has is looked up at the hub if the caller may download. Then its config,
-        tokenizer and headers are fetched, so that it can be placed. Raises FetchError as well."""
+        """As `model`; config, tokenizer and headers of one that no peer has are fetched from the hub, if the caller may
+        cause a download. Raises NotAllowedError if it may not, and FetchError."""
 
     def downloads(self) -> list[DownloadEntry]:
-        """The downloads of all peers: those that go on, and those that have ended of late."""
+        """What all peers fetch, or have fetched or failed to fetch of late, by model and peer."""
 
     async def start_download(
         self, model: str, *, peers: Sequence[str] = (), whole: bool = False
     ) -> list[DownloadEntry]:
-        """Begin to fetch each peer's share of the plan that a request would make; on `peers` (names or ids) only if any
-        are given; the whole model on each of them with `whole`. Does not wait for the end."""
+        """Let peers (by id or name) fetch a model without placing it, and keep it: by default each peer's share of the
+        plan that a request would make; with `whole` all files, on this peer unless others are named. Answers what has
+        begun, as far as the mesh knows by then. Raises PlacementError with the arithmetic, and FetchError."""
 
     async def cancel_download(self, peer_id: str, model: str) -> bool:
-        """End a download of any peer; what was fetched is kept. False if there is none."""
+        """End a download, or forget one that has failed; what came is kept. False if there is none."""
 
     async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
-        """Delete the files of a model, on `peers` (names or ids) only if any are given; answers the ids of the peers
-        that had it. Raises InputError if an instance uses it."""
+        """Delete what was fetched of a model, everywhere or on these peers; answers the ids of those that did. Raises
+        InputError if an instance uses it."""
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:
-        """Models at the hub. Raises FetchError, also where this node is offline."""
+        """Models of the hub. Raises FetchError."""
 
     async def add_card(self, repo: str) -> ModelEntry:
         """Make a card from the config and the headers of a hub repository, for all peers."""
@@ -125,7 +126,8 @@ class MeshService(Protocol):
         """Delete a card that add_card has made, at all peers; False if there is none."""
 
     async def storage(self) -> dict[str, Any]:
-        """What the models of this node take on its disk, and when each was last used."""
+        """{"path", "total_bytes", "free_bytes", "floor_bytes", "max_bytes", "used_bytes", "models": [{"name", "bytes",
+        "whole", "pinned", "used_at", "in_use"}]} of the models that this node has fetched."""
 
     async def model_at(self, path: Path) -> str:
         """The name of the model in a directory of this machine, which must be one that the node lists. Raises

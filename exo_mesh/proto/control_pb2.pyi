@@ -23,6 +23,14 @@ class InstanceState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INSTANCE_STATE_LOADING: _ClassVar[InstanceState]
     INSTANCE_STATE_READY: _ClassVar[InstanceState]
     INSTANCE_STATE_FAILED: _ClassVar[InstanceState]
+
+class DownloadState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DOWNLOAD_STATE_UNSPECIFIED: _ClassVar[DownloadState]
+    DOWNLOAD_STATE_PENDING: _ClassVar[DownloadState]
+    DOWNLOAD_STATE_ONGOING: _ClassVar[DownloadState]
+    DOWNLOAD_STATE_COMPLETED: _ClassVar[DownloadState]
+    DOWNLOAD_STATE_FAILED: _ClassVar[DownloadState]
 PEER_STATE_UNSPECIFIED: PeerState
 PEER_STATE_ALIVE: PeerState
 PEER_STATE_SUSPECT: PeerState
@@ -32,6 +40,11 @@ INSTANCE_STATE_UNSPECIFIED: InstanceState
 INSTANCE_STATE_LOADING: InstanceState
 INSTANCE_STATE_READY: InstanceState
 INSTANCE_STATE_FAILED: InstanceState
+DOWNLOAD_STATE_UNSPECIFIED: DownloadState
+DOWNLOAD_STATE_PENDING: DownloadState
+DOWNLOAD_STATE_ONGOING: DownloadState
+DOWNLOAD_STATE_COMPLETED: DownloadState
+DOWNLOAD_STATE_FAILED: DownloadState
 
 class Device(_message.Message):
     __slots__ = ("kind", "name", "engines", "engine", "cores", "details", "memory_bytes", "why")
@@ -74,7 +87,7 @@ class ModelEngines(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +101,9 @@ class PeerInfo(_message.Message):
     MODEL_ENGINES_FIELD_NUMBER: _ClassVar[int]
     RDMA_PORTS_FIELD_NUMBER: _ClassVar[int]
     STATIC_RANK_FIELD_NUMBER: _ClassVar[int]
+    FETCHES_FIELD_NUMBER: _ClassVar[int]
+    FILES_PORT_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_MODELS_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -101,7 +117,10 @@ class PeerInfo(_message.Message):
     model_engines: _containers.RepeatedCompositeFieldContainer[ModelEngines]
     rdma_ports: _containers.RepeatedCompositeFieldContainer[RdmaPort]
     static_rank: StaticRank
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ...) -> None: ...
+    fetches: str
+    files_port: int
+    partial_models: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RdmaPort(_message.Message):
     __slots__ = ("device", "active", "uuid", "other_uuid", "speed")
@@ -132,7 +151,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -165,6 +184,7 @@ class Telemetry(_message.Message):
     OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
     KEYS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FETCH_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -176,7 +196,8 @@ class Telemetry(_message.Message):
     outstanding: _containers.ScalarMap[str, int]
     reasons: _containers.RepeatedCompositeFieldContainer[HealthReason]
     keys_digest: int
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ...) -> None: ...
+    fetch_room_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ...) -> None: ...
 
 class HealthReason(_message.Message):
     __slots__ = ("code", "level", "message", "remedy")
@@ -295,7 +316,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance")
+    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +325,7 @@ class Record(_message.Message):
     DELETED_S_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
     kind: str
     id: str
     owner: str
@@ -312,7 +334,36 @@ class Record(_message.Message):
     deleted_s: float
     peer: PeerInfo
     instance: InstanceInfo
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ...) -> None: ...
+    download: DownloadInfo
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., download: _Optional[_Union[DownloadInfo, _Mapping]] = ...) -> None: ...
+
+class DownloadInfo(_message.Message):
+    __slots__ = ("model", "state", "done_bytes", "total_bytes", "bytes_per_s", "eta_s", "layers", "whole", "reason", "remedy", "from_hub_bytes", "from_peers_bytes")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ETA_S_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    FROM_HUB_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FROM_PEERS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    state: DownloadState
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float
+    eta_s: float
+    layers: LayerRange
+    whole: bool
+    reason: str
+    remedy: str
+    from_hub_bytes: int
+    from_peers_bytes: int
+    def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[DownloadState, str]] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., whole: bool = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., from_hub_bytes: _Optional[int] = ..., from_peers_bytes: _Optional[int] = ...) -> None: ...
 
 class OwnerSummary(_message.Message):
     __slots__ = ("owner", "state", "incarnation", "refutation", "newest", "digest")
@@ -501,18 +552,20 @@ class CommitRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., keep_kv_from: _Optional[int] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ...) -> None: ...
 
 class StageStatus(_message.Message):
-    __slots__ = ("listening", "loading", "ready", "failed", "hop_lost")
+    __slots__ = ("listening", "loading", "ready", "failed", "hop_lost", "fetching")
     LISTENING_FIELD_NUMBER: _ClassVar[int]
     LOADING_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     HOP_LOST_FIELD_NUMBER: _ClassVar[int]
+    FETCHING_FIELD_NUMBER: _ClassVar[int]
     listening: StageListening
     loading: StageLoading
     ready: StageReady
     failed: StageFailed
     hop_lost: StageHopLost
-    def __init__(self, listening: _Optional[_Union[StageListening, _Mapping]] = ..., loading: _Optional[_Union[StageLoading, _Mapping]] = ..., ready: _Optional[_Union[StageReady, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., hop_lost: _Optional[_Union[StageHopLost, _Mapping]] = ...) -> None: ...
+    fetching: StageFetching
+    def __init__(self, listening: _Optional[_Union[StageListening, _Mapping]] = ..., loading: _Optional[_Union[StageLoading, _Mapping]] = ..., ready: _Optional[_Union[StageReady, _Mapping]] = ..., failed: _Optional[_Union[StageFailed, _Mapping]] = ..., hop_lost: _Optional[_Union[StageHopLost, _Mapping]] = ..., fetching: _Optional[_Union[StageFetching, _Mapping]] = ...) -> None: ...
 
 class StageListening(_message.Message):
     __slots__ = ("endpoint", "pid")
@@ -523,6 +576,14 @@ class StageListening(_message.Message):
     def __init__(self, endpoint: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class StageLoading(_message.Message):
+    __slots__ = ("done", "total")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    done: int
+    total: int
+    def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+
+class StageFetching(_message.Message):
     __slots__ = ("done", "total")
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
@@ -553,12 +614,16 @@ class StageReady(_message.Message):
     def __init__(self, memory_bytes: _Optional[int] = ..., load_s: _Optional[float] = ..., inputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_plan_pb2.TensorSpec, _Mapping]]] = ..., resumed: _Optional[int] = ..., group: _Optional[_Union[_runner_pb2.GroupFigures, _Mapping]] = ...) -> None: ...
 
 class StageFailed(_message.Message):
-    __slots__ = ("code", "message")
+    __slots__ = ("code", "message", "remedy", "final")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    remedy: str
+    final: bool
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., remedy: _Optional[str] = ..., final: bool = ...) -> None: ...
 
 class LinkRequest(_message.Message):
     __slots__ = ("instance_id", "ballot", "next_endpoint", "next_peer", "ranks")
@@ -693,3 +758,87 @@ class ShareKeysReply(_message.Message):
     digest: int
     keys: _containers.RepeatedCompositeFieldContainer[SharedKey]
     def __init__(self, digest: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ...) -> None: ...
+
+class IntroduceRequest(_message.Message):
+    __slots__ = ("model", "model_digest")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_digest: str
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
+
+class IntroduceReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DescribeFilesRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class DescribeFilesReply(_message.Message):
+    __slots__ = ("found", "model_digest", "repo", "revision", "files", "whole")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REPO_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    model_digest: str
+    repo: str
+    revision: str
+    files: _containers.RepeatedCompositeFieldContainer[FileSpans]
+    whole: bool
+    def __init__(self, found: bool = ..., model_digest: _Optional[str] = ..., repo: _Optional[str] = ..., revision: _Optional[str] = ..., files: _Optional[_Iterable[_Union[FileSpans, _Mapping]]] = ..., whole: bool = ...) -> None: ...
+
+class FileSpans(_message.Message):
+    __slots__ = ("name", "size", "sha256", "spans")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size: int
+    sha256: str
+    spans: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., sha256: _Optional[str] = ..., spans: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PeerLayers(_message.Message):
+    __slots__ = ("peer", "layers", "whole")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    layers: LayerRange
+    whole: bool
+    def __init__(self, peer: _Optional[str] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., whole: bool = ...) -> None: ...
+
+class PullRequest(_message.Message):
+    __slots__ = ("model", "model_digest", "wants")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    WANTS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    model_digest: str
+    wants: _containers.RepeatedCompositeFieldContainer[PeerLayers]
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., wants: _Optional[_Iterable[_Union[PeerLayers, _Mapping]]] = ...) -> None: ...
+
+class PullReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DropModelRequest(_message.Message):
+    __slots__ = ("model", "files")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    files: bool
+    def __init__(self, model: _Optional[str] = ..., files: bool = ...) -> None: ...
+
+class DropModelReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...

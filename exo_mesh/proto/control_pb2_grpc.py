@@ -119,6 +119,26 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysReply.FromString,
                 _registered_method=True)
+        self.Introduce = channel.unary_unary(
+                '/exo_mesh.Control/Introduce',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.IntroduceRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.IntroduceReply.FromString,
+                _registered_method=True)
+        self.DescribeFiles = channel.unary_unary(
+                '/exo_mesh.Control/DescribeFiles',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DescribeFilesRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DescribeFilesReply.FromString,
+                _registered_method=True)
+        self.Pull = channel.unary_unary(
+                '/exo_mesh.Control/Pull',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.PullRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.PullReply.FromString,
+                _registered_method=True)
+        self.DropModel = channel.unary_unary(
+                '/exo_mesh.Control/DropModel',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DropModelRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DropModelReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -243,6 +263,34 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Introduce(self, request, context):
+        """Gets config, tokenizer and headers of a model from peers, if they are not here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DescribeFiles(self, request, context):
+        """Which bytes of a model this peer has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pull(self, request, context):
+        """Starts to fetch files of a model; its record in the view says how far that is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropModel(self, request, context):
+        """Ends the fetching of a model, or deletes what was fetched of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -330,6 +378,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ShareKeys,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysReply.SerializeToString,
+            ),
+            'Introduce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Introduce,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.IntroduceRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.IntroduceReply.SerializeToString,
+            ),
+            'DescribeFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeFiles,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DescribeFilesRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DescribeFilesReply.SerializeToString,
+            ),
+            'Pull': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pull,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.PullRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.PullReply.SerializeToString,
+            ),
+            'DropModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropModel,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DropModelRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DropModelReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -791,6 +859,114 @@ class Control(object):
             '/exo_mesh.Control/ShareKeys',
             exo__mesh_dot_proto_dot_control__pb2.ShareKeysRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.ShareKeysReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Introduce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Introduce',
+            exo__mesh_dot_proto_dot_control__pb2.IntroduceRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.IntroduceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/DescribeFiles',
+            exo__mesh_dot_proto_dot_control__pb2.DescribeFilesRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DescribeFilesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Pull',
+            exo__mesh_dot_proto_dot_control__pb2.PullRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.PullReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/DropModel',
+            exo__mesh_dot_proto_dot_control__pb2.DropModelRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DropModelReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -96,6 +96,7 @@ class RequestRun:
         self._redial: Redial | None = None
         self._trouble: StageLostError | None = None
         self._prefill_total = 0
+        self._fetched = 0
         entry.on_cancel = self._interrupt
 
     async def step(self) -> Sequence[RequestEvent]:
@@ -144,13 +145,20 @@ class RequestRun:
         await asyncio.wait((self._work,), timeout=PROGRESS_EVERY_S)
         self._raise_if_stopped()
         if not self._work.done():
-            return [Progress("loading", *self._rings.progress(self._entry.model))]
+            return [self._note_progress(Progress(*self._rings.progress(self._entry.model)))]
         work, self._work = self._work, None
         self._instance = work.result()
         self._redial = self._rings.redial(self._instance)
         self._new_ballots = 0
         self._open_call(self._instance, self._redial)
         return []
+
+    def _note_progress(self, progress: Progress) -> Progress:
+        """While files arrive, the time that a request may take does not run: it counts from the last byte that came."""
+        if progress.phase == "fetching" and progress.done != self._fetched:
+            self._fetched = progress.done
+            self._ends_at = self._rings.clock() + self._patience.total_s
+        return progress
 
     async def _read(self) -> Sequence[RequestEvent]:
         """One message of the driver. After a broken stream the same ring is called again as long as it is healthy: what

@@ -51,7 +51,7 @@ class Rings:
         """Where its driver is asked first, "host:port"."""
         return self.members.doors(instance.endpoints[-1], instance.plan.peer_ids[-1])[0]
 
-    def progress(self, model: str) -> tuple[int, int]:
+    def progress(self, model: str) -> tuple[str, int, int]:
         """See Instances.progress."""
         return self.instances.progress(model)
 

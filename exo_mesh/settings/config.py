@@ -88,6 +88,9 @@ class Settings:
     memory_poll_interval: float = 1.5
     spare_runners: int = 0
     models_dirs: tuple[Path, ...] = ()
+    fetch: bool = True
+    models_max_bytes: int | None = None
+    evict_pinned: bool = False
     min_peers: int = 1
     placement: str = "memory"
     context_limit: int | None = None
@@ -268,6 +271,12 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 8), toml=(int,)),
         Setting("models_dir", "DIR", "a directory with model directories in it, or a model directory",
                 values.path, "models_dirs", separator=os.pathsep),
+        Setting("no_fetch", "", "fetch no files of models to this machine, neither from a hub nor from peers",
+                values.switched_off, "fetch", (bool,), show=lambda on: str(not on).lower()),
+        Setting("models_max_size", "SIZE", "most disk that fetched models may take; then unused ones are deleted",
+                values.size, "models_max_bytes", (str, int)),
+        Setting("evict_pinned", "", "to make room, also delete models that were pulled by name", values.switched_on,
+                toml=(bool,), show=lambda on: str(on).lower()),
         Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
         Setting("placement", "POLICY", "how many peers a model gets: memory, latency or throughput",
                 values.one_of("memory", "latency", "throughput")),

@@ -38,11 +38,15 @@ SURVEY_S = 120.0
 SELF_TEST_S = 180.0
 """For a peer that imports an engine's library, writes a few layers in float32 and computes them."""
 
+INTRODUCE_S = 120.0
+"""For a peer that copies the tokenizer and the headers of a model: up to 150 MB, and the link may be Wi-Fi."""
+
 _REPLY_BYTES = {
     "Hello": STRANGER_BYTES,
     "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
     "Diagnose": 4 * MAX_BYTES,
     "DescribeModel": 4 * MAX_BYTES,
+    "DescribeFiles": 4 * MAX_BYTES,
     "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
 }
 """Longest replies, where they are not MAX_BYTES."""
@@ -197,6 +201,23 @@ class ControlClient:
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         reply: pb.ShareKeysReply = await self._call(self._stub.ShareKeys, request, timeout_s)
         return reply
+
+    async def introduce(self, model: str, digest: str) -> None:
+        request = pb.IntroduceRequest(model=model, model_digest=digest)
+        await self._call(self._stub.Introduce, request, INTRODUCE_S)
+
+    async def describe_files(self, model: str) -> pb.DescribeFilesReply:
+        request = pb.DescribeFilesRequest(model=model)
+        reply: pb.DescribeFilesReply = await self._call(self._stub.DescribeFiles, request, CALL_S)
+        return reply
+
+    async def pull(self, request: pb.PullRequest) -> None:
+        await self._call(self._stub.Pull, request, INTRODUCE_S)
+
+    async def drop_model(self, model: str, *, files: bool) -> bool:
+        request = pb.DropModelRequest(model=model, files=files)
+        reply: pb.DropModelReply = await self._call(self._stub.DropModel, request, 2 * CALL_S)
+        return reply.found
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model)

@@ -1,11 +1,12 @@
-"""Peers, instances, records and readings of the control plane to protobuf and back."""
+"""Peers, instances, downloads, records and readings of the control plane to protobuf and back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
-from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
+from exo_mesh.domain.device import FETCHES, Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
+from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
@@ -31,6 +32,13 @@ _STATES = {
     InstanceState.READY: pb.INSTANCE_STATE_READY,
     InstanceState.FAILED: pb.INSTANCE_STATE_FAILED,
 }
+_DOWNLOAD_STATES = {
+    DownloadState.PENDING: pb.DOWNLOAD_STATE_PENDING,
+    DownloadState.ONGOING: pb.DOWNLOAD_STATE_ONGOING,
+    DownloadState.COMPLETED: pb.DOWNLOAD_STATE_COMPLETED,
+    DownloadState.FAILED: pb.DOWNLOAD_STATE_FAILED,
+}
+_DOWNLOAD_STATES_BACK = {number: state for state, number in _DOWNLOAD_STATES.items()}
 _STATES_BACK = {number: state for state, number in _STATES.items()}
 
 
@@ -55,6 +63,9 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
             for p in peer.rdma_ports
         ],
         static_rank=None if peer.static_rank is None else _rank_to_proto(peer.static_rank),
+        fetches=peer.fetches,
+        files_port=peer.files_port,
+        partial_models=peer.partial_models[: _num_within(peer.partial_models)],
     )
 
 
@@ -81,6 +92,9 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
             for p in message.rdma_ports[:MAX_PORTS]
         ),
         static_rank=_rank_from_proto(message.static_rank) if message.HasField("static_rank") else None,
+        fetches=message.fetches if message.fetches in FETCHES else "",
+        files_port=message.files_port if message.files_port < 65_536 else 0,
+        partial_models=tuple(message.partial_models[:MAX_ITEMS]),
     )
 
 
@@ -157,6 +171,41 @@ def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
     return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
 
 
+def download_to_proto(download: DownloadInfo) -> pb.DownloadInfo:
+    start, stop = download.layers
+    return pb.DownloadInfo(
+        model=download.model,
+        state=_DOWNLOAD_STATES[download.state],
+        done_bytes=download.done_bytes,
+        total_bytes=download.total_bytes,
+        bytes_per_s=download.bytes_per_s,
+        eta_s=download.eta_s,
+        layers=pb.LayerRange(start=start, stop=stop),
+        whole=download.is_whole,
+        reason=download.reason[:MAX_TEXT],
+        remedy=download.remedy[:MAX_TEXT],
+        from_hub_bytes=download.from_hub_bytes,
+        from_peers_bytes=download.from_peers_bytes,
+    )
+
+
+def download_from_proto(message: pb.DownloadInfo) -> DownloadInfo:
+    return DownloadInfo(
+        message.model[:MAX_REASON],
+        _DOWNLOAD_STATES_BACK.get(message.state, DownloadState.FAILED),
+        message.done_bytes,
+        message.total_bytes,
+        message.bytes_per_s,
+        message.eta_s,
+        (message.layers.start, message.layers.stop),
+        message.whole,
+        message.reason[:MAX_TEXT],
+        message.remedy[:MAX_TEXT],
+        message.from_hub_bytes,
+        message.from_peers_bytes,
+    )
+
+
 def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
     """deleted_s: how long ago it was deleted, if it is."""
     message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
@@ -164,6 +213,8 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
         message.peer.CopyFrom(peer_to_proto(record.value))
     elif isinstance(record.value, InstanceInfo):
         message.instance.CopyFrom(instance_to_proto(record.value))
+    elif isinstance(record.value, DownloadInfo):
+        message.download.CopyFrom(download_to_proto(record.value))
     return message
 
 
@@ -176,6 +227,8 @@ def record_from_proto(message: pb.Record) -> Record:
         return Record(key, message.version, peer_from_proto(message.peer))
     if message.kind == "instance" and message.HasField("instance"):
         return Record(key, message.version, instance_from_proto(message.instance))
+    if message.kind == "download" and message.HasField("download"):
+        return Record(key, message.version, download_from_proto(message.download))
     raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
 
 
@@ -195,6 +248,7 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
             for reason in reading.reasons[:MAX_REASONS]
         ],
         keys_digest=reading.keys_digest,
+        fetch_room_bytes=reading.fetch_room_bytes,
     )
 
 
@@ -211,6 +265,7 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         dict(islice(message.outstanding.items(), MAX_ITEMS)),
         tuple(_reason_from_proto(reason) for reason in message.reasons[:MAX_REASONS]),
         message.keys_digest,
+        message.fetch_room_bytes,
     )
 
 

@@ -56,6 +56,10 @@ class ControlHandler(Protocol):
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply: ...
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply: ...
+    async def introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply: ...
+    async def describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply: ...
+    async def pull(self, request: pb.PullRequest) -> pb.PullReply: ...
+    async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply: ...
 
 
 class ControlServer:
@@ -187,6 +191,18 @@ class _Servicer(rpc.ControlServicer):
 
     async def ShareKeys(self, request: pb.ShareKeysRequest, context: Any) -> Any:
         return await _answer(context, self._handler.share_keys, request)
+
+    async def Introduce(self, request: pb.IntroduceRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.introduce, request)
+
+    async def DescribeFiles(self, request: pb.DescribeFilesRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.describe_files, request)
+
+    async def Pull(self, request: pb.PullRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.pull, request)
+
+    async def DropModel(self, request: pb.DropModelRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.drop_model, request)
 
     async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
         async for item in _stream(context, self._handler.read_text_files(request)):

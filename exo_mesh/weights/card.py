@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.spans import Span, Spans, merged
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import (
     MAX_JSON_BYTES,
@@ -24,7 +25,7 @@ from exo_mesh.model_files import (
     shown,
     size_of,
 )
-from exo_mesh.weights.safetensors import TensorInfo, TensorTable, read_tensor_table
+from exo_mesh.weights.safetensors import PART, TensorInfo, TensorTable, on_disk, read_tensor_table
 
 TEXT_FILES = (
     "tokenizer.json",
@@ -92,7 +93,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
     if not exists(model_dir / "tokenizer.json"):
         raise ModelError(f"{label(model_dir)} has no tokenizer.json, so {name} cannot be used")
     text = text_config(config)
-    _check_quantisation(model_dir, config, text)
+    check_quantisation(model_dir, config)
     table = read_tensor_table(model_dir)
     num_layers = _num_layers(model_dir, text)
     hidden_size = _require_size(model_dir, text, "hidden_size", "n_embd", "d_model", "dim")
@@ -178,7 +179,9 @@ def _context_length(model_dir: Path, text: Mapping[str, Any]) -> int:
     return _find_size(text, *keys) or _require_size(model_dir, text, *keys)
 
 
-def _check_quantisation(model_dir: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelError if config.json names a quantisation that no engine of ours can load."""
+    text = text_config(config)
     quantisation = text.get("quantization_config") or config.get("compression_config")
     if not quantisation or config.get("quantization"):
         return
@@ -263,9 +266,23 @@ def _digest(config: Mapping[str, Any], table: TensorTable) -> str:
         rows = [[name, table[name].dtype, table[name].shape] for name in names[begin : begin + _ROWS]]
         digest.update((("," if begin else "") + _compact(rows)[1:-1]).encode())
     digest.update(b"]]")
-    for name in names[:: max(1, len(names) // _SAMPLED_TENSORS)]:
+    for name in _sampled(names):
         digest.update(_first_bytes(table[name]))
     return digest.hexdigest()
+
+
+def digest_samples(table: TensorTable) -> dict[str, Spans]:
+    """The bytes of tensors that a card's digest depends on, by the name of the whole file."""
+    found: dict[str, list[Span]] = {}
+    for name in _sampled(sorted(table)):
+        info = table[name]
+        span = info.start, info.start + min(_SAMPLED_BYTES, info.num_bytes)
+        found.setdefault(info.file.name.removesuffix(PART), []).append(span)
+    return {file: merged(spans) for file, spans in found.items()}
+
+
+def _sampled(names: Sequence[str]) -> Sequence[str]:
+    return names[:: max(1, len(names) // _SAMPLED_TENSORS)]
 
 
 def _compact(value: Any) -> str:
@@ -294,7 +311,7 @@ def _text_digest(model_dir: Path) -> str:
 
 def _first_bytes(info: TensorInfo) -> bytes:
     try:
-        with open_model_file(info.file) as stream:
+        with open_model_file(on_disk(info.file)) as stream:
             stream.seek(info.start)
             return stream.read(min(_SAMPLED_BYTES, info.num_bytes))
     except OSError as exc:

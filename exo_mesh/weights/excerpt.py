@@ -15,8 +15,18 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from exo_mesh.errors import ModelError
+from exo_mesh.model_files import label
 from exo_mesh.weights.card import is_side_model, is_vocabulary, layer_of, read_json, text_config
-from exo_mesh.weights.safetensors import DTYPE_BITS, SINGLE_FILE, TensorInfo, TensorTable, read_tensor_table
+from exo_mesh.weights.fetched import is_here, read_manifest
+from exo_mesh.weights.safetensors import (
+    DTYPE_BITS,
+    PART,
+    SINGLE_FILE,
+    TensorInfo,
+    TensorTable,
+    on_disk,
+    read_tensor_table,
+)
 
 WINDOW = 16
 """Attention windows and chunks of the excerpt: a prompt of 40 tokens crosses them twice."""
@@ -51,6 +61,7 @@ def write_excerpt(model_dir: Path, target: Path, layers: Collection[int]) -> Pat
         raise ModelError(
             f"{model_dir}: a self-test of layers {sorted(layers)} would write {size} bytes, over {MAX_BYTES}"
         )
+    _require_fetched(model_dir, table, wanted)
     target.mkdir(parents=True, exist_ok=True)
     try:
         (target / "config.json").write_text(json.dumps(_shrunk(config, rows)))
@@ -58,6 +69,15 @@ def write_excerpt(model_dir: Path, target: Path, layers: Collection[int]) -> Pat
     except OSError as exc:
         raise ModelError(f"an excerpt of {model_dir} cannot be written to {target}: {exc.strerror or exc}") from exc
     return target
+
+
+def _require_fetched(model_dir: Path, table: TensorTable, wanted: Collection[str]) -> None:
+    """Raises ModelError if some of these tensors are still to be fetched: read as zeros, they would prove nothing."""
+    manifest = read_manifest(model_dir)
+    for name in wanted:
+        info = table[name]
+        if not is_here(manifest, {info.file.name.removesuffix(PART): ((info.start, info.stop),)}):
+            raise ModelError(f"{label(model_dir)}: {name} is not on this machine yet, so layers cannot be tested")
 
 
 def _shape(name: str, info: TensorInfo, vocab_size: Any, rows: int | None) -> tuple[int, ...]:
@@ -98,7 +118,7 @@ def _write_tensors(
 def _copy(info: TensorInfo, num_bytes: int, out: BinaryIO) -> None:
     """The first `num_bytes` (as written) of a tensor, widened on the way."""
     left = num_bytes // 2 if info.dtype in _WIDENED else num_bytes
-    with info.file.open("rb") as source:
+    with on_disk(info.file).open("rb") as source:
         source.seek(info.start)
         while left:
             piece = source.read(min(left, _PIECE_BYTES))

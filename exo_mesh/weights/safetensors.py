@@ -104,7 +104,7 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
     except FileNotFoundError:
         pass  # then the weights are in several files
     index_file = model_dir / INDEX_FILE
-    weight_map = _read_weight_map(index_file)
+    weight_map = read_weight_map(index_file)
     table: TensorTable = {}
     left_bytes = MAX_HEADERS_BYTES
     for file_name in sorted(set(weight_map.values())):
@@ -126,9 +126,11 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
 
 
 def on_disk(file: Path) -> Path:
-    """A checkpoint file by its own name, or by that of its part if only that is there."""
-    part = file.with_name(f"{file.name}{PART}")
-    return part if not exists(file) and exists(part) else file
+    """A checkpoint file by its own name, or by that of its part if only that is there. Takes either name, so whoever
+    opens a file some time after its header asks again: it may have become whole since."""
+    whole = file.with_name(file.name.removesuffix(PART))
+    part = whole.with_name(f"{whole.name}{PART}")
+    return part if not exists(whole) and exists(part) else whole
 
 
 def read_header(file: Path) -> TensorTable:
@@ -269,8 +271,8 @@ def _tensor_info(file: Path, name: str, entry: _Entry | None, data_start: int) -
     return TensorInfo(file, entry.dtype, shape, data_start + start, data_start + stop)
 
 
-def _read_weight_map(index_file: Path) -> Mapping[str, str]:
-    """{tensor: file name}, with file names that stay inside the model directory."""
+def read_weight_map(index_file: Path) -> Mapping[str, str]:
+    """{tensor: file name}, with file names that stay inside the model directory. Raises ModelError."""
     try:
         raw = read_model_file(index_file, MAX_INDEX_BYTES)
     except FileNotFoundError as exc:

@@ -79,6 +79,9 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "max_memory": "12GB",
         "spare_runners": "2",
         "models_dir": f"{tmp_path}:{tmp_path / 'b'}",
+        "no_fetch": "true",
+        "models_max_size": "5GB",
+        "evict_pinned": "true",
         "min_peers": "2",
         "placement": "throughput",
         "context_limit": "4096",
@@ -136,6 +139,9 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         max_memory_bytes=12 * 10**9,
         spare_runners=2,
         models_dirs=(tmp_path, tmp_path / "b"),
+        fetch=False,
+        models_max_bytes=5 * 10**9,
+        evict_pinned=True,
         min_peers=2,
         placement="throughput",
         context_limit=4096,
@@ -158,13 +164,14 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
     )
     assert load(tmp_path, texts).settings == expected
     assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == expected
-    plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - {"max_memory", "override_memory"}
+    sizes = {"max_memory", "override_memory", "models_max_size"}
+    plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - sizes
     lines = [f"{name} = {text}" if name in plain else f"{name} = '{text}'" for name, text in texts.items()]
     (tmp_path / "config.toml").write_text("\n".join(lines))
     loaded = load(tmp_path)
     assert loaded.settings == expected
     for name, text in texts.items():
-        if name not in ("max_memory", "override_memory", "discovery"):
+        if name not in {*sizes, "discovery"}:
             assert SETTINGS[name].text(loaded.settings) == text
 
 

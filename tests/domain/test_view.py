@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import (
+    MAX_DOWNLOADS_PER_OWNER,
     MAX_RECORDS_PER_OWNER,
     TOMBSTONE_S,
     InstanceInfo,
@@ -119,3 +121,25 @@ def test_an_adopted_instance_stands_above_its_old_owners_record() -> None:
     held.merge([old, Record(RecordKey("instance", "m-1", "a"), 1, taken)], 0.0)
     assert held.instances() == [("a", taken)]
     assert held.records_of_instances() == [("z", old.value), ("a", taken)]
+
+
+def download_record(owner: str, model: str, done: int, version: int = 1) -> Record:
+    info = DownloadInfo(model, DownloadState.ONGOING, done, 100)
+    return Record(RecordKey("download", model, owner), version, info)
+
+
+def test_the_progress_of_a_download_is_told_and_does_not_change_what_is_agreed() -> None:
+    view = View()
+    view.merge([peer_record("a", 1)], 0.0)
+    before, told = view.digest(), view.sum
+    for done in (1, 2):
+        assert view.merge([download_record("a", "m", done, version=done)], 0.0)
+        assert [info.done_bytes for _, info in view.downloads()] == [done]
+    assert view.digest() == before and view.sum != told
+
+
+def test_an_owner_cannot_fill_the_view_with_downloads() -> None:
+    view = View()
+    view.merge([download_record("a", f"m-{n}", 1) for n in range(3 * MAX_DOWNLOADS_PER_OWNER)], 0.0)
+    view.merge([instance_record("a", 1)], 0.0)
+    assert len(view.downloads()) == MAX_DOWNLOADS_PER_OWNER and len(view.instances()) == 1

@@ -15,7 +15,7 @@ from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import StageLostError
 from exo_mesh.hosting.reservations import Reservations
 from exo_mesh.instances import ring_keeper
-from exo_mesh.instances.ring_keeper import RingKeeper
+from exo_mesh.instances.ring_keeper import RingKeeper, tell_nobody
 from exo_mesh.proto import control_pb2 as pb
 from tests.instances.test_ownership import an_instance
 from tests.support.nodes import until
@@ -93,7 +93,7 @@ async def keeper(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[R
     monkeypatch.setattr(ring_keeper, "REATTACH_S", 0.5)
     monkeypatch.setattr(ring_keeper, "REATTACH_PAUSE_S", 0.01)
     members: Any = ring
-    keeper = RingKeeper(PLAN, members, lambda done, total: None, RunnerLimits())
+    keeper = RingKeeper(PLAN, members, tell_nobody, RunnerLimits())
     keeper.watch()
     await until(lambda: all(stage.streams == 1 for stage in ring.stages.values()))
     yield keeper

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
+from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.transport import control_codec as codec
 from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto
 
@@ -35,6 +36,19 @@ def test_a_peer_keeps_what_it_says_of_its_engines() -> None:
     info = PeerInfo("p", 1, "n", "1", 2, "default", ("a:1",), "", (device,), ("m", "n"), models)
     there = codec.peer_from_proto(codec.peer_to_proto(info))
     assert there == info and there.tags == info.tags
+
+
+def test_a_peer_keeps_what_it_says_of_its_files() -> None:
+    info = PeerInfo("p", 1, "n", "1", 2, "default", ("a:1",), fetches="hub", files_port=7000, partial_models=("m",))
+    there = codec.peer_from_proto(codec.peer_to_proto(info))
+    assert there == info and there.knows("m") and not there.knows("n")
+
+
+@pytest.mark.parametrize("state", DownloadState)
+def test_a_download_keeps_its_figures(state: DownloadState) -> None:
+    info = DownloadInfo("m", state, 5, 10, 2.5, 2.0, (3, 8), True, "no room", "make room", 4, 1)
+    record = Record(RecordKey("download", "m", "a"), 3, info)
+    assert codec.record_from_proto(codec.record_to_proto(record)) == record
 
 
 def test_a_peer_cannot_fill_another_with_engines() -> None:

@@ -301,3 +301,15 @@ class SimClient(PeerClient):
 
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         raise NotImplementedError
+
+    async def introduce(self, model: str, digest: str) -> None:
+        raise NotImplementedError
+
+    async def describe_files(self, model: str) -> pb.DescribeFilesReply:
+        raise NotImplementedError
+
+    async def pull(self, request: pb.PullRequest) -> None:
+        raise NotImplementedError
+
+    async def drop_model(self, model: str, *, files: bool) -> bool:
+        raise NotImplementedError

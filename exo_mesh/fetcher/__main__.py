@@ -1,0 +1,73 @@
+"""`python -m exo_mesh.fetcher`: fetch model files for a node, as exo_mesh/fetcher/wire.py says. Ends with its input."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+
+import msgspec
+
+from exo_mesh.errors import FetchError
+from exo_mesh.fetcher import peer_source
+from exo_mesh.fetcher.service import FetcherService
+from exo_mesh.fetcher.source import ModelFiles
+from exo_mesh.fetcher.wire import MAX_LINE_BYTES, Answer, Request, Source, Tls
+
+MEMORY_BYTES = 2 * 2**30
+"""Of address space, on Linux: most of it is reserved and never used."""
+
+STACK_BYTES = 2**20
+
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
+def main() -> None:
+    """Serve until standard input ends, and then end at once: whatever is on disk can be gone on with."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the node ends this process
+    if sys.platform == "linux":
+        _limit_memory()
+    threading.stack_size(STACK_BYTES)
+    service = FetcherService(_Output().send, open_peer)
+    while line := sys.stdin.buffer.readline(MAX_LINE_BYTES):
+        service.handle(_requests.decode(line))
+    os._exit(0)
+
+
+def open_peer(source: Source, name: str, tls: Tls | None) -> ModelFiles:
+    """The files of a model at a peer. Raises FetchError."""
+    try:
+        return peer_source.open_peer(source, name, tls)
+    except ValueError as exc:
+        raise FetchError(f"the credentials of this node cannot be used: {exc}", is_final=True) from exc
+
+
+class _Output:
+    """Standard output, a line at a time. When nobody reads it any more, this process ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stream = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+
+    def send(self, answer: Answer) -> None:
+        try:
+            with self._lock:
+                self._stream.write(msgspec.json.encode(answer) + b"\n")
+                self._stream.flush()
+        except OSError:
+            os._exit(0)
+
+
+def _limit_memory() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, wanted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Which files of a repository make a model that can run; refuses what cannot before anything large is fetched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from exo_mesh.errors import FetchError
+from exo_mesh.fetcher.source import FileInfo
+from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES
+from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FILE
+
+MAX_TEXT_FILES = 64
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+_TEXTS = re.compile(r"[\w\-][\w.\-]{0,200}\.(json|jinja|model|tiktoken|txt)|LICENSE[\w.\-]{0,40}")
+_CODE = re.compile(r"[\w\-][\w.\-]{0,200}\.py")
+_INDEXES = re.compile(r".*\.index\.json")
+_LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, INDEX_FILE: MAX_INDEX_BYTES}
+
+
+def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
+    """Raises FetchError, with what can be done, if these files make no model that an engine could load."""
+    if SINGLE_FILE not in files and INDEX_FILE not in files:
+        raise _without_weights(name, files)
+    if "config.json" not in files:
+        raise FetchError(
+            f"{name} has no config.json, so it cannot be run",
+            remedy="choose a repository in the layout of transformers, with config.json and tokenizer.json",
+            is_final=True,
+        )
+    if "tokenizer.json" not in files:
+        raise FetchError(
+            f"{name} has no tokenizer.json, which exo-mesh needs to turn text into tokens",
+            remedy="choose another repository of the same model that has one (most conversions do), or make one: "
+            f'`AutoTokenizer.from_pretrained("{name}").save_pretrained(DIR)` of transformers writes it; put it beside '
+            "the weights in a directory below --models-dir",
+            is_final=True,
+        )
+
+
+def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> list[FileInfo]:
+    """Config, tokenizer and template files, and the index of the weights. with_code: Python files, too."""
+    chosen = [
+        info
+        for name, info in files.items()
+        if (_TEXTS.fullmatch(name) or (with_code and _CODE.fullmatch(name)))
+        and (name == INDEX_FILE or not _INDEXES.fullmatch(name))
+        and (name != INDEX_FILE or SINGLE_FILE not in files)
+    ]
+    needed = [info for info in chosen if info.size <= _LIMITS.get(info.name, MAX_JSON_BYTES)]
+    for info in chosen:
+        if info not in needed and info.name in (*_LIMITS, "config.json"):
+            raise FetchError(f"{info.name} has {info.size} bytes, more than any model needs", is_final=True)
+    return sorted(needed, key=lambda info: (info.name not in (*_LIMITS, "config.json"), info.name))[:MAX_TEXT_FILES]
+
+
+def weight_files(name: str, files: Mapping[str, FileInfo], named: Collection[str]) -> list[FileInfo]:
+    """The files that hold the tensors. named: by the index. Raises FetchError if one of them is missing."""
+    wanted = [SINGLE_FILE] if SINGLE_FILE in files else sorted(named)
+    missing = next((file for file in wanted if file not in files), None)
+    if missing is not None:
+        raise FetchError(f"{name} has no {missing}, though {INDEX_FILE} names it", is_final=True)
+    return [files[file] for file in wanted]
+
+
+def _without_weights(name: str, files: Mapping[str, FileInfo]) -> FetchError:
+    gguf = next((file for file in sorted(files) if file.endswith(".gguf")), None)
+    if gguf is not None:
+        return FetchError(
+            f"{name} has its weights as GGUF only ({gguf}), which no engine of exo-mesh reads yet",
+            remedy="choose a repository with .safetensors files; `exo-mesh pull REPOSITORY:Q4_K_M` fetches one "
+            "quantisation for other programs",
+            is_final=True,
+        )
+    pickle = next((file for file in sorted(files) if file.endswith(PICKLES)), None)
+    if pickle is not None:
+        return FetchError(
+            f"{name} has its weights only as pickle ({pickle}), which can run any code when it is loaded",
+            remedy="choose a repository with .safetensors files, or convert it on a machine where you trust it: "
+            "`save_pretrained` of transformers writes them",
+            is_final=True,
+        )
+    other = next((file for file in sorted(files) if file.endswith(".safetensors")), None)
+    found = f"its weights ({other}) are not in {SINGLE_FILE} or {INDEX_FILE}" if other else "it has no weights"
+    return FetchError(
+        f"{name} cannot be run: {found}",
+        remedy="choose a repository in the layout of transformers or MLX",
+        is_final=True,
+    )

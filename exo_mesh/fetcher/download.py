@@ -1,0 +1,328 @@
+"""Bring bytes into a fetched directory: a few chunks at once, each from the first of its sources that has it.
+
+A chunk that fails at one source goes on at the next, from the byte where it stopped. What arrives stays, whatever
+happens later.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass, field
+
+from exo_mesh.domain.spans import Span, Spans, cut, minus
+from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
+from exo_mesh.fetcher.duty import DutyCycle
+from exo_mesh.fetcher.source import FileInfo, ModelFiles, NoRangesError, Sink, SourceError
+from exo_mesh.fetcher.writing import DiskError, ModelWriter
+from exo_mesh.weights.fetched import Pieces
+
+MAX_AT_ONCE = 8
+"""Chunks on their way, of all requests together."""
+
+CHUNK_BYTES = 16 * 2**20
+WRITE_BYTES = 2**20
+
+TRIES = 6
+"""In a row without a byte, at the last source, before a chunk fails: 15 s of back-off."""
+
+TRIES_BEFORE_OTHERS = 2
+"""The same at a source after which others come."""
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 8.0
+MAX_RETRY_AFTER_S = 600.0
+REST_S = 10.0
+"""How long a source that failed is passed over if there are others."""
+
+PROGRESS_INTERVAL_S = 0.5
+
+
+OpenFiles = Callable[[], ModelFiles]
+
+
+@dataclass(eq=False)
+class UsedSource:
+    """A source during one request: opened on first use. is_local: reads no network, so its bytes are not counted."""
+
+    peer: str
+    open_files: OpenFiles
+    is_local: bool = False
+    is_given_up: bool = False
+    rests_until: float = 0.0
+    _files: ModelFiles | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def files(self) -> ModelFiles:
+        """Raises FetchError and SourceError."""
+        with self._lock:
+            if self._files is None:
+                self._files = self.open_files()
+            return self._files
+
+    def close(self) -> None:
+        with self._lock:
+            if self._files is not None:
+                self._files.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Bytes of one file to be fetched as one, and the sources to try in this order."""
+
+    name: str
+    span: Span
+    sources: tuple[UsedSource, ...]
+
+
+@dataclass(eq=False)
+class Context:
+    """What a request has besides its bytes. received: bytes from each source, by peer id, "" for the hub."""
+
+    executor: Executor
+    duty: DutyCycle
+    on_progress: Callable[[int, int], None] = lambda done, total: None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    received: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def check(self) -> None:
+        if self.cancelled.is_set():
+            raise CancelledRequestError("the download was cancelled; what was fetched is kept")
+
+    def go_on(self) -> None:
+        """Called between pieces of work."""
+        self.check()
+        self.duty.rest()
+
+    def pause(self, pause_s: float) -> None:
+        self.cancelled.wait(pause_s)
+        self.check()
+
+    def count(self, source: UsedSource, num_bytes: int) -> None:
+        if not source.is_local:
+            with self._lock:
+                self.received[source.peer] += num_bytes
+
+
+def read_persistently(
+    source: UsedSource, name: str, span: Span, sink: Sink, context: Context, *, tries: int = TRIES
+) -> None:
+    """Hand over all bytes of a span in order, with as many attempts as that takes while bytes arrive.
+
+    Raises FetchError if none arrive in `tries` attempts in a row, and if the source will not do; NoRangesError once.
+    """
+    position, failed = span[0], 0
+
+    def take(data: memoryview) -> None:
+        nonlocal position, failed
+        sink(data)
+        context.count(source, len(data))
+        position, failed = position + len(data), 0
+
+    while position < span[1]:
+        context.check()
+        try:
+            source.files().read(name, position, span[1], take)
+        except NoRangesError:
+            raise
+        except SourceError as exc:
+            failed += 1
+            if failed >= tries or (exc.retry_after_s or 0) > MAX_RETRY_AFTER_S:
+                raise FetchError(str(exc)) from exc
+            context.pause(_pause_s(failed) if exc.retry_after_s is None else exc.retry_after_s)
+
+
+def _pause_s(failed: int) -> float:
+    """Doubles with each attempt without a byte; random, so that several threads do not come back at once."""
+    doubled: float = FIRST_PAUSE_S * 2 ** (failed - 1)
+    return min(doubled, LAST_PAUSE_S) * random.uniform(0.7, 1.0)
+
+
+def read_whole(source: UsedSource, info: FileInfo, context: Context) -> bytes:
+    """A small file. Raises FetchError."""
+    content = bytearray()
+
+    def keep(data: memoryview) -> None:
+        content.extend(data)
+
+    try:
+        read_persistently(source, info.name, (0, info.size), keep, context)
+    except NoRangesError:  # it was cut short: from the start
+        content.clear()
+        read_persistently(source, info.name, (0, info.size), keep, context)
+    return bytes(content)
+
+
+class Download:
+    """Fetches the bytes of some orders into one directory, and checks the files that become whole."""
+
+    def __init__(self, writer: ModelWriter, wanted: Sequence[tuple[Pieces, tuple[UsedSource, ...]]], context: Context):
+        self._writer = writer
+        self._context = context
+        self._wanted = wanted
+        self._orders: deque[Order] = deque()
+        self._blocked: list[Order] = []  # others fetch some of these bytes
+        self._running: dict[Future[list[Order]], Order | None] = {}
+        self._streamed: set[str] = set()  # files of sources without ranges
+        self._dropped: set[str] = set()
+
+    def run(self) -> None:
+        """Return when all bytes are there, and files that are whole have their names. Raises FetchError."""
+        orders = [
+            Order(name, span, sources)
+            for pieces, sources in self._wanted
+            for name, spans in pieces.items()
+            for span in cut(self._writer.missing(name, tuple(spans)), CHUNK_BYTES)
+        ]
+        self._writer.require_free(sum(order.span[1] - order.span[0] for order in orders))
+        self._orders.extend(orders)
+        self._progress()
+        try:
+            self._loop()
+            self._writer.sync()
+        except BaseException:
+            self._context.cancelled.set()
+            wait_for_futures(self._running)
+            raise
+        self._progress()
+
+    def _loop(self) -> None:
+        told = time.monotonic()
+        finished = False
+        while True:
+            self._context.check()
+            while self._orders and len(self._running) < MAX_AT_ONCE:
+                self._begin(self._orders.popleft())
+            if self._running:
+                done, _ = wait_for_futures(self._running, PROGRESS_INTERVAL_S, FIRST_COMPLETED)
+                for future in done:
+                    order = self._running.pop(future)
+                    self._orders.extendleft(reversed(future.result()))
+                    if order is not None and self._writer.is_whole(order.name):
+                        self._running[self._context.executor.submit(self._finish, order.name)] = None
+            elif self._blocked:
+                self._writer.wait(PROGRESS_INTERVAL_S)
+                self._orders, self._blocked = deque(self._blocked), []
+            elif not self._orders and not finished:
+                finished = True
+                for name in dict.fromkeys(name for pieces, _ in self._wanted for name in pieces):
+                    self._running[self._context.executor.submit(self._finish, name)] = None
+            elif not self._orders:
+                return
+            finished = finished and not self._orders
+            if time.monotonic() - told >= PROGRESS_INTERVAL_S:
+                told = time.monotonic()
+                self._progress()
+
+    def _begin(self, order: Order) -> None:
+        """Start what nobody else fetches of an order."""
+        free, is_busy = self._writer.claim(order.name, order.span)
+        if is_busy:
+            self._blocked.append(order)
+        if order.name in self._streamed:
+            free = ((free[0][0], free[-1][1]),) if free else ()
+        for span in free:
+            mine = Order(order.name, span, order.sources)
+            self._running[self._context.executor.submit(self._fetch, mine)] = mine
+
+    def _fetch(self, order: Order) -> list[Order]:
+        """Fetch the bytes of an order; answers what is to be fetched in another way."""
+        try:
+            sink = _Writing(self._writer, self._context, order)
+            try:
+                self._from_any(order, sink)
+            finally:
+                sink.flush()
+        except NoRangesError:
+            return self._stream(order)
+        finally:
+            self._writer.release(order.name, (order.span,))
+        return []
+
+    def _from_any(self, order: Order, sink: _Writing) -> None:
+        problem: MeshError = FetchError(f"no source is left that has {order.name}")
+        left = [source for source in order.sources if not source.is_given_up]
+        sources = [source for source in left if source.rests_until <= time.monotonic()] or left
+        for source in sources:
+            tries = TRIES if source is sources[-1] else TRIES_BEFORE_OTHERS
+            span = (sink.position, order.span[1])
+            try:
+                return read_persistently(source, order.name, span, sink, self._context, tries=tries)
+            except (DiskError, CancelledRequestError):
+                raise
+            except MeshError as exc:
+                problem = exc
+                source.is_given_up = getattr(exc, "is_final", True) and len(order.sources) > 1
+                source.rests_until = time.monotonic() + REST_S
+        raise problem
+
+    def _stream(self, order: Order) -> list[Order]:
+        """A source sends whole files only: the first order of a file takes all that is wanted of it."""
+        if order.name in self._streamed:
+            return []
+        self._streamed.add(order.name)
+        spans = [span for pieces, _ in self._wanted for name, spans in pieces.items() if name == order.name
+                 for span in spans]  # fmt: skip
+        return [Order(order.name, (min(start for start, _ in spans), max(stop for _, stop in spans)), order.sources)]
+
+    def _finish(self, name: str) -> list[Order]:
+        """Check a file if it is whole. If it is wrong it is fetched once more, from the last of its sources."""
+        if self._writer.finish(name, self._context.go_on):
+            return []
+        self._writer.drop(name)
+        if name in self._dropped:
+            raise FetchError(
+                f"{name} is not what its sha256 says, and was not when it was fetched once more",
+                remedy="try again later; if that does not help, the source is damaged",
+                is_final=True,
+            )
+        self._dropped.add(name)
+        sources = next(sources for pieces, sources in reversed(self._wanted) if name in pieces)
+        honest = tuple(source for source in sources if not source.is_given_up)[-1:] or sources[-1:]
+        size = self._writer.manifest.files[name].size
+        return [Order(name, span, honest) for span in cut(((0, size),), CHUNK_BYTES)]
+
+    def _progress(self) -> None:
+        total = missing = 0
+        for pieces, _ in self._wanted:
+            total += sum(stop - start for spans in pieces.values() for start, stop in spans)
+            missing += self._writer.missing_bytes(pieces)
+        self._context.on_progress(total - missing, total)
+
+
+class _Writing:
+    """A sink that writes an order's bytes in large pieces, and leaves alone what is there already."""
+
+    def __init__(self, writer: ModelWriter, context: Context, order: Order) -> None:
+        self.position = order.span[0]
+        self._writer = writer
+        self._context = context
+        self._name = order.name
+        self._buffer = bytearray()
+
+    def __call__(self, data: memoryview) -> None:
+        self._context.check()
+        self._buffer += data
+        self.position += len(data)
+        if len(self._buffer) >= WRITE_BYTES:
+            self.flush()
+            self._context.go_on()
+
+    def flush(self) -> None:
+        buffer, self._buffer = self._buffer, bytearray()
+        start = self.position - len(buffer)
+        missing: Spans = self._writer.missing(self._name, ((start, self.position),)) if buffer else ()
+        view = memoryview(buffer)
+        for begin, end in missing:
+            self._writer.write(self._name, begin, view[begin - start : end - start])
+
+
+def without(pieces: Pieces, others: Pieces) -> dict[str, Spans]:
+    """The bytes of `pieces` that are not in `others`."""
+    left = {name: minus(tuple(spans), tuple(others.get(name, ()))) for name, spans in pieces.items()}
+    return {name: spans for name, spans in left.items() if spans}

@@ -1,0 +1,262 @@
+"""Read models from a hub: huggingface_hub knows names, addresses, tokens, proxies and errors; bytes come by range.
+
+Environment: HF_ENDPOINT, HF_TOKEN, HF_HOME and the others that huggingface_hub documents. The token goes to the hub's
+own address only, and into no message.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url
+from huggingface_hub.errors import (
+    DisabledRepoError,
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import ModelInfo
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+from exo_mesh.errors import FetchError, MeshError, UnknownModelError
+from exo_mesh.fetcher.source import FileInfo, Listing, NoRangesError, Sink, SourceError
+from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.weights.safetensors import DTYPE_BITS
+
+ASK_TRIES = 4
+ASK_LIMIT_S = 20.0
+FIRST_PAUSE_S = 0.5
+MAX_PATIENCE_S = 60.0
+"""How long a question to the hub's API waits when the hub says Retry-After."""
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_SEARCHED = ["downloads", "likes", "gated", "tags", "safetensors", "gguf", "usedStorage"]
+_T = TypeVar("_T")
+
+
+class HubFiles:
+    """One revision of a repository. After `listing`, the revision is a commit."""
+
+    peer = ""
+
+    def __init__(self, repo: str, revision: str) -> None:
+        self.repo = repo
+        self.revision = revision
+        self._locations: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._has_ranges = True
+
+    def listing(self) -> Listing:
+        """Asks several times if the hub is busy. Raises UnknownModelError and FetchError."""
+        info = ask(lambda: HfApi().model_info(self.repo, revision=self.revision, files_metadata=True,
+                                              timeout=ASK_LIMIT_S), self.repo, self.revision)  # fmt: skip
+        self.revision = info.sha or self.revision
+        files = {
+            sibling.rfilename: FileInfo(
+                sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs is not None else ""
+            )
+            for sibling in info.siblings or []
+        }
+        return Listing(self.repo, self.revision, files)
+
+    def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
+        headers = {"Accept-Encoding": "identity"}
+        if self._has_ranges:
+            headers["Range"] = f"bytes={start}-{stop - 1}"
+        location = self._location(file)
+        if _is_hub(location):
+            headers = build_hf_headers(headers=headers)
+        limits = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        try:
+            with get_session().stream("GET", location, headers=headers, timeout=limits) as response:
+                skip = self._checked(response, file, start)
+                _pass_on(response, skip, stop - start, sink)
+        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OfflineModeIsEnabled, RuntimeError) as exc:
+            raise translated(exc, self.repo, self.revision) from exc
+
+    def close(self) -> None:
+        """Its connections are those of the process."""
+
+    def _location(self, file: str) -> str:
+        """Where the bytes of a file are; asked once, for a hub counts questions."""
+        with self._lock:
+            known = self._locations.get(file)
+        if known is None:
+            url = hf_hub_url(self.repo, file, revision=self.revision)
+            try:
+                known = HfApi().get_hf_file_metadata(url=url, timeout=constants.HF_HUB_ETAG_TIMEOUT).location
+            except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError, ValueError, OSError) as exc:
+                raise translated(exc, self.repo, self.revision) from exc
+            with self._lock:
+                self._locations[file] = known
+        return known
+
+    def _checked(self, response: httpx2.Response, file: str, start: int) -> int:
+        """How many bytes come before those that were asked for."""
+        if response.status_code >= 400:
+            response.read()
+            if response.status_code in (401, 403, 404, 410) and not _is_hub(str(response.url)):
+                with self._lock:
+                    self._locations.pop(file, None)
+                raise SourceError(f"the address of {file} at the hub's storage has expired ({response.status_code})")
+            hf_raise_for_status(response)
+        if response.status_code == 206:
+            found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if found is None or int(found[1]) != start:
+                raise SourceError(f"the hub sends other bytes of {file} than it was asked for")
+            return 0
+        if response.status_code != 200:
+            raise SourceError(f"the hub answers {response.status_code} for {file}")
+        if start and self._has_ranges:
+            self._has_ranges = False
+            raise NoRangesError(f"the hub sends {file} as a whole only")
+        return start
+
+
+def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> None:
+    for piece in response.iter_raw():
+        view = memoryview(piece)[skip:]
+        skip -= len(piece) - len(view)
+        if view:
+            sink(view[:count])
+            count -= len(view)
+            if count <= 0:
+                return
+    if count:
+        raise SourceError(f"the hub's connection ended {count} bytes too early")
+
+
+def search_hub(query: str, limit: int) -> tuple[HubModel, ...]:
+    """Models whose names fit a query, the most downloaded first. Raises FetchError."""
+    found = ask(lambda: list(HfApi().list_models(search=query, limit=limit, sort="downloads",
+                                                 expand=_SEARCHED)), query, "")  # type: ignore[arg-type]  # fmt: skip
+    return tuple(
+        HubModel(
+            info.id, info.downloads or 0, info.likes or 0, _weight_bytes(info), bool(info.gated), tuple(info.tags or ())
+        )
+        for info in found
+    )
+
+
+def _weight_bytes(info: ModelInfo) -> int:
+    parameters = info.safetensors.parameters if info.safetensors is not None else None
+    if parameters and all(dtype in DTYPE_BITS for dtype in parameters):
+        return sum(count * DTYPE_BITS[dtype] // 8 for dtype, count in parameters.items())
+    return info.used_storage or 0
+
+
+def ask(question: Callable[[], _T], repo: str, revision: str) -> _T:
+    """The answer of the hub's API, asked again while the hub is busy. Raises UnknownModelError and FetchError."""
+    for attempt in range(1, ASK_TRIES + 1):
+        try:
+            return question()
+        except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError, ValueError, KeyError, TypeError, OSError) as exc:
+            problem = translated(exc, repo, revision)
+            if not isinstance(problem, SourceError):
+                raise problem from exc
+            pause_s = FIRST_PAUSE_S * 2 ** (attempt - 1) if problem.retry_after_s is None else problem.retry_after_s
+            if attempt == ASK_TRIES or pause_s > MAX_PATIENCE_S:
+                raise FetchError(str(problem), remedy=_reach()) from exc
+            time.sleep(pause_s)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def translated(exc: Exception, repo: str, revision: str) -> MeshError | SourceError:
+    """What an exception of huggingface_hub means: SourceError if another try may help."""
+    if isinstance(exc, MeshError | SourceError):
+        return exc
+    if isinstance(exc, GatedRepoError):
+        return _gated(repo)
+    if isinstance(exc, RevisionNotFoundError):
+        return UnknownModelError(f"{repo} has no revision {revision!r} at {_host()}", param="model")
+    if isinstance(exc, RepositoryNotFoundError | HFValidationError):
+        secret = "" if get_token() else "; if it is a private one, set HF_TOKEN where this node starts"
+        return UnknownModelError(f"there is no model {repo!r} at {_host()}{secret}", param="model")
+    if isinstance(exc, EntryNotFoundError | DisabledRepoError):
+        what = "has disabled" if isinstance(exc, DisabledRepoError) else "lacks a file of"
+        return FetchError(f"{_host()} {what} {repo}", is_final=True)
+    if isinstance(exc, OfflineModeIsEnabled):
+        return FetchError(
+            f"{repo} is not fetched from a hub: offline mode is on",
+            remedy="unset HF_HUB_OFFLINE, and start the node without --offline",
+            is_final=True,
+        )
+    if isinstance(exc, HfHubHTTPError):
+        return _refused(exc, repo)
+    if isinstance(exc, httpx2.InvalidURL | httpx2.UnsupportedProtocol | httpx2.TooManyRedirects):
+        return FetchError(f"HF_ENDPOINT {constants.ENDPOINT!r} is no address of a hub", remedy=_reach(), is_final=True)
+    if isinstance(exc, httpx2.HTTPError | httpx2.StreamError | OSError | RuntimeError):  # the last: a closed session
+        return SourceError(f"{_host()} cannot be reached, or ended the connection ({type(exc).__name__})")
+    return FetchError(f"{_host()} does not answer as a hub does ({type(exc).__name__})", remedy=_reach())
+
+
+def _refused(exc: HfHubHTTPError, repo: str) -> MeshError | SourceError:
+    """What a status means that has no exception of its own."""
+    status, headers = exc.response.status_code, exc.response.headers
+    if status == 429:
+        return SourceError(f"{_host()} limits how often it may be asked (429)", retry_after_s=_retry_after_s(headers))
+    if status >= 500 or status == 408:
+        return SourceError(f"{_host()} answers {status}", retry_after_s=_retry_after_s(headers))
+    if status == 401 and get_token():
+        return FetchError(
+            f"{_host()} refuses {_token_place()}",
+            remedy=f"make a new token at {constants.ENDPOINT}/settings/tokens and set it there, or remove it",
+            is_final=True,
+        )
+    return FetchError(f"{_host()} refuses {repo} ({status})", is_final=True)
+
+
+def _retry_after_s(headers: Any) -> float | None:
+    """Of Retry-After in seconds, or of the `t` of a RateLimit header whose `r` (remaining) is 0."""
+    text = headers.get("Retry-After", "")
+    if text.isdigit():
+        return float(text)
+    found = re.search(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)", headers.get("RateLimit", ""))
+    return float(found[1]) if found else None
+
+
+def _gated(repo: str) -> FetchError:
+    page = f"{constants.ENDPOINT}/{repo}"
+    if get_token():
+        return FetchError(
+            f"{repo} is gated, and {_token_place()} gives no access to it",
+            remedy=f"accept the terms at {page} with the account of that token; a fine-grained token also needs the "
+            "permission to read gated repositories",
+            is_final=True,
+        )
+    return FetchError(
+        f"{repo} is gated: its files need a token of somebody who accepted its terms, and this node has none",
+        remedy=f"accept the terms at {page}, make a token with read access at {constants.ENDPOINT}/settings/tokens, "
+        "then set HF_TOKEN to it where this node starts, or run `hf auth login` on this machine",
+        is_final=True,
+    )
+
+
+def _token_place() -> str:
+    in_environment = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    return "the token in HF_TOKEN" if in_environment else "the token that `hf auth login` has stored"
+
+
+def _host() -> str:
+    return urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
+
+
+def _reach() -> str:
+    return f"check that this machine can reach {constants.ENDPOINT} (HF_ENDPOINT and HTTPS_PROXY change the way)"
+
+
+def _is_hub(url: str) -> bool:
+    """Is an address the hub's own, and not that of a storage, which must not see the token?"""
+    parts, hub = urlsplit(url), urlsplit(constants.ENDPOINT)
+    return (parts.scheme, parts.netloc) == (hub.scheme, hub.netloc)

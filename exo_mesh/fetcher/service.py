@@ -1,0 +1,192 @@
+"""What a fetcher does with the requests of its node: one thread per request, and a few for all chunks together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
+from exo_mesh.fetcher.cache_source import CacheFiles
+from exo_mesh.fetcher.download import MAX_AT_ONCE, Context, Download, UsedSource
+from exo_mesh.fetcher.duty import DutyCycle
+from exo_mesh.fetcher.hub_source import HubFiles, search_hub
+from exo_mesh.fetcher.skeleton import SkeletonOrder, fetch_headers, is_made, make_skeleton
+from exo_mesh.fetcher.source import Listing, ModelFiles, SourceError
+from exo_mesh.fetcher.wire import (
+    Answer,
+    CancelFetch,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    FetchPace,
+    FetchProgress,
+    Request,
+    Resolve,
+    Resolved,
+    Search,
+    SearchResult,
+    Setup,
+    Source,
+    Tls,
+)
+from exo_mesh.fetcher.writing import Writers
+
+PeerOpener = Callable[[Source, str, Tls | None], ModelFiles]
+"""(source, name of the model, credentials of this node) -> the model's files at a peer. Raises FetchError."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Sources:
+    """Makes the sources of one request, and closes them."""
+
+    open_peer: PeerOpener
+    tls: Tls | None
+    name: str
+    repo: str
+    revision: str
+    made: dict[Source, UsedSource] = field(default_factory=dict)
+
+    def used(self, source: Source) -> UsedSource:
+        if source not in self.made:
+            opener = partial(self.open_peer, source, self.name, self.tls) if source.peer else self._hub
+            self.made[source] = UsedSource(source.peer, opener)
+        return self.made[source]
+
+    def _hub(self) -> HubFiles:
+        if not self.repo:
+            raise FetchError(f"{self.name} is in no hub: only peers have it", is_final=True)
+        return HubFiles(self.repo, self.revision)
+
+    def cache(self, sizes: Mapping[str, int]) -> tuple[UsedSource, ...]:
+        """The local Hugging Face cache, if it has any of these files."""
+        files = CacheFiles(self.repo, self.revision, sizes) if self.repo else None
+        if files is None or not files.listing().files:
+            return ()
+        return (UsedSource(files.peer, lambda: files, is_local=True),)
+
+    def close(self) -> None:
+        for source in self.made.values():
+            source.close()
+
+
+class FetcherService:
+    """Answers requests by `send`, which may be called from any thread."""
+
+    def __init__(self, send: Callable[[Answer], None], open_peer: PeerOpener) -> None:
+        self._send = send
+        self._open_peer = open_peer
+        self._tls: Tls | None = None
+        self._duty = DutyCycle()
+        self._writers = Writers()
+        self._executor = ThreadPoolExecutor(MAX_AT_ONCE, "chunk")
+        self._running: dict[int, Context] = {}
+        self._resolving: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def handle(self, request: Request) -> None:
+        """Begin what is asked for; returns at once."""
+        if isinstance(request, Setup):
+            self._tls = request.tls
+            self._writers.floor_bytes = request.floor_bytes
+        elif isinstance(request, FetchPace):
+            self._duty.is_busy = request.is_busy
+        elif isinstance(request, CancelFetch):
+            with self._lock:
+                if (context := self._running.get(request.id)) is not None:
+                    context.cancelled.set()
+        else:
+            context = Context(self._executor, self._duty)
+            with self._lock:
+                self._running[request.id] = context
+            threading.Thread(
+                target=self._run, args=(request, context), name=f"request {request.id}", daemon=True
+            ).start()
+
+    def _run(self, request: Resolve | Fetch | Search, context: Context) -> None:
+        try:
+            answer: Answer = self._answer(request, context)
+        except CancelledRequestError as exc:
+            answer = FetchFailed(request.id, exc.code, str(exc))
+        except FetchError as exc:
+            answer = FetchFailed(request.id, exc.code, str(exc), exc.remedy, exc.is_final)
+        except MeshError as exc:
+            answer = FetchFailed(request.id, exc.code, str(exc), is_final=True)
+        except Exception as exc:  # noqa: BLE001 - the node must get an answer
+            _log.exception("request %d failed", request.id)
+            answer = FetchFailed(request.id, FetchError.code, f"internal error of the fetcher ({type(exc).__name__})")
+        with self._lock:
+            del self._running[request.id]
+        self._send(answer)
+
+    def _answer(self, request: Resolve | Fetch | Search, context: Context) -> Answer:
+        if isinstance(request, Search):
+            return SearchResult(request.id, search_hub(request.query, request.limit))
+        if isinstance(request, Resolve):
+            with self._lock:
+                turn = self._resolving.setdefault(request.model_dir, threading.Lock())
+            with turn:
+                self._resolve(request, context)
+            return Resolved(request.id, dict(context.received))
+        self._fetch(request, context)
+        return Fetched(request.id, dict(context.received))
+
+    def _resolve(self, request: Resolve, context: Context) -> None:
+        target = Path(request.model_dir)
+        if is_made(target):
+            return
+        sources = _Sources(self._open_peer, self._tls, request.name, request.repo, request.revision)
+        problem: MeshError = FetchError(f"no source has {request.name}")
+        try:
+            for source in request.sources:
+                try:
+                    listing = _listing(sources.used(source))
+                except CancelledRequestError:
+                    raise
+                except MeshError as exc:
+                    problem = exc
+                    continue
+                sources.repo, sources.revision = listing.repo or request.repo, listing.revision
+                sizes = {info.name: info.size for info in listing.files.values()}
+                first = (*sources.cache(sizes), sources.used(source))
+                others = tuple(sources.used(other) for other in request.sources if other != source)
+                order = SkeletonOrder(request.name, target, listing, (*first, *others), request.trust_remote_code)
+                return make_skeleton(order, self._writers, context)
+            raise problem
+        finally:
+            sources.close()
+
+    def _fetch(self, request: Fetch, context: Context) -> None:
+        context.on_progress = lambda done, total: self._send(
+            FetchProgress(request.id, done, total, dict(context.received))
+        )
+        with self._writers.opened(Path(request.model_dir)) as writer:
+            manifest = writer.manifest
+            sources = _Sources(self._open_peer, self._tls, manifest.name, manifest.repo, manifest.revision)
+            cache = sources.cache({name: file.size for name, file in manifest.files.items()})
+            try:
+                wanted = [
+                    (share.pieces, (*cache, *(sources.used(source) for source in share.sources)))
+                    for share in request.shares
+                ]
+                every = tuple(dict.fromkeys(source for _, used in wanted for source in used))
+                names = dict.fromkeys(name for pieces, _ in wanted for name in pieces)
+                headless = [name for name in names if writer.missing(name, ((0, 8),))]
+                if headless:  # a damaged file was dropped
+                    fetch_headers(writer, headless, every, context)
+                Download(writer, wanted, context).run()
+            finally:
+                sources.close()
+
+
+def _listing(source: UsedSource) -> Listing:
+    try:
+        return source.files().listing()
+    except SourceError as exc:
+        raise FetchError(str(exc)) from exc

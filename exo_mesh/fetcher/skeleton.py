@@ -1,0 +1,189 @@
+"""Make the directory of a model without its weights: config, tokenizer, headers, and what its card's digest samples.
+
+It is built beside its place under a name that no model can have, and renamed when a card can be read from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Sequence
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass
+from pathlib import Path
+
+from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
+from exo_mesh.fetcher.choosing import require_runnable, text_files, weight_files
+from exo_mesh.fetcher.download import Context, Download, UsedSource, read_whole
+from exo_mesh.fetcher.source import FileInfo, Listing
+from exo_mesh.fetcher.writing import (
+    LOCK_FILE,
+    DiskError,
+    ModelWriter,
+    Writers,
+    lock_directory,
+    make_part,
+    new_manifest,
+    sha256_of,
+    sync_directory,
+)
+from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
+from exo_mesh.weights.fetched import MANIFEST_FILE, part_of, write_manifest
+from exo_mesh.weights.safetensors import (
+    INDEX_FILE,
+    MAX_HEADER_BYTES,
+    MAX_HEADERS_BYTES,
+    on_disk,
+    read_tensor_table,
+    read_weight_map,
+)
+
+SCRATCH = ".fetch-"
+FIRST_BYTES = 64 * 2**10
+"""Read of each file first: the headers of most shards are shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkeletonOrder:
+    """What to make, and of what. listing: of one source; sources: all that have these files, in order."""
+
+    name: str
+    target: Path
+    listing: Listing
+    sources: tuple[UsedSource, ...]
+    trust_remote_code: bool = False
+
+
+def is_made(target: Path) -> bool:
+    """Is there anything by this name that a skeleton would destroy?"""
+    try:
+        return next(target.iterdir(), None) is not None
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise DiskError(f"{target.name} cannot be read: {exc.strerror or type(exc).__name__}") from exc
+
+
+def make_skeleton(order: SkeletonOrder, writers: Writers, context: Context) -> None:
+    """Raises FetchError, and ModelError if the model cannot be used. Then nothing of it is left."""
+    require_runnable(order.name, order.listing.files)
+    with _scratch_beside(order.target) as scratch:
+        try:
+            _build(scratch, order, writers, context)
+        except ModelError as exc:
+            raise ModelError(str(exc).replace(scratch.name, order.name)) from exc
+        _put_in_place(scratch, order.target)
+
+
+def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Context) -> None:
+    _fetch_texts(scratch, order, context)
+    _check_config(scratch, order)
+    weights = _lay_out(scratch, order)
+    with writers.opened(scratch) as writer:
+        fetch_headers(writer, [info.name for info in weights], order.sources, context)
+        samples = digest_samples(read_tensor_table(scratch))
+        Download(writer, [(samples, order.sources)], context).run()
+    card = read_card(scratch, order.name)
+    if order.listing.digest and card.digest != order.listing.digest:
+        raise FetchError(f"what was fetched of {order.name} is not the model that its source says")
+
+
+def fetch_headers(writer: ModelWriter, names: Sequence[str], sources: tuple[UsedSource, ...], context: Context) -> None:
+    """Bring the headers of files into a directory. Raises FetchError, ModelError if one is no safetensors file."""
+    sizes = {name: writer.manifest.files[name].size for name in names}
+    first = {name: ((0, min(size, FIRST_BYTES)),) for name, size in sizes.items()}
+    Download(writer, [(first, sources)], context).run()
+    stops = {name: header_stop(writer.model_dir, name, size) for name, size in sizes.items()}
+    if sum(stops.values()) > MAX_HEADERS_BYTES:
+        raise ModelError(f"{writer.name}: the headers have more than {MAX_HEADERS_BYTES} bytes together")
+    Download(writer, [({name: ((0, stop),) for name, stop in stops.items()}, sources)], context).run()
+
+
+def header_stop(model_dir: Path, name: str, size: int) -> int:
+    """Where the header of a safetensors file ends whose first 8 bytes are there. Raises ModelError."""
+    with on_disk(model_dir / name).open("rb") as stream:
+        prefix = stream.read(8)
+    stop = 8 + (struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES)
+    if stop > min(size, MAX_HEADER_BYTES):
+        raise ModelError(f"{name} is not a safetensors file: its header would end at byte {stop} of {size}")
+    return int(stop)
+
+
+@contextlib.contextmanager
+def _scratch_beside(target: Path) -> Iterator[Path]:
+    """An empty directory that this process alone uses, gone afterwards unless it was renamed. Raises DiskError."""
+    scratch = target.with_name(f"{SCRATCH}{target.name}")
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        os.close(lock_directory(scratch))  # nobody else is at work
+        shutil.rmtree(scratch)  # of a process that was killed
+        scratch.mkdir()
+        yield scratch
+    except OSError as exc:
+        raise DiskError(f"{target.name} cannot be written: {exc.strerror or type(exc).__name__}") from exc
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _fetch_texts(scratch: Path, order: SkeletonOrder, context: Context) -> None:
+    chosen = text_files(order.listing.files, with_code=order.trust_remote_code)
+    under_way = [context.executor.submit(_fetch_text, scratch, info, order, context) for info in chosen]
+    try:
+        for future in under_way:
+            future.result()
+    finally:
+        wait_for_futures(under_way)
+
+
+def _fetch_text(scratch: Path, info: FileInfo, order: SkeletonOrder, context: Context) -> None:
+    problem: MeshError | None = None
+    for source in order.sources:
+        try:
+            content = read_whole(source, info, context)
+        except CancelledRequestError:
+            raise
+        except MeshError as exc:
+            problem = exc
+            continue
+        if not info.sha256 or sha256_of(content) == info.sha256:
+            (scratch / info.name).write_bytes(content)
+            return
+        problem = FetchError(f"{info.name} of {order.name} is not what its sha256 says")
+    raise problem or FetchError(f"no source has {info.name} of {order.name}")
+
+
+def _check_config(scratch: Path, order: SkeletonOrder) -> None:
+    """Refuse what no engine can load, before any header is fetched."""
+    config = read_json(scratch / "config.json")
+    check_quantisation(scratch, config)
+    if config.get("model_file") is not None and not order.trust_remote_code:
+        raise FetchError(
+            f"{order.name} asks to run code of its own ({config['model_file']!r:.80}), which is refused",
+            remedy="choose a model that mlx-lm or transformers support themselves",
+            is_final=True,
+        )
+
+
+def _lay_out(scratch: Path, order: SkeletonOrder) -> list[FileInfo]:
+    """Write the manifest, and a part without content for each file of weights."""
+    index = scratch / INDEX_FILE
+    named = set(read_weight_map(index).values()) if index.exists() else ()
+    listing = order.listing
+    weights = weight_files(order.name, listing.files, named)
+    for info in weights:
+        make_part(part_of(scratch, info.name), info.size)
+    files = {info.name: (info.size, info.sha256) for info in weights}
+    write_manifest(scratch, new_manifest(order.name, listing.repo, listing.revision, files))
+    return weights
+
+
+def _put_in_place(scratch: Path, target: Path) -> None:
+    for file in scratch.iterdir():
+        if file.name not in (LOCK_FILE, MANIFEST_FILE):
+            with file.open("rb") as stream:
+                os.fsync(stream.fileno())
+    sync_directory(scratch)
+    scratch.rename(target)
+    sync_directory(target.parent)

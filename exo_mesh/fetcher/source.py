@@ -1,0 +1,65 @@
+"""What a fetcher reads a model from: the hub, a cache on this machine, or a peer. Blocking calls, from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+Sink = Callable[[memoryview], None]
+"""Takes the next bytes; they are its own only during the call. What it raises ends the read and reaches the caller."""
+
+
+class SourceError(OSError):
+    """A read ended early. Another try may go on from there. retry_after_s: what the source asks to wait before that;
+    None if it did not say."""
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NoRangesError(SourceError):
+    """The source sends whole files only. Asked again, it reads the file from the start and drops what comes before."""
+
+
+class FileInfo(msgspec.Struct):
+    """sha256: of the whole file, "" if the source does not say; hubs say it of weights only."""
+
+    name: str
+    size: int
+    sha256: str = ""
+
+
+class Listing(msgspec.Struct):
+    """The files of a model at one source, by name.
+
+    repo, revision: where the model is from, a hub id and a commit; "" for a model that is only in the mesh. digest: of
+    the model's card, "" if the source does not know it.
+    """
+
+    repo: str
+    revision: str
+    files: dict[str, FileInfo]
+    digest: str = ""
+
+
+class ModelFiles(Protocol):
+    """One model at one source. Every method may be called from several threads at once."""
+
+    peer: str
+    """Id of the peer, "" for the hub."""
+
+    def listing(self) -> Listing:
+        """Raises FetchError, UnknownModelError if the source has no such model, and SourceError."""
+
+    def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
+        """Hand over the bytes `[start, stop)` of a file in order.
+
+        Raises FetchError if this source will not do (is_final: nor will any later try), and SourceError after what came
+        was handed over; then a read may start where that ended.
+        """
+
+    def close(self) -> None:
+        """Close its connections. Reads under way fail soon."""

@@ -1,0 +1,155 @@
+"""Which files of which models a node offers to its peers, and which bytes of them are there."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from exo_mesh.domain.spans import Spans
+from exo_mesh.errors import ModelError
+from exo_mesh.files.messages import ListedFile, ModelListing
+from exo_mesh.model_files import HUB_DIR, label, open_model_file
+from exo_mesh.weights.fetched import MANIFEST_FILE, Manifest, read_manifest
+from exo_mesh.weights.safetensors import on_disk
+
+Models = Callable[[str], tuple[Path, str] | None]
+"""(directory, card digest) of a model by its name; None if there is none. Called from several threads."""
+
+MAX_FILES = 10_000
+_MAX_KEPT = 64
+
+_FILE = re.compile(r"(?P<stem>[\w\-][\w.\-]{0,240}?)(\.(?P<suffix>\w+))?")
+_WEIGHTS = frozenset({"safetensors", "gguf"})
+_TEXTS = frozenset({"json", "jinja", "txt", "model", "tiktoken", "py"})
+"""Config, tokenizers in all their forms, and the code of models that bring some; besides these the license."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFile:
+    """path: by its whole name, although it may still be there as a part."""
+
+    path: Path
+    size: int
+    sha256: str
+    present: Spans
+
+    def available(self, start: int, stop: int) -> tuple[int, int] | None:
+        """As much of `[start, stop)` as is there without a gap; None if its first byte is not there."""
+        index = bisect_right(self.present, start, key=lambda span: span[0]) - 1
+        if index < 0 or self.present[index][1] <= start:
+            return None
+        return start, min(stop, self.present[index][1])
+
+    def open(self) -> BinaryIO:
+        """Raises OSError and ModelError."""
+        try:
+            return open_model_file(on_disk(self.path))
+        except FileNotFoundError:
+            return open_model_file(on_disk(self.path))  # it was completed, and got its own name, in between
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """One look at a model's directory. manifest: None if all files are whole."""
+
+    model_dir: Path
+    digest: str
+    manifest: Manifest | None
+
+    @property
+    def present_bytes(self) -> int:
+        return self.manifest.present_bytes if self.manifest else 0
+
+    def file(self, name: str) -> OfferedFile | None:
+        """A file of the model; None for everything else."""
+        path = self.model_dir / name
+        found = _FILE.fullmatch(name)
+        if not found:
+            return None
+        if self.manifest and name in self.manifest.files:
+            fetched = self.manifest.files[name]
+            return OfferedFile(path, fetched.size, fetched.sha256, tuple(fetched.present))
+        is_text = found["suffix"] in _TEXTS or name.startswith("LICENSE")
+        if is_text or (found["suffix"] in _WEIGHTS and not self.manifest):
+            return _whole(path)
+        return None
+
+    def listing(self) -> ModelListing:
+        """All files that can be opened."""
+        names = set(self.manifest.files) if self.manifest else set()
+        with os.scandir(self.model_dir) as entries:
+            for entry in entries:
+                names.add(entry.name)
+                if len(names) > MAX_FILES:
+                    break
+        found = {name: file for name in sorted(names) if (file := self.file(name))}
+        listed = {name: ListedFile(file.size, file.sha256, file.present) for name, file in found.items()}
+        return ModelListing(*self._origin(), self.digest, listed)
+
+    def _origin(self) -> tuple[str, str]:
+        """(repo, revision), by the manifest or by the place in a Hugging Face cache."""
+        if self.manifest:
+            return self.manifest.repo, self.manifest.revision
+        snapshots = self.model_dir.parent
+        if snapshots.name == "snapshots" and HUB_DIR.fullmatch(snapshots.parent.name):
+            return label(self.model_dir), self.model_dir.name
+        return "", ""
+
+
+class OfferedModels:
+    """Looks models up by name. A manifest is read again only when it was replaced. Safe to use from several threads."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._lock = threading.Lock()
+        self._kept: dict[Path, tuple[object, Manifest | None]] = {}
+
+    def find(self, name: str) -> OfferedModel | None:
+        """None if there is no such model, or its manifest cannot be used."""
+        found = self._models(name)
+        if found is None:
+            return None
+        model_dir, digest = found
+        try:
+            return OfferedModel(model_dir, digest, self._manifest(model_dir))
+        except (ModelError, OSError):
+            return None
+
+    def _manifest(self, model_dir: Path) -> Manifest | None:
+        try:
+            stat = os.stat(model_dir / MANIFEST_FILE)
+        except FileNotFoundError:
+            return None
+        stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
+        with self._lock:
+            kept = self._kept.pop(model_dir, None)
+            if kept is None or kept[0] != stamp:
+                kept = stamp, read_manifest(model_dir)
+            self._kept[model_dir] = kept
+            if len(self._kept) > _MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+            return kept[1]
+
+
+def _whole(path: Path) -> OfferedFile | None:
+    try:
+        with open_model_file(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+    except (ModelError, OSError):
+        return None
+    return OfferedFile(path, size, _sha256_of(path), ((0, size),) if size else ())
+
+
+def _sha256_of(path: Path) -> str:
+    """A Hugging Face cache calls large files by their SHA-256, and links to them; "" elsewhere."""
+    real = os.path.realpath(path)
+    is_blob = os.path.basename(os.path.dirname(real)) == "blobs"
+    return os.path.basename(real) if is_blob and _SHA256.fullmatch(os.path.basename(real)) else ""

@@ -1,0 +1,88 @@
+"""Sends bytes of a file over a socket: by sendfile where the connection is plain, else read and encrypted here."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import threading
+from typing import BinaryIO
+
+from exo_mesh.clock import monotonic
+from exo_mesh.files.pace import CopyPace
+
+PIECE_BYTES = 4 * 2**20
+"""By sendfile; between two pieces the pace is asked."""
+
+TLS_PIECE_BYTES = 256 * 1024
+"""Read into memory, for each connection that sends."""
+
+LEAST_BYTES = 256 * 1024
+PIECE_S = 30.0
+"""A peer that does not take LEAST_BYTES within this time is given up."""
+
+NOT_SENT_BYTES = 128 * 1024
+"""What the system may hold back unsent. With more of it, the time for a piece would say nothing of the network, and the
+network would go on sending while a copy pauses."""
+
+_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 0x201 if os.uname().sysname == "Darwin" else 25)
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set up an accepted socket. Raises OSError."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
+    except OSError:
+        return  # a system that does not know it only keeps the pace less exactly
+
+
+def send_span(
+    sock: socket.socket, file: BinaryIO, start: int, stop: int, pace: CopyPace, stopping: threading.Event
+) -> None:
+    """Send the bytes `[start, stop)`. Raises OSError: of the socket, or if the file is shorter than that."""
+    send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
+    most = TLS_PIECE_BYTES if isinstance(sock, ssl.SSLSocket) else PIECE_BYTES
+    buffer = memoryview(bytearray(TLS_PIECE_BYTES if isinstance(sock, ssl.SSLSocket) else 0))
+    with pace.copying():
+        at = start
+        while at < stop:
+            began = monotonic()
+            piece_stop = min(stop, at + pace.piece_bytes(most))
+            send(sock, file, at, piece_stop, buffer)
+            at = piece_stop
+            if at < stop:
+                pace.rest(monotonic() - began, stopping)
+
+
+def _send_encrypted(sock: socket.socket, file: BinaryIO, start: int, stop: int, buffer: memoryview) -> None:
+    sock.settimeout(PIECE_S)
+    num_read = os.preadv(file.fileno(), [buffer[: stop - start]], start)
+    _require(num_read)
+    sock.sendall(buffer[:num_read])
+    if start + num_read < stop:
+        _send_encrypted(sock, file, start + num_read, stop, buffer)
+
+
+def _send_file(sock: socket.socket, file: BinaryIO, start: int, stop: int, _: memoryview) -> None:
+    end, next_mark = monotonic() + PIECE_S, start + LEAST_BYTES
+    sock.settimeout(0)
+    poller = select.poll()
+    poller.register(sock, select.POLLOUT)
+    while start < stop:
+        try:
+            num_sent = os.sendfile(sock.fileno(), file.fileno(), start, stop - start)
+        except BlockingIOError:
+            if not poller.poll(max(0.0, end - monotonic()) * 1e3):
+                raise TimeoutError("the peer takes no more bytes") from None
+            continue
+        _require(num_sent)
+        start += num_sent
+        if start >= next_mark:
+            end, next_mark = monotonic() + PIECE_S, start + LEAST_BYTES
+
+
+def _require(num_bytes: int) -> None:
+    if not num_bytes:
+        raise OSError("the file is shorter than its manifest says")

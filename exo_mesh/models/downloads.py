@@ -1,0 +1,539 @@
+"""Everything that this node fetches of models: who asked for it, where the bytes come from, and how far it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, FetchStep, entry_of
+from exo_mesh.domain.fetch_plan import HUB, PlannedShare, fetch_plan
+from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.domain.plan import Plan
+from exo_mesh.errors import FetchError, InputError, MeshError, ModelError, UnknownModelError
+from exo_mesh.fetcher.wire import HubModel, Share, Source
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.download_records import DownloadRecords
+from exo_mesh.models.file_codec import holding_from_proto, holding_to_proto
+from exo_mesh.models.local_files import FetchedModel, Holding, Layers, LocalFiles, Wants, size_of_pieces
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import ChangeSignal, TaskOwner
+
+STEP_S = 2.0
+"""Who waits for a fetch hears of it at least this often, so that a lease does not run out meanwhile."""
+
+LINGER_S = 10.0
+"""A fetch for a stage goes on for so long without anybody who waits for it: an owner may only be reconnecting."""
+
+MAX_TRIES = 3
+"""A fetch whose sources have failed is planned again, since peers may have come, gone, or got more meanwhile."""
+
+RETRY_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+OnBytes = Callable[[int, int, Mapping[str, int]], None]
+"""(bytes that are there, bytes asked for, bytes received by peer id, HUB for the hub)."""
+
+
+class FileFetcher(Protocol):
+    """What fetches: exo_mesh.models.fetching.Fetcher. All may raise FetchError, UnknownModelError and ModelError."""
+
+    async def resolve(
+        self, name: str, model_dir: Path, *, repo: str, revision: str, sources: Sequence[Source]
+    ) -> Mapping[str, int]:
+        """Make `model_dir` with config, tokenizer, headers and manifest of a model. Answers the bytes by source."""
+
+    async def fetch(
+        self, model_dir: Path, shares: Sequence[Share], on_progress: OnBytes | None = None
+    ) -> Mapping[str, int]:
+        """Bring bytes into a directory that `resolve` has made. Answers the bytes by source; cancelling ends it."""
+
+    async def search(self, query: str, limit: int) -> Sequence[HubModel]:
+        """Models of the hub."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRules:
+    """fetches: one of domain.device.FETCHES. max_bytes: that all fetched models may take together, None: any number.
+    evict_pinned: also models that were pulled by name may be deleted to make room. scheme: of the file servers."""
+
+    fetches: str = "hub"
+    max_bytes: int | None = None
+    evict_pinned: bool = False
+    scheme: str = "http"
+
+
+@dataclass(eq=False)
+class _Job:
+    """One fetch. wants: of all peers that fetch the model for the same reason. is_pull: nobody needs to wait for it."""
+
+    model: str
+    layers: Layers
+    wants: Wants
+    info: DownloadInfo
+    is_pull: bool = False
+    watchers: int = 0
+    changed: ChangeSignal = field(default_factory=ChangeSignal)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    async def next_step(self) -> None:
+        """Wait for its end, for news of it, or for STEP_S."""
+        assert self.task is not None, "it has been started"
+        await _either(self.task, self.changed, STEP_S)
+
+
+class Downloads:
+    """One fetch per model at a time. What there is and what failed is in the view, for everybody."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        catalogue: Catalogue,
+        files: LocalFiles,
+        fetcher: FileFetcher,
+        disk: Disk,
+        rules: FetchRules,
+        on_change: Callable[[], Awaitable[None]],
+    ) -> None:
+        """on_change: tells the mesh which models are here now."""
+        self._membership = membership
+        self._catalogue = catalogue
+        self._files = files
+        self._fetcher = fetcher
+        self._disk = disk
+        self.rules = rules
+        self._on_change = on_change
+        self._jobs: dict[tuple[str, Layers], _Job] = {}
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._evictable_bytes = 0
+        self._tasks = TaskOwner()
+        self._records = DownloadRecords(membership, self._tasks)
+
+    async def close(self) -> None:
+        """End all fetches, keeping what came."""
+        await self._tasks.close()
+
+    # what there is
+
+    def entries(self) -> list[DownloadEntry]:
+        """The downloads of all peers."""
+        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        return [entry_of(owner, names.get(owner, ""), info) for owner, info in self._membership.view.downloads()]
+
+    def failed_here(self) -> list[DownloadInfo]:
+        """What failed on this node and was not tried again since."""
+        return self._records.failed
+
+    @property
+    def room_bytes(self) -> int:
+        """What could be fetched now, with what may be deleted for it; 0 if this node fetches nothing."""
+        if not self.rules.fetches:
+            return 0
+        free = max(0, self._disk.free_bytes - self._disk.floor_bytes)
+        return free + self._evictable_bytes
+
+    async def refresh(self) -> None:
+        """Look at the disk: note which models are in use, and how much could be deleted."""
+        models = await asyncio.to_thread(self._files.fetched)
+        used = self._used()
+        for one in models:
+            if one.name in used:
+                await asyncio.to_thread(self._files.touch, one.name)
+        evictable = sum(one.num_bytes for one in models if self._may_evict(one, used))
+        cap = self.rules.max_bytes
+        if cap is not None:  # room_bytes must not exceed what the cap leaves
+            free = max(0, self._disk.free_bytes - self._disk.floor_bytes)
+            kept = sum(one.num_bytes for one in models) - evictable
+            evictable = min(evictable, max(0, cap - kept) - free)
+        self._evictable_bytes = evictable
+
+    async def storage(self) -> dict[str, Any]:
+        """What the models take here, as plain JSON values."""
+        models = await asyncio.to_thread(self._files.fetched)
+        used = self._used()
+        return {
+            "path": str(self._files.root),
+            "total_bytes": self._disk.total_bytes,
+            "free_bytes": self._disk.free_bytes,
+            "floor_bytes": self._disk.floor_bytes,
+            "max_bytes": self.rules.max_bytes,
+            "used_bytes": sum(one.num_bytes for one in models),
+            "models": [
+                {
+                    "name": one.name,
+                    "bytes": one.num_bytes,
+                    "whole": one.is_whole,
+                    "pinned": one.is_pinned,
+                    "used_at": one.used_at,
+                    "in_use": one.name in used,
+                }
+                for one in models
+            ],
+        }
+
+    async def describe(self, model: str) -> pb.DescribeFilesReply:
+        """Answer a peer that asks what this node has of a model."""
+        try:
+            holding = await asyncio.to_thread(self._files.holding, model)
+        except (UnknownModelError, ModelError, OSError):
+            return pb.DescribeFilesReply(found=False)
+        return holding_to_proto(holding)
+
+    # getting a model known here
+
+    async def resolve(self, name: str, repo: str, revision: str) -> None:
+        """Get config, tokenizer and headers of a model from the hub. Raises UnknownModelError and FetchError."""
+        self._refuse_fetching(from_hub=True)
+        await self._introduce(name, repo, revision, [Source()])
+
+    async def introduce(self, name: str, digest: str) -> None:
+        """Get config, tokenizer and headers of a model from peers, unless they are here.
+
+        Raises FetchError, and ModelError if this node has another model of that name.
+        """
+        if await self._is_here(name, digest):
+            return
+        self._refuse_fetching(from_hub=False)
+        found = [(peer, holding) for peer, holding in await self._holdings(name) if holding.digest == digest]
+        if not found:
+            raise FetchError(f"no peer that can be asked has the files of {name}")
+        _, first = found[0]
+        await self._introduce(name, first.repo, first.revision, [self._source(peer) for peer, _ in found])
+        if not await self._is_here(name, digest):
+            raise FetchError(f"what peers sent of {name} cannot be used")
+
+    async def _is_here(self, name: str, digest: str) -> bool:
+        try:
+            card = await asyncio.to_thread(self._catalogue.local_card, name)
+        except UnknownModelError:
+            return False
+        if card.digest != digest:
+            raise ModelError(
+                f"the files of {name} here have digest {card.digest[:12]}, not {digest[:12]}: the peers hold different "
+                "versions of the model"
+            )
+        return True
+
+    async def _introduce(self, name: str, repo: str, revision: str, sources: Sequence[Source]) -> None:
+        target = self._files.target(name)
+        async with self._turn(name):
+            if not await asyncio.to_thread(_is_model, target):
+                await self._fetcher.resolve(name, target, repo=repo, revision=revision, sources=sources)
+                await asyncio.to_thread(self._files.touch, name)
+                await self._on_change()
+
+    def _refuse_fetching(self, *, from_hub: bool) -> None:
+        if not self.rules.fetches:
+            raise FetchError("this node fetches no models (--no-fetch)", remedy="start it without", is_final=True)
+        if from_hub and self.rules.fetches != "hub":
+            raise FetchError(
+                "this node asks no hub (--offline)", remedy="start it without, or start a peer that has the model",
+                is_final=True,
+            )  # fmt: skip
+
+    # fetching
+
+    async def of_stage(self, plan: Plan, index: int) -> AsyncIterator[FetchStep]:
+        """Bring what the stage of a plan needs; says how far it is until it is here. Raises FetchError."""
+        wants: dict[str, Layers] = {
+            peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers
+        }
+        shard = plan.stages[index].shard
+        async for step in self.ensure(plan.model, (shard.start, shard.stop), wants):
+            yield step
+
+    async def ensure(self, model: str, layers: Layers, wants: Wants | None = None) -> AsyncIterator[FetchStep]:
+        """As of_stage, for any layers; who asks for the same joins the fetch that is under way."""
+        await asyncio.to_thread(self._files.touch, model)
+        if not await asyncio.to_thread(self._files.missing, model, layers):
+            return
+        job = self._job(model, layers, wants or {self._membership.own.id: layers})
+        job.watchers += 1
+        try:
+            while not job.is_done:
+                yield FetchStep(job.info.done_bytes, job.info.total_bytes)
+                await job.next_step()
+            _raise_outcome(job)
+        finally:
+            job.watchers -= 1
+            if not job.watchers and not job.is_pull and not job.is_done:
+                asyncio.get_running_loop().call_later(LINGER_S, self._end_if_alone, job)
+
+    async def bring(self, model: str, digest: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Have these layers of a model here. Raises FetchError, and ModelError if this node has another model of that
+        name."""
+        await self.introduce(model, digest)
+        for layers in ranges:
+            async for _ in self.ensure(model, layers):
+                pass
+
+    async def pull(self, model: str, digest: str, wants: Wants) -> None:
+        """Start to fetch this node's part of what somebody has asked for by name. Raises FetchError and ModelError if
+        that cannot begin."""
+        own_id = self._membership.own.id
+        if own_id not in wants:
+            raise InputError(f"nothing of {model} was asked of this peer")
+        await self.introduce(model, digest)
+        await asyncio.to_thread(self._files.touch, model, is_pinned=True)
+        if await asyncio.to_thread(self._files.missing, model, wants[own_id]):
+            self._job(model, wants[own_id], wants).is_pull = True
+        else:
+            self._records.note(_new_info(model, wants[own_id], DownloadState.COMPLETED))
+
+    async def cancel(self, model: str) -> bool:
+        """End the fetches of a model, and forget one that failed; what came is kept. False if there is none."""
+        jobs = [job for job in self._jobs.values() if job.model == model]
+        tasks = [job.task for job in jobs if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return self._records.forget(model) or bool(jobs)
+
+    async def delete(self, model: str) -> bool:
+        """Delete what was fetched of a model; False if nothing was. Raises InputError if an instance uses it."""
+        if model in self._used():
+            raise InputError(f"{model} is in use; delete its instances first", param="model")
+        await self.cancel(model)
+        async with self._turn(model):
+            gone = await asyncio.to_thread(self._files.delete, model)
+        if gone:
+            _log.info("deleted what was fetched of %s", model)
+            await self._on_change()
+        return gone
+
+    async def search(self, query: str, limit: int) -> list[HubModel]:
+        self._refuse_fetching(from_hub=True)
+        return list(await self._fetcher.search(query, limit))
+
+    def _job(self, model: str, layers: Layers, wants: Wants) -> _Job:
+        """The fetch that is under way, or a new one."""
+        job = self._jobs.get((model, layers))
+        if job is None:
+            job = _Job(model, layers, wants, _new_info(model, layers, DownloadState.PENDING))
+            self._jobs[model, layers] = job
+            job.task = self._tasks.start(self._run(job), f"fetch {model}")
+        return job
+
+    def _end_if_alone(self, job: _Job) -> None:
+        if not job.watchers and not job.is_pull and job.task is not None:
+            job.task.cancel()
+
+    async def _run(self, job: _Job) -> None:
+        self._update(job, job.info)
+        try:
+            async with self._turn(job.model):
+                self._refuse_fetching(from_hub=False)
+                await self._fetch(job)
+        except FetchError as exc:
+            _log.warning("fetching %s failed: %s", job.model, exc)
+            failed = replace(job.info, state=DownloadState.FAILED, reason=str(exc), remedy=exc.remedy)
+            self._update(job, replace(failed, bytes_per_s=0.0, eta_s=0.0))
+            raise
+        except asyncio.CancelledError:
+            self._records.forget(job.model)
+            raise
+        else:
+            done = replace(job.info, state=DownloadState.COMPLETED, done_bytes=job.info.total_bytes, eta_s=0.0)
+            self._update(job, done)
+            await self._on_change()
+        finally:
+            if self._jobs.get((job.model, job.layers)) is job:
+                del self._jobs[job.model, job.layers]
+
+    async def _fetch(self, job: _Job) -> None:
+        """Plan and fetch, and again if sources fail. Raises FetchError."""
+        model_dir = await asyncio.to_thread(self._catalogue.local_dir, job.model)
+        for attempt in range(MAX_TRIES):
+            try:
+                shares = await self._shares(job)
+                if shares:
+                    await self._fetcher.fetch(model_dir, shares, _Meter(job, self._update).take)
+                break
+            except FetchError as exc:
+                if exc.is_final or attempt == MAX_TRIES - 1:
+                    raise
+                _log.info("fetching %s: %s; planning it again", job.model, exc)
+            except (ModelError, UnknownModelError, OSError) as exc:
+                raise FetchError(f"{job.model}: {exc}") from exc
+            await asyncio.sleep(RETRY_S)
+        if left := size_of_pieces(await asyncio.to_thread(self._files.missing, job.model, job.layers)):
+            raise FetchError(f"{gigabytes(left)} of {job.model} did not come")
+
+    async def _shares(self, job: _Job) -> list[Share]:
+        """What is to be fetched from where, as things are now. Raises FetchError if there is no room, or no source."""
+        missing = await asyncio.to_thread(self._files.missing, job.model, job.layers)
+        if not missing:
+            return []
+        await self._make_room(job.model, size_of_pieces(missing))
+        own = await asyncio.to_thread(self._files.holding, job.model)
+        others = [(peer, one) for peer, one in await self._holdings(job.model) if one.digest == own.digest]
+        own_id = self._membership.own.id
+        present = {own_id: own.present, **{peer.id: own.same_files(one) for peer, one in others}}
+        wants = {
+            peer_id: await asyncio.to_thread(self._files.pieces, job.model, layers)
+            for peer_id, layers in job.wants.items()
+        }
+        wants[own_id] = missing
+        ways = {peer.id: peer for peer in sorted(self._membership.peers, key=_way_rank) if peer.info.files_port}
+        planned = fetch_plan(own_id, wants, present, list(ways), self._hub_users(own) if own.repo else ())
+        _refuse_sourceless(job.model, planned, self.rules.fetches)
+        return [
+            Share(
+                {file: tuple(spans) for file, spans in share.pieces.items()},
+                tuple(
+                    Source() if one.peer == HUB else self._source(ways[one.peer], is_arriving=one.is_arriving)
+                    for one in share.sources
+                ),
+            )
+            for share in planned
+        ]
+
+    def _hub_users(self, own: Holding) -> list[str]:
+        own_id = self._membership.own.id
+        users = [peer.id for peer in self._membership.peers if peer.info.fetches == "hub"]
+        return [*users, own_id] if self.rules.fetches == "hub" else users
+
+    def _source(self, peer: Peer, *, is_arriving: bool = False) -> Source:
+        urls = tuple(f"{self.rules.scheme}://{host}:{peer.info.files_port}" for host in peer.hosts)
+        return Source(peer.id, urls, is_arriving)
+
+    async def _holdings(self, model: str) -> list[tuple[Peer, Holding]]:
+        """What other peers have of a model, by the best way first; those that do not answer are left out."""
+        asked = [peer for peer in self._membership.peers if peer.info.files_port and peer.info.knows(model)]
+        asked.sort(key=_way_rank)
+        replies = await asyncio.gather(*(peer.client.describe_files(model) for peer in asked), return_exceptions=True)
+        found = []
+        for peer, reply in zip(asked, replies, strict=True):
+            if isinstance(reply, MeshError):
+                _log.info("peer %s does not say what it has of %s: %s", peer.info.name, model, reply)
+            elif isinstance(reply, BaseException):
+                raise reply
+            elif reply.found:
+                found.append((peer, holding_from_proto(reply)))
+        return found
+
+    # room
+
+    def _used(self) -> set[str]:
+        """Models that an instance of the mesh uses."""
+        return {instance.plan.model for _, instance in self._membership.view.records_of_instances()}
+
+    def _may_evict(self, model: FetchedModel, used: set[str]) -> bool:
+        is_fetching = any(job.model == model.name for job in self._jobs.values())
+        return model.name not in used and not is_fetching and (self.rules.evict_pinned or not model.is_pinned)
+
+    async def _make_room(self, model: str, num_bytes: int) -> None:
+        """Delete what was not used for longest until there is room. Raises FetchError if there cannot be."""
+        models = await asyncio.to_thread(self._files.fetched)
+        used = self._used()
+        while self._files.room(self.rules.max_bytes, models) < num_bytes:
+            stale = next((one for one in models if one.name != model and self._may_evict(one, used)), None)
+            if stale is None:
+                raise self._no_room(model, num_bytes, models)
+            _log.warning("deleting %s, which nothing uses, to make room for %s", stale.name, model)
+            async with self._turn(stale.name):
+                await asyncio.to_thread(self._files.delete, stale.name)
+            models = [one for one in models if one is not stale]
+            await self._on_change()
+
+    def _no_room(self, model: str, num_bytes: int, models: Sequence[FetchedModel]) -> FetchError:
+        room, cap = self._files.room(self.rules.max_bytes, models), self.rules.max_bytes
+        what = f"{model} needs {gigabytes(num_bytes)} here, and there is room for {gigabytes(room)}"
+        if cap is not None and room < self._files.room(None, models):
+            what += f": models may take {gigabytes(cap)} (--models-max-size)"
+        pinned = ", or allow to delete models that were pulled by name (--evict-pinned)"
+        keeps = any(one.is_pinned for one in models) and not self.rules.evict_pinned
+        return FetchError(what, remedy=f"delete models with `exo-mesh rm`{pinned if keeps else ''}", is_final=True)
+
+    def _update(self, job: _Job, info: DownloadInfo) -> None:
+        job.info = info
+        job.changed.beat()
+        self._records.note(info)
+
+    def _turn(self, model: str) -> asyncio.Lock:
+        return self._turns.setdefault(model, asyncio.Lock())
+
+
+class _Meter:
+    """Turns the progress of one fetch into what is told of it. Bytes by source go on from an earlier try."""
+
+    def __init__(self, job: _Job, update: Callable[[_Job, DownloadInfo], None]) -> None:
+        self._job = job
+        self._update = update
+        self._hub_before, self._peers_before = job.info.from_hub_bytes, job.info.from_peers_bytes
+        self._last: tuple[float, int] | None = None
+        self._bytes_per_s = 0.0
+
+    def take(self, done: int, total: int, num_bytes: Mapping[str, int]) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._last is not None and now > self._last[0]:
+            speed = max(0, done - self._last[1]) / (now - self._last[0])
+            self._bytes_per_s = 0.7 * self._bytes_per_s + 0.3 * speed if self._bytes_per_s else speed
+        self._last = now, done
+        left = max(0, total - done)
+        from_hub = num_bytes.get(HUB, 0)
+        info = replace(
+            self._job.info,
+            state=DownloadState.ONGOING,
+            done_bytes=done,
+            total_bytes=total,
+            bytes_per_s=round(self._bytes_per_s, 1),
+            eta_s=round(left / self._bytes_per_s, 1) if self._bytes_per_s else 0.0,
+            from_hub_bytes=self._hub_before + from_hub,
+            from_peers_bytes=self._peers_before + sum(num_bytes.values()) - from_hub,
+        )
+        self._update(self._job, info)
+
+
+def _new_info(model: str, layers: Layers, state: DownloadState) -> DownloadInfo:
+    return DownloadInfo(model, state, layers=layers or (0, 0), is_whole=layers is None)
+
+
+def _way_rank(peer: Peer) -> tuple[float, float, str]:
+    """The best measured way first."""
+    used = peer.paths.get(peer.client.address)
+    speed = used.mb_per_s if used is not None and used.mb_per_s else 0.0
+    return -speed, peer.rtt_ms if peer.rtt_ms is not None else float("inf"), peer.id
+
+
+def _refuse_sourceless(model: str, planned: Sequence[PlannedShare], fetches: str) -> None:
+    lost_bytes = sum(size_of_pieces(share.pieces) for share in planned if not share.sources)
+    if lost_bytes:
+        why = "and this node asks no hub (--offline)" if fetches == "peers" else "and it is from no hub"
+        remedy = "start a peer that has them" + (", or this node without --offline" if fetches == "peers" else "")
+        raise FetchError(f"{gigabytes(lost_bytes)} of {model} are on no live peer, {why}", remedy=remedy)
+
+
+def _raise_outcome(job: _Job) -> None:
+    assert job.task is not None, "it has been started"
+    if job.task.cancelled():
+        raise FetchError(f"fetching {job.model} was cancelled", remedy="start it again", is_final=True)
+    job.task.result()
+
+
+def _is_model(model_dir: Path) -> bool:
+    return (model_dir / "config.json").exists()
+
+
+async def _either(task: asyncio.Task[None], changed: ChangeSignal, timeout_s: float) -> None:
+    """Wait for the end of a task, a change, or the time."""
+    waiting: Coroutine[Any, Any, bool] = changed.wait(timeout_s)
+    waiter = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)

@@ -1,0 +1,328 @@
+"""The node's side of its fetcher: a child process that is started when something is to be fetched.
+
+The child ends after 5 idle minutes. If it crashes, the requests that it was at are given to a new one, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from exo_mesh.errors import FetchError, MeshError, UnknownModelError, error_from_code
+from exo_mesh.fetcher.wire import (
+    MAX_LINE_BYTES,
+    Answer,
+    CancelFetch,
+    Fetch,
+    Fetched,
+    FetchFailed,
+    FetchPace,
+    FetchProgress,
+    HubModel,
+    Request,
+    Resolve,
+    Resolved,
+    Search,
+    SearchResult,
+    Setup,
+    Share,
+    Source,
+    Tls,
+)
+from exo_mesh.settings.config import SECRET_VARIABLE
+from exo_mesh.tasks import TaskOwner
+
+HUB = Source()
+
+IDLE_LIMIT_S = 300.0
+CLOSE_LIMIT_S = 1.0
+"""A child ends at once when its input does; after that it is killed."""
+
+MAX_STARTS = 2
+"""Of one request: with a child, and with another one if the first crashes."""
+
+NICE = 5
+_LAST_WORDS = 5
+
+OnProgress = Callable[[int, int, Mapping[str, int]], None]
+"""(bytes that are there, bytes asked for, bytes received by peer id, "" for the hub); at most twice a second."""
+
+_answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A request that runs. starts: children that it was given to."""
+
+    request: Resolve | Fetch | Search
+    answer: asyncio.Future[Answer]
+    on_progress: OnProgress | None = None
+    starts: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Child:
+    process: asyncio.subprocess.Process
+    last_words: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
+
+    def send(self, request: Request) -> None:
+        """A child that is gone is found by whoever reads its answers."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError, RuntimeError):
+            self.process.stdin.write(msgspec.json.encode(request) + b"\n")
+
+    async def end(self) -> None:
+        """By closing its input; by force if it does not end."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self.process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+            await self.process.wait()
+
+
+class Fetcher:
+    """Fetches for this node; every method may be called while others run."""
+
+    def __init__(
+        self,
+        tasks: TaskOwner,
+        *,
+        is_offline: bool = False,
+        floor_bytes: int = 0,
+        tls: Tls | None = None,
+        environ: Mapping[str, str] = os.environ,
+        idle_limit_s: float = IDLE_LIMIT_S,
+    ) -> None:
+        """floor_bytes: left free on the disk. tls: credentials for peers. Nothing is started before the first call."""
+        self._tasks = tasks
+        self._is_offline = is_offline
+        self._setup = Setup(tls, floor_bytes)
+        self._pace = FetchPace(is_busy=False)
+        self._environ = environ
+        self._idle_limit_s = idle_limit_s
+        self._ids = itertools.count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._child: _Child | None = None
+        self._starting = asyncio.Lock()
+        self._idle: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the child, None while there is none."""
+        return self._child.process.pid if self._child is not None else None
+
+    def renew(self, tls: Tls | None) -> None:
+        """Use other credentials for the connections that are opened from now on."""
+        self._setup = Setup(tls, self._setup.floor_bytes)
+        self._tell(self._setup)
+
+    def pace(self, *, is_busy: bool) -> None:
+        """Take less of the machine while streams run on it."""
+        if is_busy != self._pace.is_busy:
+            self._pace = FetchPace(is_busy)
+            self._tell(self._pace)
+
+    async def resolve(
+        self,
+        name: str,
+        model_dir: Path,
+        *,
+        repo: str = "",
+        revision: str = "main",
+        sources: Sequence[Source] = (HUB,),
+        trust_remote_code: bool = False,
+    ) -> dict[str, int]:
+        """Make a directory with config, tokenizer, headers and manifest of a model; bytes by source.
+
+        Nothing happens if it is there. Raises FetchError, UnknownModelError, and ModelError if it cannot be used.
+        """
+        allowed = self._allowed(name, tuple(sources))
+        resolve = Resolve(next(self._ids), name, repo, revision, str(model_dir), allowed, trust_remote_code)
+        answer = await self._ask(_Asked(resolve, asyncio.get_running_loop().create_future()))
+        return answer.num_bytes if isinstance(answer, Resolved) else {}
+
+    async def fetch(
+        self, model_dir: Path, shares: Sequence[Share], on_progress: OnProgress | None = None
+    ) -> dict[str, int]:
+        """Bring bytes into a directory that `resolve` has made; bytes by source. A cancelled call keeps what came.
+
+        Raises FetchError.
+        """
+        allowed = tuple(Share(share.pieces, self._allowed(model_dir.name, share.sources)) for share in shares)
+        fetch = Fetch(next(self._ids), str(model_dir), allowed)
+        answer = await self._ask(_Asked(fetch, asyncio.get_running_loop().create_future(), on_progress))
+        return answer.num_bytes if isinstance(answer, Fetched) else {}
+
+    async def search(self, query: str, limit: int) -> tuple[HubModel, ...]:
+        """Models of the hub. Raises FetchError."""
+        self._allowed("the hub", (HUB,))
+        search = Search(next(self._ids), query, limit)
+        answer = await self._ask(_Asked(search, asyncio.get_running_loop().create_future()))
+        return answer.models if isinstance(answer, SearchResult) else ()
+
+    async def close(self) -> None:
+        """End the child, and every call that waits for it."""
+        self._is_closed = True
+        self._not_idle()
+        async with self._starting:
+            child, self._child = self._child, None
+        for asked in self._asked.values():
+            _fail(asked, FetchError("this node stops; what was fetched is kept"))
+        if child is not None:
+            await child.end()
+
+    def _allowed(self, what: str, sources: tuple[Source, ...]) -> tuple[Source, ...]:
+        """The sources that this node may use. Raises FetchError if it is offline and that leaves none."""
+        allowed = tuple(source for source in sources if source.peer) if self._is_offline else sources
+        if not allowed:
+            offline = self._is_offline and sources
+            raise FetchError(
+                f"{what} cannot be fetched: "
+                + ("this node is offline and fetches from peers only" if offline else "there is no source for it"),
+                remedy="start the node without --offline, or connect a peer that has the model" if offline else "",
+                is_final=True,
+            )
+        return allowed
+
+    async def _ask(self, asked: _Asked) -> Answer:
+        request = asked.request
+        self._asked[request.id] = asked
+        self._not_idle()
+        try:
+            await self._give(asked)
+            answer = await asked.answer
+        except asyncio.CancelledError:
+            self._tell(CancelFetch(request.id))
+            raise
+        finally:
+            del self._asked[request.id]
+            if not self._asked and not self._is_closed:
+                self._idle = asyncio.get_running_loop().call_later(self._idle_limit_s, self._end_idle)
+        if isinstance(answer, FetchFailed):
+            raise _error(answer)
+        return answer
+
+    async def _give(self, asked: _Asked) -> None:
+        """Hand a request to the child; start one if there is none."""
+        async with self._starting:
+            if self._is_closed:
+                raise FetchError("this node stops")
+            if self._child is None:
+                self._child = await self._start()
+            asked.starts += 1
+            self._child.send(asked.request)
+
+    async def _start(self) -> _Child:
+        environment = {name: value for name, value in self._environ.items() if name != SECRET_VARIABLE}
+        environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "MALLOC_ARENA_MAX": "4"}
+        environment |= {"HF_HUB_OFFLINE": "1"} if self._is_offline else {}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "exo_mesh.fetcher"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=environment,
+                limit=MAX_LINE_BYTES,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise FetchError(f"the process that fetches models cannot be started: {exc.strerror or exc}") from exc
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+        child = _Child(process)
+        child.send(self._setup)
+        child.send(self._pace)
+        self._tasks.start(self._listen(child), "fetcher-answers")
+        self._tasks.start(_keep_last_words(child), "fetcher-log")
+        return child
+
+    async def _listen(self, child: _Child) -> None:
+        """Pass on what the child says until it ends; then see to what it has left."""
+        assert child.process.stdout is not None
+        try:
+            while line := await child.process.stdout.readline():
+                self._heard(_answers.decode(line))
+        except (ValueError, msgspec.DecodeError, OSError):  # a line that is too long, or none of ours
+            _log.warning("the fetcher said something that nobody understands; it is ended")
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+        await child.process.wait()
+        if child is self._child:
+            self._child = None
+            await self._go_on_without(child)
+
+    def _heard(self, answer: Answer) -> None:
+        asked = self._asked.get(answer.id)
+        if asked is None:
+            return  # cancelled meanwhile
+        if isinstance(answer, FetchProgress):
+            if asked.on_progress is not None:
+                asked.on_progress(answer.done, answer.total, answer.num_bytes)
+        elif not asked.answer.done():
+            asked.answer.set_result(answer)
+
+    async def _go_on_without(self, child: _Child) -> None:
+        """After a crash: give what it was at to another child, or fail what was given to too many."""
+        code = child.process.returncode
+        if self._asked:
+            words = f": {child.last_words[-1][:300]}" if child.last_words else ""
+            _log.warning("the fetcher ended (exit code %s)%s", code, words)
+        for asked in [asked for asked in self._asked.values() if not asked.answer.done() and asked.starts]:
+            if asked.starts >= MAX_STARTS:
+                _fail(asked, FetchError(f"the process that fetches models crashed twice (exit code {code})"))
+                continue
+            try:
+                await self._give(asked)
+            except FetchError as exc:
+                _fail(asked, exc)
+
+    def _tell(self, request: Request) -> None:
+        if self._child is not None:
+            self._child.send(request)
+
+    def _not_idle(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def _end_idle(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            self._tasks.start(child.end(), "fetcher-end")
+
+
+async def _keep_last_words(child: _Child) -> None:
+    assert child.process.stderr is not None
+    with contextlib.suppress(ValueError, OSError):
+        while line := await child.process.stderr.readline():
+            child.last_words.append(line.decode(errors="replace").strip())
+
+
+def _fail(asked: _Asked, error: FetchError) -> None:
+    if not asked.answer.done():
+        asked.answer.set_exception(error)
+
+
+def _error(failed: FetchFailed) -> MeshError:
+    if failed.code == FetchError.code:
+        return FetchError(failed.message, remedy=failed.remedy, is_final=failed.is_final)
+    if failed.code == UnknownModelError.code:
+        return UnknownModelError(failed.message, param="model")
+    return error_from_code(failed.code, failed.message)

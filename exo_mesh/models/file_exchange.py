@@ -1,0 +1,80 @@
+"""The two ends at which a node exchanges files of models with its peers: its file server, and its fetcher."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from exo_mesh.errors import ModelError, UnknownModelError
+from exo_mesh.fetcher.wire import Tls
+from exo_mesh.files.server import FileServer
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.fetching import Fetcher
+from exo_mesh.security.credentials import Credentials, CredentialSource
+from exo_mesh.settings.config import Settings
+from exo_mesh.tasks import TaskOwner
+
+PACE_EVERY_S = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class FileExchange:
+    """Serves what is here, and fetches what is not; both give way to streams that run on this machine."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalogue: Catalogue,
+        credentials: CredentialSource | None,
+        floor_bytes: int,
+    ) -> None:
+        self._catalogue = catalogue
+        self._credentials = credentials
+        self._host = settings.host
+        self._is_busy = False
+        self._tasks = TaskOwner()
+        tls = None if credentials is None else _tls_of(credentials.current)
+        self._fetcher = Fetcher(self._tasks, is_offline=settings.offline, floor_bytes=floor_bytes, tls=tls)
+        self._server = FileServer(self._find, credentials, is_busy=lambda: self._is_busy)
+        self.port = 0
+
+    @property
+    def fetcher(self) -> Fetcher:
+        return self._fetcher
+
+    async def start(self, is_busy: Callable[[], bool]) -> None:
+        """Serve on any free port, `port`; 0 if that is not possible. is_busy: do streams run here?"""
+        try:
+            self.port = await asyncio.to_thread(self._server.start, self._host, 0)
+        except (OSError, ValueError) as exc:
+            _log.warning("peers cannot copy models from this node: %s", exc)
+        self._tasks.keep(lambda: self._keep_pace(is_busy), "pace of copies")
+
+    async def stop(self) -> None:
+        await asyncio.gather(self._fetcher.close(), asyncio.to_thread(self._server.stop))
+        await self._tasks.close()
+
+    def renew(self) -> None:
+        """The credentials of this node were renewed."""
+        assert self._credentials is not None, "an open mesh has none"
+        self._fetcher.renew(_tls_of(self._credentials.current))
+
+    async def _keep_pace(self, is_busy: Callable[[], bool]) -> None:
+        while True:
+            self._is_busy = is_busy()
+            self._fetcher.pace(is_busy=self._is_busy)
+            await asyncio.sleep(PACE_EVERY_S)
+
+    def _find(self, name: str) -> tuple[Path, str] | None:
+        """Directory and digest of a model, for the file server's threads."""
+        try:
+            return self._catalogue.local_dir(name), self._catalogue.local_card(name).digest
+        except (UnknownModelError, ModelError):
+            return None
+
+
+def _tls_of(credentials: Credentials) -> Tls:
+    return Tls(credentials.authority.decode(), credentials.certificate.decode(), credentials.private_key.decode())

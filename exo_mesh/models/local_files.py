@@ -1,0 +1,242 @@
+"""The files of models on this machine: which bytes are there, what stages need, what may be deleted. All block."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from exo_mesh.domain.fetch_plan import ModelPieces
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.spans import Spans, merged, minus, num_bytes
+from exo_mesh.errors import FetchError, ModelError, UnknownModelError
+from exo_mesh.machine.disk import Disk
+from exo_mesh.weights.card import read_json, text_config
+from exo_mesh.weights.fetched import Manifest, pieces_of_layers, read_manifest
+from exo_mesh.weights.safetensors import read_tensor_table
+
+USE_FILE = "exo-mesh.used"
+"""In the directory of a fetched model; its time says when the model was last used."""
+
+SCRATCH_PREFIX = ".fetch-"
+"""Begins the names of directories that are being made or deleted; no model is looked for in them."""
+
+Layers = tuple[int, int] | None
+"""Half-open layer range; None: all files, whatever engines need."""
+
+Wants = Mapping[str, Layers]
+"""What each peer is to have, by peer id."""
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-]*)?")
+
+
+class _Use(msgspec.Struct):
+    """is_pinned: somebody has pulled the model by its name."""
+
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileHolding:
+    """A checkpoint file: its size, its digest if that is known, and the bytes of it that are there."""
+
+    size: int
+    sha256: str
+    present: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a machine has of a model. repo, revision: where that is from, "" if it is only in the mesh."""
+
+    digest: str
+    repo: str = ""
+    revision: str = ""
+    files: Mapping[str, FileHolding] = field(default_factory=dict)
+
+    @property
+    def present(self) -> ModelPieces:
+        return {name: file.present for name, file in self.files.items()}
+
+    def same_files(self, other: Holding) -> ModelPieces:
+        """What `other` has of the files that are the same there: of one name, size and, where both know it, digest."""
+        return {
+            name: theirs.present
+            for name, theirs in other.files.items()
+            if (ours := self.files.get(name)) is not None
+            and ours.size == theirs.size
+            and (not ours.sha256 or not theirs.sha256 or ours.sha256 == theirs.sha256)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedModel:
+    """A model that was fetched. num_bytes: that it takes on disk. used_at: Unix seconds."""
+
+    name: str
+    model_dir: Path
+    num_bytes: int
+    is_whole: bool
+    is_pinned: bool
+    used_at: float
+
+
+class LocalFiles:
+    """root: below it are the models that were fetched. card, find: of any model on this machine, see Catalogue."""
+
+    def __init__(self, root: Path, card: Callable[[str], ModelCard], find: Callable[[str], Path], disk: Disk) -> None:
+        self.root = root
+        self._card = card
+        self._find = find
+        self._disk = disk
+        self._holdings: dict[Path, tuple[int, Holding]] = {}
+        self._turn = threading.Lock()
+
+    def target(self, name: str) -> Path:
+        """Where a model of this name goes. Raises FetchError if no model can have the name."""
+        if not _NAME.fullmatch(name) or len(name) > 200:
+            raise FetchError(f"{name[:80]!r} is not the name of a model that can be fetched", is_final=True)
+        return self.root / name
+
+    def is_partial(self, name: str) -> bool:
+        """Are bytes of it missing here? Raises UnknownModelError or ModelError."""
+        manifest = read_manifest(self._find(name))
+        return manifest is not None and not manifest.is_whole
+
+    def holding(self, name: str) -> Holding:
+        """Raises UnknownModelError or ModelError."""
+        model_dir, digest = self._find(name), self._card(name).digest
+        manifest = read_manifest(model_dir)
+        if manifest is None:
+            return self._holding_of_whole(model_dir, digest)
+        files = {
+            file: FileHolding(fetched.size, fetched.sha256, tuple(fetched.present))
+            for file, fetched in manifest.files.items()
+        }
+        return Holding(digest, manifest.repo, manifest.revision, files)
+
+    def _holding_of_whole(self, model_dir: Path, digest: str) -> Holding:
+        changed_ns = model_dir.stat().st_mtime_ns
+        with self._turn:
+            known = self._holdings.get(model_dir)
+            if known is None or known[0] != changed_ns or known[1].digest != digest:
+                names = {info.file.name for info in read_tensor_table(model_dir).values()}
+                sizes = {name: (model_dir / name).stat().st_size for name in names}
+                files = {name: FileHolding(size, "", ((0, size),)) for name, size in sizes.items()}
+                known = self._holdings[model_dir] = changed_ns, Holding(digest, files=files)
+            return known[1]
+
+    def pieces(self, name: str, layers: Layers) -> ModelPieces:
+        """What a stage of these layers needs. Raises UnknownModelError or ModelError."""
+        model_dir, card = self._find(name), self._card(name)
+        if layers is None:
+            return {file: ((0, one.size),) for file, one in self.holding(name).files.items()}
+        tied = text_config(read_json(model_dir / "config.json")).get("tie_word_embeddings")
+        table = read_tensor_table(model_dir)
+        start, stop = layers
+        return pieces_of_layers(table, card.num_layers, start, stop, tied=tied if isinstance(tied, bool) else None)
+
+    def missing(self, name: str, layers: Layers) -> ModelPieces:
+        """What is not here of what a stage of these layers needs. Raises UnknownModelError or ModelError."""
+        manifest = read_manifest(self._find(name))
+        if manifest is None or manifest.is_whole:
+            return {}
+        wanted = self.pieces(name, layers)
+        missing = {file: minus(merged(spans), _present(manifest, file)) for file, spans in wanted.items()}
+        return {file: spans for file, spans in missing.items() if spans}
+
+    # use, and what may go
+
+    def touch(self, name: str, *, is_pinned: bool = False) -> None:
+        """A model was used just now, or pulled by its name. One that nobody fetched is left alone."""
+        with contextlib.suppress(UnknownModelError, ModelError):
+            model_dir = self._find(name)
+            if not model_dir.is_relative_to(self.root) or read_manifest(model_dir) is None:
+                return
+            use = _Use(is_pinned or _read_use(model_dir).is_pinned)
+            self._disk.write(model_dir / USE_FILE, msgspec.json.encode(use).decode(), "when models were used")
+
+    def fetched(self) -> list[FetchedModel]:
+        """All that was fetched, the one that was not used for longest first."""
+        return sorted(self._fetched(), key=lambda one: (one.used_at, one.name))
+
+    def _fetched(self) -> Iterator[FetchedModel]:
+        for model_dir in _directories(self.root):
+            with contextlib.suppress(ModelError, OSError):
+                manifest = read_manifest(model_dir)
+                if manifest is not None:
+                    used = model_dir / USE_FILE
+                    used_at = (used if used.exists() else model_dir).stat().st_mtime
+                    yield FetchedModel(
+                        model_dir.relative_to(self.root).as_posix(),
+                        model_dir,
+                        _disk_bytes(model_dir),
+                        manifest.is_whole,
+                        _read_use(model_dir).is_pinned,
+                        used_at,
+                    )
+
+    def delete(self, name: str) -> bool:
+        """Delete what was fetched of a model; False if nothing was."""
+        model_dir = self.target(name)
+        if not (model_dir / "config.json").exists() or read_manifest(model_dir) is None:
+            return False
+        scratch = self.root / f"{SCRATCH_PREFIX}gone-{os.getpid()}-{time.monotonic_ns()}"
+        model_dir.rename(scratch)  # so that nobody finds half a model
+        shutil.rmtree(scratch, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if model_dir.parent != self.root:
+                model_dir.parent.rmdir()
+        return True
+
+    def room(self, max_bytes: int | None, models: Collection[FetchedModel]) -> int:
+        """Bytes that may be fetched now, where `models` are there."""
+        free = max(0, self._disk.free_bytes - self._disk.floor_bytes)
+        if max_bytes is None:
+            return free
+        return min(free, max(0, max_bytes - sum(one.num_bytes for one in models)))
+
+
+def size_of_pieces(pieces: ModelPieces) -> int:
+    return sum(num_bytes(spans) for spans in pieces.values())
+
+
+def _present(manifest: Manifest, file: str) -> Spans:
+    fetched = manifest.files.get(file)
+    return () if fetched is None else tuple(fetched.present)
+
+
+def _read_use(model_dir: Path) -> _Use:
+    try:
+        return msgspec.json.decode((model_dir / USE_FILE).read_bytes(), type=_Use)
+    except (OSError, msgspec.DecodeError):
+        return _Use()
+
+
+def _disk_bytes(model_dir: Path) -> int:
+    """What a directory takes; of a file with holes, what is in it."""
+    with os.scandir(model_dir) as entries:
+        return sum(512 * entry.stat(follow_symlinks=False).st_blocks for entry in entries)
+
+
+def _directories(root: Path) -> Iterator[Path]:
+    """`<name>` and `<org>/<name>`."""
+    for top in _below(root):
+        yield top
+        yield from _below(top)
+
+
+def _below(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        return []

@@ -1,0 +1,175 @@
+"""What a node does about models themselves: find, fetch, delete; for its own users, and for peers that ask it to."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.download import DownloadEntry
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.errors import FetchError, InputError, NotAllowedError, PlacementError, UnknownModelError
+from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.instances.placer import Placer
+from exo_mesh.instances.previews import with_peer_ids
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.downloads import Downloads
+from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
+from exo_mesh.models.local_files import Wants
+from exo_mesh.proto import control_pb2 as pb
+
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*)(?:@([A-Za-z0-9][\w.\-]*))?")
+
+MAIN = "main"
+
+
+class ModelDesk:
+    """Answers the model calls of MeshService, and those of peers."""
+
+    def __init__(self, membership: Membership, catalogue: Catalogue, downloads: Downloads, placer: Placer) -> None:
+        self._membership = membership
+        self._catalogue = catalogue
+        self._downloads = downloads
+        self._placer = placer
+
+    # for users
+
+    async def find(self, name: str, *, may_download: bool) -> ModelCard:
+        """The card of a model of the mesh; of one that nobody has, from its headers at the hub.
+
+        Raises UnknownModelError, NotAllowedError if only the caller's rights stand in the way, and FetchError.
+        """
+        try:
+            return await self._catalogue.card(name)
+        except UnknownModelError:
+            found = _HUB_ID.fullmatch(name)
+            if found is None or self._downloads.rules.fetches != "hub":
+                raise
+        if not may_download:
+            raise NotAllowedError(
+                f"no peer has {name}, and callers without rights on this mesh may not start a download: use exo-mesh "
+                f"on a node's own machine (`exo-mesh pull {name}`), or show a key"
+            )
+        await self._downloads.resolve(name, found[1], found[2] or MAIN)
+        return await self._catalogue.card(name)
+
+    def entries(self) -> list[DownloadEntry]:
+        return self._downloads.entries()
+
+    async def start(self, model: str, *, peers: Sequence[str] = (), whole: bool = False) -> list[DownloadEntry]:
+        """See MeshService.start_download."""
+        card = await self.find(model, may_download=True)
+        wants = await self._wants(card, peers, whole=whole)
+        messages = wants_to_proto(wants)
+        # all must have the headers before one waits for bytes that arrive at another
+        await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
+        await _first_failure_if_all(self._pull_at(peer_id, card, wants, messages) for peer_id in wants)
+        await asyncio.sleep(0)  # the tasks that tell of the downloads have been started
+        return [one for one in self.entries() if one.model == card.name and one.peer_id in wants]
+
+    async def cancel(self, peer_id: str, model: str) -> bool:
+        return await self._at(peer_id, lambda: self._downloads.cancel(model), model, files=False)
+
+    async def delete(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+        """Delete what was fetched of a model; answers the peers that did. Raises InputError if an instance uses it."""
+        known = self._membership.view.peers()
+        asked = [_peer_named(one, known) for one in peers] if peers else [peer.id for peer in known]
+        answers = await asyncio.gather(
+            *(self._at(peer_id, lambda: self._downloads.delete(name), name, files=True) for peer_id in asked),
+            return_exceptions=True,
+        )
+        deleted = [peer_id for peer_id, answer in zip(asked, answers, strict=True) if answer is True]
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures and not deleted:
+            raise failures[0]
+        return deleted
+
+    async def search(self, query: str, limit: int) -> list[HubModel]:
+        return await self._downloads.search(query, limit)
+
+    async def storage(self) -> dict[str, Any]:
+        return await self._downloads.storage()
+
+    async def _wants(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> Wants:
+        """Which layers each peer is to have: those of the plan that a run would make, over these peers if any are
+        named. Raises PlacementError with the arithmetic."""
+        known = self._membership.view.peers()
+        named = [_peer_named(one, known) for one in peers]
+        if whole:
+            return dict.fromkeys(named or [self._membership.own.id])
+        spec = InstanceSpec(card.name)
+        if named:
+            others = tuple(peer.id for peer in known if peer.id not in named)
+            spec = InstanceSpec(card.name, min_peers=len(named), exclude_peers=others)
+        plan = await self._placer.propose(card, with_peer_ids(spec, known))
+        return {peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers}
+
+    async def _introduce_at(self, peer_id: str, card: ModelCard) -> None:
+        peer = self._membership.peer(peer_id)
+        if peer_id == self._membership.own.id:
+            await self._downloads.introduce(card.name, card.digest)
+        elif peer is not None:
+            await peer.client.introduce(card.name, card.digest)
+
+    async def _pull_at(self, peer_id: str, card: ModelCard, wants: Wants, messages: list[pb.PeerLayers]) -> None:
+        if peer_id == self._membership.own.id:
+            await self._downloads.pull(card.name, card.digest, wants)
+            return
+        peer = self._membership.peer(peer_id)
+        if peer is None:
+            raise PlacementError(f"peer {peer_id[:8]} is gone")
+        await peer.client.pull(pb.PullRequest(model=card.name, model_digest=card.digest, wants=messages))
+
+    async def _at(self, peer_id: str, here: Callable[[], Awaitable[bool]], model: str, *, files: bool) -> bool:
+        if peer_id == self._membership.own.id:
+            return await here()
+        peer = self._membership.peer(peer_id)
+        return peer is not None and await peer.client.drop_model(model, files=files)
+
+    # for peers
+
+    async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
+        await _with_remedy(self._downloads.introduce(request.model, request.model_digest))
+        return pb.IntroduceReply()
+
+    async def answer_describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
+        return await self._downloads.describe(request.model)
+
+    async def answer_pull(self, request: pb.PullRequest) -> pb.PullReply:
+        wants = wants_from_proto(request.wants)
+        await _with_remedy(self._downloads.pull(request.model, request.model_digest, wants))
+        return pb.PullReply()
+
+    async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
+        drop = self._downloads.delete if request.files else self._downloads.cancel
+        return pb.DropModelReply(found=await drop(request.model))
+
+
+async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
+    """Do all of it side by side. Raises the first failure if nothing succeeded."""
+    outcomes = await asyncio.gather(*work, return_exceptions=True)
+    failures = [one for one in outcomes if isinstance(one, BaseException)]
+    if failures and len(failures) == len(outcomes):
+        raise failures[0]
+
+
+async def _with_remedy(work: Awaitable[None]) -> None:
+    """Only the text of an error reaches a peer, so that it must have everything."""
+    try:
+        await work
+    except FetchError as exc:
+        raise FetchError("; ".join(filter(None, [str(exc), exc.remedy]))) from exc
+
+
+def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
+    """The id of a peer by its id, the first digits of it, or its name. Raises InputError."""
+    found = [peer.id for peer in peers if name in (peer.id, peer.name)]
+    found = found or [peer.id for peer in peers if len(name) >= 4 and peer.id.startswith(name)]
+    if len(found) != 1:
+        known = ", ".join(f"{peer.name} ({peer.id[:8]})" for peer in peers)
+        raise InputError(f"{name!r} names {len(found) or 'no'} peers; there are: {known}", param="peers")
+    return found[0]

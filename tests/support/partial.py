@@ -1,0 +1,40 @@
+"""Model directories of which only some bytes were fetched; all others are 0xFF, which makes every float a NaN."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+from exo_mesh.domain.spans import merged
+from exo_mesh.weights.card import digest_samples, read_json, text_config
+from exo_mesh.weights.fetched import FetchedFile, Manifest, Pieces, part_of, pieces_of_layers, write_manifest
+from exo_mesh.weights.safetensors import read_tensor_table
+
+
+def layer_pieces(model_dir: Path, start: int, stop: int, num_layers: int) -> Pieces:
+    """What the stage `[start, stop)` fetches."""
+    tied = text_config(read_json(model_dir / "config.json")).get("tie_word_embeddings")
+    return pieces_of_layers(read_tensor_table(model_dir), num_layers, start, stop, tied=tied)
+
+
+def copy_partly(model_dir: Path, target: Path, pieces: Pieces, name: str = "m") -> Path:
+    """A directory as a fetcher leaves it when it has fetched these pieces; whole files have their own names."""
+    target.mkdir(parents=True)
+    samples = digest_samples(read_tensor_table(model_dir))
+    manifest = Manifest(name)
+    for file in sorted(model_dir.iterdir()):
+        if file.suffix != ".safetensors":
+            shutil.copy(file, target / file.name)
+            continue
+        content = file.read_bytes()
+        header = (0, 8 + struct.unpack("<Q", content[:8])[0])
+        present = merged((header, *samples.get(file.name, ()), *pieces.get(file.name, ())))
+        partial = bytearray(b"\xff" * len(content))
+        for start, stop in present:
+            partial[start:stop] = content[start:stop]
+        is_whole = present == ((0, len(content)),)
+        (target / file.name if is_whole else part_of(target, file.name)).write_bytes(partial)
+        manifest.files[file.name] = FetchedFile(len(content), "", list(present))
+    write_manifest(target, manifest)
+    return target
