@@ -11,6 +11,7 @@ from typing import Any
 from exo_mesh.api.checks import MAX_TOP_LOGPROBS, NO_LIMIT, stop_strings
 from exo_mesh.api.idempotency import Idempotency
 from exo_mesh.api.messages import template_messages
+from exo_mesh.api.model_names import find_model
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from exo_mesh.api.texts import TextModels
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
@@ -209,7 +210,7 @@ async def _model(
     body: GenerationBody, asker: Asker, service: MeshService, texts: TextModels
 ) -> tuple[ModelEntry, TextModel]:
     name = choose_model(body.model, service.models())
-    entry = await service.find_model(name, may_download=asker.may_download)
+    entry = await find_model(service, name, may_download=asker.may_download)
     return entry, await texts.get(await service.text_files(entry.name))
 
 

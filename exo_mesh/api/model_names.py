@@ -1,4 +1,7 @@
-"""How a request names a model: by its name, and by a path only for callers who may do anything on this node."""
+"""How a request names a model: by its name, and by a path only for callers who may do anything on this node.
+
+A name that no peer knows is looked up at the hub, if the caller may start downloads.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,17 @@ from pathlib import Path
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.errors import UnknownModelError
-from exo_mesh.node.service import MeshService
+from exo_mesh.errors import MeshError, UnknownModelError
+from exo_mesh.node.service import MeshService, ModelEntry
 from exo_mesh.security.api_keys import Role
 
 MAX_PATH = 4096  # PATH_MAX of Linux; what is longer names no directory
+
+
+class DownloadRefusedError(MeshError):
+    """No peer has the model, and the caller may not start downloads."""
+
+    code = "insufficient_permissions"
 
 
 async def named_model(request: web.Request, service: MeshService, name: str) -> str:
@@ -30,3 +39,18 @@ async def named_model(request: web.Request, service: MeshService, name: str) -> 
 def may_name_paths(request: web.Request) -> bool:
     """Whether the caller has the rights of an admin, who may learn which directories this node has."""
     return request[CALLER].role is Role.ADMIN
+
+
+async def find_model(service: MeshService, name: str, *, may_download: bool) -> ModelEntry:
+    """A model of the mesh or, if the caller may download, of the hub. Raises DownloadRefusedError for a hub id that no
+    peer has and the caller may not download; else as MeshService.find_model."""
+    try:
+        return await service.find_model(name, may_download=may_download)
+    except UnknownModelError as exc:
+        if may_download or "/" not in name:
+            raise
+        raise DownloadRefusedError(
+            f"{exc}. Downloading a model takes local rights or a key, and this request has neither. Ask with exo-mesh "
+            "on the node's own machine, or with a key (`exo-mesh key new` on the node), or ask for a model that "
+            "GET /v1/models lists"
+        ) from exc

@@ -14,7 +14,7 @@ from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.model_names import named_model
+from exo_mesh.api.model_names import find_model, named_model
 from exo_mesh.api.schema import InstanceBody, decode_body
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
@@ -169,7 +169,7 @@ class OpsRoutes:
     async def _found(self, request: web.Request, name: str) -> str:
         """The name of a model that can be placed: one of the mesh, or of the hub if the caller may download."""
         name = await named_model(request, self._service, name)
-        return (await self._service.find_model(name, may_download=request[CALLER].may_download)).name
+        return (await find_model(self._service, name, may_download=request[CALLER].may_download)).name
 
 
 def _for_caller(health: dict[str, Any], request: web.Request) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.api.texts import TextModels
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
-from exo_mesh.errors import CancelledRequestError, FetchError, NotAllowedError, UnknownModelError
+from exo_mesh.errors import CancelledRequestError, FetchError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.service import ModelEntry
@@ -76,9 +76,7 @@ class ScriptedMesh:
         raise UnknownModelError(f"no peer has {name}", param="model")
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
-        if name in self.at_hub and not self.offline:
-            if not may_download:
-                raise NotAllowedError(f"no peer has {name}, and callers without rights may not start a download")
+        if may_download and not self.offline and name in self.at_hub:
             self.names += (name,)
             self.at_hub = tuple(one for one in self.at_hub if one != name)
         return await self.model(name)
