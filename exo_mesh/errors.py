@@ -18,7 +18,6 @@ MeshError
 │   └── StrangerError         the other end is not of this mesh: it has another secret, or none
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
-├── NotAllowedError       the caller has not the rights for what it asks
 ├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── DeadlineError         a wait ended without an answer
 ├── NoInvitationError     nobody can join with this code: it was used, has expired or was withdrawn
@@ -204,12 +203,6 @@ class WrongCodeError(MeshError):
     code = "wrong_code"
 
 
-class NotAllowedError(MeshError):
-    """The caller has not the rights for what it asks."""
-
-    code = "insufficient_permissions"
-
-
 class NotReadyError(MeshError):
     """This node takes no requests now."""
 
@@ -255,7 +248,6 @@ _BY_CODE: dict[str, type[MeshError]] = {
         TransportError,
         StageLostError,
         OverloadError,
-        NotAllowedError,
         NotReadyError,
         DeadlineError,
         SupersededError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -177,11 +178,13 @@ class Recoverer:
         around: Surroundings,
     ) -> Recovery:
         spec = InstanceSpec(last.model)
-        try:
-            return await self._solve_among(self._placer.candidates(card, spec), card, last, attempt, standings, around)
-        except PlacementError:
-            candidates = self._placer.candidates(card, spec, may_fetch=True)
-            return await self._solve_among(candidates, card, last, attempt, standings, around)
+        holders = self._placer.candidates(card, spec)
+        everybody = self._placer.candidates(card, spec, may_fetch=True)
+        # where those left lack files as well, a spare that has to fetch them is no slower
+        if standings.keys() <= {one.peer_id for one in holders}:
+            with contextlib.suppress(PlacementError):
+                return await self._solve_among(holders, card, last, attempt, standings, around)
+        return await self._solve_among(everybody, card, last, attempt, standings, around)
 
     async def _solve_among(
         self,

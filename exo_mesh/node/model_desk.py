@@ -10,7 +10,7 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.errors import FetchError, InputError, NotAllowedError, PlacementError, UnknownModelError
+from exo_mesh.errors import FetchError, InputError, PlacementError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
@@ -41,19 +41,14 @@ class ModelDesk:
     async def find(self, name: str, *, may_download: bool) -> ModelCard:
         """The card of a model of the mesh; of one that nobody has, from its headers at the hub.
 
-        Raises UnknownModelError, NotAllowedError if only the caller's rights stand in the way, and FetchError.
+        Raises UnknownModelError, and FetchError. may_download: else the hub is not asked.
         """
         try:
             return await self._catalogue.card(name)
         except UnknownModelError:
             found = _HUB_ID.fullmatch(name)
-            if found is None or self._downloads.rules.fetches != "hub":
+            if found is None or not may_download or not self._downloads.rules.fetches:
                 raise
-        if not may_download:
-            raise NotAllowedError(
-                f"no peer has {name}, and callers without rights on this mesh may not start a download: use exo-mesh "
-                f"on a node's own machine (`exo-mesh pull {name}`), or show a key"
-            )
         await self._downloads.resolve(name, found[1], found[2] or MAIN)
         return await self._catalogue.card(name)
 

@@ -1,51 +1,125 @@
-"""A model whose files one peer has runs over all of them: each fetches what its layers need, and each byte once."""
+"""A model whose files few peers have runs over many: each fetches what its layers need, and each byte once."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from exo_mesh.domain.download import DownloadState
+from exo_mesh.errors import UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
-from exo_mesh.weights.fetched import read_manifest
+from exo_mesh.weights.fetched import Manifest, read_manifest
 from tests.support.checkpoints import TinyModel, write_checkpoint
-from tests.support.nodes import Machine, a_request, make_node, tokens, until
+from tests.support.hub import LoopbackHub
+from tests.support.nodes import Machine, a_request, crash, instances, make_node, tokens, until
 
-LAYERS = 6
+pytestmark = pytest.mark.extended
 
-
-def a_node(home: Path, first: Node | None = None, *, usable_bytes: int = 8 * 10**9, **settings: object) -> Node:
-    bootstrap = (f"127.0.0.1:{first.grpc_port}",) if first else ()
-    return make_node(
-        home, home.name, Machine(usable_bytes), engine="numpy", context_limit=256, bootstrap_peers=bootstrap, **settings
-    )
+MODEL = TinyModel(layers=6, hidden=128)
 
 
-def knows_all(node: Node, count: int) -> bool:
-    return len(node.membership.telemetry) == count and "tiny" in {entry.name for entry in node.models()}
-
-
-async def test_a_ring_fetches_from_the_one_peer_that_has_the_files(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "models" / "tiny", TinyModel(layers=LAYERS))
-    holder = a_node(tmp_path / "a", models_dirs=(tmp_path / "models",))
-    await holder.start()
-    nodes = [holder, *(a_node(tmp_path / name, holder) for name in "bc")]
+@asynccontextmanager
+async def nodes_at(root: Path, names: str, *, holder_dir: Path | None = None) -> AsyncIterator[list[Node]]:
+    """Nodes that all know each other; the first one has the models in holder_dir."""
+    nodes: list[Node] = []
     try:
-        await asyncio.gather(*(node.start() for node in nodes[1:]))
-        for node in nodes:
-            await until(
-                lambda node=node: len(node.membership.telemetry) == 3 and "tiny" in {e.name for e in node.models()}
-            )  # type: ignore[misc]
-        alone = await tokens(holder, a_request("alone"), "tiny")
-        for instance in holder.observation.state()["view"]["instances"]:
-            await holder.delete_instance(instance["id"])
-        placed = await nodes[1].create_instance(InstanceSpec("tiny", min_peers=3))
-        assert {stage["peer"] for stage in placed["stages"]} == {node.node_id for node in nodes}
-        assert await tokens(nodes[2], a_request("wide"), "tiny") == alone
-        for name in "bc":
-            manifest = read_manifest(tmp_path / name / "models" / "tiny")
-            assert manifest is not None and not manifest.is_whole
-        for entry in holder.downloads():
-            assert (str(entry.state), entry.from_hub_bytes) == ("completed", 0) and entry.from_peers_bytes > 0
+        for name in names:
+            bootstrap = (f"127.0.0.1:{nodes[0].grpc_port}",) if nodes else ()
+            dirs = (holder_dir,) if holder_dir and not nodes else ()
+            node = make_node(
+                root / name,
+                name,
+                Machine(),
+                engine="numpy",
+                context_limit=256,
+                bootstrap_peers=bootstrap,
+                models_dirs=dirs,
+            )
+            nodes.append(node)
+            await node.start()
+        await until(lambda: all(len(node.membership.telemetry) == len(names) for node in nodes))
+        yield nodes
     finally:
         await asyncio.gather(*(node.stop() for node in nodes))
+
+
+async def knows(nodes: list[Node], model: str) -> None:
+    await until(lambda: all(model in {entry.name for entry in node.models()} for node in nodes))
+
+
+def manifest_of(root: Path, name: str, model: str) -> Manifest:
+    manifest = read_manifest(root / name / "models" / model)
+    assert manifest is not None
+    return manifest
+
+
+async def delete_all(node: Node) -> None:
+    for instance in instances(node):
+        await node.delete_instance(instance["id"])
+
+
+async def test_a_ring_and_its_spare_fetch_from_the_one_peer_that_has_the_files(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "models" / "tiny", MODEL)
+    async with nodes_at(tmp_path, "abcd", holder_dir=tmp_path / "models") as nodes:
+        a, b, c, d = nodes
+        await knows(nodes, "tiny")
+        alone = await tokens(a, a_request("alone", 24), "tiny")
+        await delete_all(a)
+        placed = await b.create_instance(InstanceSpec("tiny", min_peers=3, exclude_peers=(d.node_id,)))
+        assert {stage["peer"] for stage in placed["stages"]} == {a.node_id, b.node_id, c.node_id}
+        assert await tokens(c, a_request("wide", 24), "tiny") == alone
+        assert not (tmp_path / "d" / "models" / "tiny").exists()
+        assert all(not manifest_of(tmp_path, name, "tiny").is_whole for name in "bc")
+        lost = next(stage for stage in placed["stages"] if stage["peer"] == c.node_id)
+        await crash(c)
+        os.kill(lost["pid"], signal.SIGKILL)
+        await until(lambda: d.node_id in members(b), 30)
+        assert await tokens(b, a_request("again", 24), "tiny") == alone
+        assert c.node_id not in members(b) and len(members(b)) == 3
+        await until(lambda: d.node_id in {entry.peer_id for entry in a.downloads()})
+        for entry in a.downloads():
+            assert (entry.state, entry.from_hub_bytes) == (DownloadState.COMPLETED, 0)
+            assert 0 < entry.from_peers_bytes <= entry.total_bytes
+
+
+def members(node: Node) -> set[str]:
+    ready = [instance for instance in instances(node) if instance["state"] == "ready"]
+    return {stage["peer"] for instance in ready for stage in instance["stages"]}
+
+
+async def test_a_mesh_fetches_each_byte_from_the_hub_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_dir = tmp_path / "tiny"
+    write_checkpoint(model_dir, MODEL)
+    weights = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+    with LoopbackHub() as hub:
+        hub.add("org/tiny", model_dir)
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with nodes_at(tmp_path, "abc") as nodes:
+            a, b, c = nodes
+            with pytest.raises(UnknownModelError):
+                await a.find_model("org/tiny", may_download=False)
+            assert (await a.find_model("org/tiny", may_download=True)).name == "org/tiny"
+            await knows(nodes, "org/tiny")
+            placed = await a.create_instance(InstanceSpec("org/tiny", min_peers=3))
+            assert len({stage["peer"] for stage in placed["stages"]}) == 3
+            wide = await tokens(b, a_request("wide"), "org/tiny")
+            assert hub.sent_of(".safetensors") <= 1.02 * weights
+            for name in "abc":
+                assert manifest_of(tmp_path, name, "org/tiny").present_bytes < 0.7 * weights
+            # whatever is asked for now comes from the peers
+            before = hub.sent_bytes
+            await c.start_download("org/tiny", whole=True)
+            await until(lambda: manifest_of(tmp_path, "c", "org/tiny").is_whole)
+            await delete_all(a)
+            await until(lambda: "org/tiny" in c.membership.own.models)
+            assert await tokens(c, a_request("alone"), "org/tiny") == wide
+            assert [stage["peer"] for one in instances(c) for stage in one["stages"]] == [c.node_id]
+            assert hub.sent_bytes == before
