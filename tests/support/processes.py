@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -42,6 +42,13 @@ def run(
     argv: list[str], home: Path, *, stdin: str | None = None, timeout_s: float = 60
 ) -> subprocess.CompletedProcess[str]:
     """Run `exo-mesh argv` to its end."""
+    return run_in(clean_environ(home), argv, stdin=stdin, timeout_s=timeout_s)
+
+
+def run_in(
+    environ: Mapping[str, str], argv: list[str], *, stdin: str | None = None, timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """As `run`, with an environment of the test's own."""
     return subprocess.run(
         [*COMMAND, *argv],
         check=False,
@@ -49,7 +56,7 @@ def run(
         capture_output=True,
         text=True,
         timeout=timeout_s,
-        env=clean_environ(home),
+        env=dict(environ),
     )
 
 
