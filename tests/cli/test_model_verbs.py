@@ -258,6 +258,7 @@ def test_figures_of_a_download() -> None:
     assert figures(replace(ALPHA, done_bytes=250).describe()) == "25 % of 1.0 KB, 250 B/s, 4 s left"
     assert figures(replace(ALPHA, state=DownloadState.FAILED, reason="no disk").describe()) == "failed: no disk"
     assert figures(replace(ALPHA, state=DownloadState.PENDING, total_bytes=0).describe()) == "waits"
+    assert figures(replace(ALPHA, state=DownloadState.COMPLETED, total_bytes=0).describe()) == "was all there"
 
 
 def test_facts_of_a_model() -> None:

@@ -101,6 +101,8 @@ def figures(entry: Download) -> str:
     """`40 % of 1.2 GB, 25.0 MB/s, 12 s left`, or how it ended."""
     total = human_bytes(entry["total_bytes"])
     match entry["state"]:
+        case "completed" if not entry["total_bytes"]:
+            return "was all there"
         case "completed":
             hub, peers = human_bytes(entry["from_hub_bytes"]), human_bytes(entry["from_peers_bytes"])
             return f"{total}, done ({hub} from the hub, {peers} from peers)"
