@@ -23,6 +23,7 @@ from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode
 from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
 from exo_mesh.clock import monotonic
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.request import Progress
 from exo_mesh.errors import InputError
 from exo_mesh.node.service import ModelEntry
@@ -209,11 +210,14 @@ def _frames(run: Run, reply: Reply, key: Idempotency | None, *, first: bool) -> 
 
 
 def waiting_for(progress: Progress | None) -> str:
-    """A comment for a stream that has no token yet: `loading 3/8`, `queued 3`, `prefill 40 %`, or just `keep-alive`."""
+    """A comment for a stream that has no token yet: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3`,
+    `prefill 40 %`, or just `keep-alive`."""
     if progress is None:
         return "keep-alive"
     if not progress.total:
         return f"{progress.phase} {progress.done}" if progress.done else progress.phase
+    if progress.phase == "fetching":
+        return f"fetching {100 * progress.done // progress.total} % of {gigabytes(progress.total)}"
     if progress.phase == "prefill":
         return f"prefill {100 * progress.done // progress.total} %"
     return f"{progress.phase} {progress.done}/{progress.total}"

@@ -61,7 +61,7 @@ async def previews(
 
     Raises PlacementError if no peer at all can take part.
     """
-    candidates = placer.candidates(card, spec)
+    candidates = placer.candidates(card, spec, may_fetch=True)
     refuse_too_few(card, candidates, 1)
     names = {peer.id: peer.name for peer in peers}
     usable = {candidate.peer_id: candidate.usable_bytes for candidate in candidates}
@@ -136,7 +136,7 @@ def _why_not(
     """What the largest `width` peers lack; or that their engines must not be mixed, if that is what is in the way."""
     if refusal is not None and refusal.reason in ("mixing", "tensor_group"):
         return {"width": width, "policies": list(POLICIES), "refused": {"message": str(refusal), **refusal.details}}
-    largest = sorted(placer.candidates(card, spec), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
+    largest = sorted(placer.candidates(card, spec, may_fetch=True), key=lambda c: (-c.usable_bytes, c.peer_id))[:width]
     try:
         solve(
             card,
