@@ -19,6 +19,13 @@ MAX_RECORDS_PER_OWNER = 256
 """An owner has one peer record and an instance record per model it placed; more is a fault or an attack."""
 
 
+MAX_CARDS_PER_OWNER = 32
+"""Custom model cards among them. All of one owner take a quarter of a message at most."""
+
+MAX_CARD_BYTES = 4 * 1024
+"""Of one card as TOML. The longest card that we ship has less than 1 KiB."""
+
+
 class InstanceState(StrEnum):
     """loading: its stages are being started. ready: it serves. failed: it is being taken down."""
 
@@ -47,12 +54,22 @@ class InstanceInfo:
         return max(self.plan.ballot, self.adopted)
 
 
+@dataclass(frozen=True, slots=True)
+class CardInfo:
+    """A custom model card, as the text of its TOML file. Who uses it checks it first."""
+
+    toml: str
+
+
 class RecordKey(NamedTuple):
-    """kind is "peer" or "instance"; only `owner` writes records with its name in the key."""
+    """kind is "peer", "instance" or "card"; only `owner` writes records with its name in the key."""
 
     kind: str
     id: str
     owner: str
+
+
+RecordValue = PeerInfo | InstanceInfo | CardInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +78,7 @@ class Record:
 
     key: RecordKey
     version: int
-    value: PeerInfo | InstanceInfo | None
+    value: RecordValue | None
 
     @property
     def deleted(self) -> bool:
@@ -77,6 +94,8 @@ class View:
         self._deleted_at: dict[RecordKey, float] = {}
         self._sums: dict[str, int] = {}
         self.sum = 0
+        self.cards_version = 0
+        """Grows whenever a record of a card has changed."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
         """Take over what is newer; answer what changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
@@ -87,9 +106,10 @@ class View:
             held = owned.get(record.key)
             if held is not None and held.version >= record.version:
                 continue
-            if held is None and len(owned) >= MAX_RECORDS_PER_OWNER:
+            if held is None and _is_full(owned, record.key.kind):
                 continue
             owned[record.key] = record
+            self.cards_version += record.key.kind == "card"
             self._add(held, record)
             if record.deleted:
                 self._deleted_at[record.key] = now
@@ -103,6 +123,7 @@ class View:
         gone = list(self._owners.pop(owner, {}).values())
         for record in gone:
             self._deleted_at.pop(record.key, None)
+            self.cards_version += record.key.kind == "card"
         self.sum ^= self._sums.pop(owner, 0)
         return [record for record in gone if not record.deleted]
 
@@ -154,6 +175,12 @@ class View:
         """(owner, instance) of every live record: more than one of an instance while its ownership is being settled."""
         return [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, InstanceInfo)]
 
+    def cards(self) -> list[tuple[str, str, CardInfo]]:
+        """(id of the model, owner, card) of every live record of a card, sorted."""
+        live = self._live()
+        found = [(one.key.id, one.key.owner, one.value) for one in live if isinstance(one.value, CardInfo)]
+        return sorted(found, key=lambda one: one[:2])
+
     def digest(self) -> str:
         """SHA-256 over all live records; equal views have equal digests on every machine."""
         rows = [[*record.key, record.version, asdict(record.value)] for record in self._live() if record.value]
@@ -167,6 +194,13 @@ class View:
         change = _hash(record) if held is None else _hash(held) ^ _hash(record)
         self._sums[record.key.owner] = self._sums.get(record.key.owner, 0) ^ change
         self.sum ^= change
+
+
+def _is_full(owned: dict[RecordKey, Record], kind: str) -> bool:
+    """May an owner have no further record of this kind? Deletions count until they are forgotten."""
+    if len(owned) >= MAX_RECORDS_PER_OWNER:
+        return True
+    return kind == "card" and sum(key.kind == kind for key in owned) >= MAX_CARDS_PER_OWNER
 
 
 def _hash(record: Record) -> int:

@@ -110,6 +110,9 @@ class PeerClient(ControlPort, Protocol):
     async def release(self, request: pb.ReleaseRequest) -> None:
         """End a stage and free its reservation."""
 
+    async def delete_card(self, model: str) -> bool:
+        """Delete the custom model card that the peer has of a model. False if it has none."""
+
     async def delete_instance(self, instance_id: str) -> bool:
         """Delete an instance that the peer owns. False if it owns none with this id."""
 

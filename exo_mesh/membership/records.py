@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.domain.view import TOMBSTONE_S, InstanceInfo, Record, RecordKey, View
+from exo_mesh.domain.device import Telemetry
+from exo_mesh.domain.view import TOMBSTONE_S, Record, RecordKey, RecordValue, View
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.proto import control_pb2 as pb
@@ -25,7 +25,7 @@ class Records:
         self._incarnation_of = incarnation_of
         self._version = own_incarnation * VERSIONS_PER_INCARNATION
 
-    def write(self, kind: str, record_id: str, value: PeerInfo | InstanceInfo | None, now: float) -> RecordKey:
+    def write(self, kind: str, record_id: str, value: RecordValue | None, now: float) -> RecordKey:
         """Write a record of our own; None deletes it."""
         self._version += 1
         key = RecordKey(kind, record_id, self._own_id)

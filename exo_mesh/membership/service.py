@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo, Telemetry
-from exo_mesh.domain.view import InstanceInfo, Record, RecordKey, View
+from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
 from exo_mesh.membership.admission import Admission
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.dialer import Dialer
@@ -160,7 +160,11 @@ class Membership:
         """Write or delete (None) this node's record of an instance."""
         self._write("instance", instance_id, instance)
 
-    def _write(self, kind: str, record_id: str, value: PeerInfo | InstanceInfo | None) -> None:
+    def put_card(self, model: str, card: CardInfo | None) -> None:
+        """Write or delete (None) this node's record of a custom model card."""
+        self._write("card", model, card)
+
+    def _write(self, kind: str, record_id: str, value: RecordValue | None) -> None:
         key: RecordKey = self._roster.records.write(kind, record_id, value, self._roster.clock())
         self._roster.changed.beat()
         self._roster.tell_of(key, own=True)

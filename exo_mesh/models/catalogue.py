@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import logging
 import threading
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
 from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
+from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
 from exo_mesh.printable import printable_values
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.store import ModelStore
@@ -63,9 +63,11 @@ class _Look:
 class Catalogue:
     """Models here and at the peers. Names are resolved here first, unless the files here cannot be used."""
 
-    def __init__(self, store: ModelStore, membership: Membership) -> None:
+    def __init__(self, store: ModelStore, membership: Membership, shelf: CardShelf | None = None) -> None:
+        """shelf: the cards whose ids and aliases are names of models; by default there are none."""
         self._store = store
         self._membership = membership
+        self._shelf = shelf
         self._local: dict[str, ModelCard] = {}
         self._unusable: dict[str, str] = {}
         self._look: tuple[_Look, asyncio.Task[None]] | None = None
@@ -100,8 +102,24 @@ class Catalogue:
         return self._local[name] if name in self._local else self._remote[name]
 
     async def card(self, name: str) -> ModelCard:
-        """The card of any model of the mesh, by its first name. Raises UnknownModelError with near names, ModelError
-        if the files here cannot be used and no peer has others, and TransportError."""
+        """The card of any model of the mesh, by its first name or by what else stands for the model (see names.py).
+
+        Raises UnknownModelError with near names, ModelError if the files here cannot be used and no peer has others,
+        and TransportError.
+        """
+        try:
+            return await self._card_of(name)
+        except UnknownModelError:
+            meant = self.reference(name).name
+            if meant == name:
+                raise
+        return await self._card_of(meant)
+
+    def reference(self, text: str) -> ModelReference:
+        """What a name stands for; a model need not be in the mesh for that. Raises UnknownModelError."""
+        return find_reference(text, self._known_names())
+
+    async def _card_of(self, name: str) -> ModelCard:
         unusable: ModelError | None = None
         try:
             return await asyncio.to_thread(self._store.card, name)
@@ -222,10 +240,9 @@ class Catalogue:
                 failure = error_from_code(reply.error_code, reply.error_message)
             except MeshError as exc:
                 failure = exc
-        raise failure or self._unknown(name)
+        raise failure or unknown_model(name, self._known_names())
 
-    def _unknown(self, name: str) -> UnknownModelError:
-        everything: Iterable[str] = {*self._local, *self._remote}
-        near = difflib.get_close_matches(name[:200], everything, n=3, cutoff=0.4)
-        hint = f"; near: {', '.join(near)}" if near else ""
-        return UnknownModelError(f"no peer has a model {name[:200]!r}{hint}", param="model")
+    def _known_names(self) -> KnownNames:
+        announced = {name for peer in self._membership.peers for name in peer.info.models}
+        cards = {} if self._shelf is None else self._shelf.ids()
+        return KnownNames(self._local.keys(), announced, cards)

@@ -12,6 +12,7 @@ from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
 from exo_mesh.membership.service import Membership
 from exo_mesh.models import text_cache
+from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
@@ -37,6 +38,7 @@ class ControlService:
         journal: Journal,
         diagnostics: Diagnostics,
         keys: KeySharing,
+        shelf: CardShelf,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -47,6 +49,7 @@ class ControlService:
         self._journal = journal
         self._diagnostics = diagnostics
         self._keys = keys
+        self._shelf = shelf
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -140,6 +143,9 @@ class ControlService:
 
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
         return await self._keys.answer(request)
+
+    async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply:
+        return pb.DeleteCardReply(found=await self._shelf.delete_own(request.model))
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

@@ -295,7 +295,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance")
+    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "card")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -304,6 +304,7 @@ class Record(_message.Message):
     DELETED_S_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
     kind: str
     id: str
     owner: str
@@ -312,7 +313,14 @@ class Record(_message.Message):
     deleted_s: float
     peer: PeerInfo
     instance: InstanceInfo
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ...) -> None: ...
+    card: CardInfo
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., card: _Optional[_Union[CardInfo, _Mapping]] = ...) -> None: ...
+
+class CardInfo(_message.Message):
+    __slots__ = ("toml",)
+    TOML_FIELD_NUMBER: _ClassVar[int]
+    toml: bytes
+    def __init__(self, toml: _Optional[bytes] = ...) -> None: ...
 
 class OwnerSummary(_message.Message):
     __slots__ = ("owner", "state", "incarnation", "refutation", "newest", "digest")
@@ -633,6 +641,18 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class CancelReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class DeleteCardRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class DeleteCardReply(_message.Message):
     __slots__ = ("found",)
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool

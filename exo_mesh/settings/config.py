@@ -88,6 +88,9 @@ class Settings:
     memory_poll_interval: float = 1.5
     spare_runners: int = 0
     models_dirs: tuple[Path, ...] = ()
+    default_model: str = ""
+    custom_model_cards_dir: Path | None = None
+    trust_remote_code: bool = False
     min_peers: int = 1
     placement: str = "memory"
     context_limit: int | None = None
@@ -268,6 +271,12 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 8), toml=(int,)),
         Setting("models_dir", "DIR", "a directory with model directories in it, or a model directory",
                 values.path, "models_dirs", separator=os.pathsep),
+        Setting("default_model", "NAME", "the model of requests that name none; by default the only one there is",
+                values.matching(r"\S.{0,4095}", "the name of a model")),
+        Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
+                values.path),
+        Setting("trust_remote_code", "", "code of a model's repository may be fetched, if the model's card says so too",
+                values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
         Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
         Setting("placement", "POLICY", "how many peers a model gets: memory, latency or throughput",
                 values.one_of("memory", "latency", "throughput")),

@@ -8,7 +8,7 @@ from itertools import accumulate, islice
 from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
-from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
@@ -157,6 +157,17 @@ def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
     return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
 
 
+def card_info_from_proto(message: pb.Record) -> CardInfo:
+    """Raises TransportError if the card is longer than cards may be, or no text."""
+    toml = message.card.toml
+    if len(toml) > MAX_CARD_BYTES or len(message.id) > MAX_REASON:
+        raise TransportError(f"a peer sent a model card of {len(toml)} bytes; {MAX_CARD_BYTES} are allowed")
+    try:
+        return CardInfo(toml.decode())
+    except UnicodeDecodeError as exc:
+        raise TransportError("a peer sent a model card that is no text") from exc
+
+
 def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
     """deleted_s: how long ago it was deleted, if it is."""
     message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
@@ -164,6 +175,8 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
         message.peer.CopyFrom(peer_to_proto(record.value))
     elif isinstance(record.value, InstanceInfo):
         message.instance.CopyFrom(instance_to_proto(record.value))
+    elif isinstance(record.value, CardInfo):
+        message.card.CopyFrom(pb.CardInfo(toml=record.value.toml.encode()))
     return message
 
 
@@ -176,6 +189,8 @@ def record_from_proto(message: pb.Record) -> Record:
         return Record(key, message.version, peer_from_proto(message.peer))
     if message.kind == "instance" and message.HasField("instance"):
         return Record(key, message.version, instance_from_proto(message.instance))
+    if message.kind == "card" and message.HasField("card"):
+        return Record(key, message.version, card_info_from_proto(message))
     raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
 
 

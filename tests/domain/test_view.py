@@ -12,8 +12,10 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import (
+    MAX_CARDS_PER_OWNER,
     MAX_RECORDS_PER_OWNER,
     TOMBSTONE_S,
+    CardInfo,
     InstanceInfo,
     InstanceState,
     Record,
@@ -119,3 +121,13 @@ def test_an_adopted_instance_stands_above_its_old_owners_record() -> None:
     held.merge([old, Record(RecordKey("instance", "m-1", "a"), 1, taken)], 0.0)
     assert held.instances() == [("a", taken)]
     assert held.records_of_instances() == [("z", old.value), ("a", taken)]
+
+
+def test_an_owner_has_a_bounded_number_of_cards_and_they_do_not_take_the_place_of_other_records() -> None:
+    view = View()
+    view.merge((Record(RecordKey("card", f"m{n}", "a"), n, CardInfo("x")) for n in range(1, 200)), 0.0)
+    assert len(view.cards()) == MAX_CARDS_PER_OWNER == view.cards_version
+    assert view.merge([instance_record("a", 1, 500)], 0.0)
+    assert view.cards()[0] == ("m1", "a", CardInfo("x"))
+    view.drop_owner("a")
+    assert view.cards() == [] and view.cards_version == 2 * MAX_CARDS_PER_OWNER

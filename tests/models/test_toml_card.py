@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from exo_mesh.domain.view import MAX_CARD_BYTES
 from exo_mesh.errors import ModelError
 from exo_mesh.models.cards.toml_card import (
-    MAX_CARD_BYTES,
     PlacementSection,
     ReasoningSection,
     TomlCard,

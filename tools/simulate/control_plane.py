@@ -262,7 +262,7 @@ class SimNode(SimPeer):
             membership, self.custody, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
         self.process.handler = ControlService(
-            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, nothing, nothing, nothing
+            membership, self.host, catalogue, surveys, nothing, self.instances, nothing, nothing, nothing, nothing
         )
 
     def describe(self) -> PeerInfo:

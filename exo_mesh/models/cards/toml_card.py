@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from exo_mesh.domain.view import MAX_CARD_BYTES
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import one_line, shown
-
-MAX_CARD_BYTES = 8 * 1024
-"""Of one card as TOML. The longest shipped card has less than 1 KiB, and every peer keeps the custom ones of all."""
+from exo_mesh.printable import UNPRINTABLE
 
 MAX_ALIASES = 16
 MAX_CARDS_PER_FILE = 256
@@ -21,7 +20,7 @@ MAX_CARDS_PER_FILE = 256
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.+\-]*"
 
 Word = Annotated[str, msgspec.Meta(pattern=rf"^{_WORD}\Z", max_length=64)]
-Line = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z", max_length=200)]
+Line = Annotated[str, msgspec.Meta(pattern=rf"^[^{UNPRINTABLE}]*\Z", max_length=200)]
 Repo = Annotated[str, msgspec.Meta(pattern=rf"^{_WORD}(/{_WORD})?(@{_WORD})?\Z", max_length=200)]
 """A model by its hub id, with another revision than main after an @."""
 
