@@ -107,19 +107,23 @@ class Catalogue:
         Raises UnknownModelError with near names, ModelError if the files here cannot be used and no peer has others,
         and TransportError.
         """
-        try:
-            return await self._card_of(name)
-        except UnknownModelError:
-            meant = self.reference(name).name
-            if meant == name:
-                raise
-        return await self._card_of(meant)
+        if (found := await self._find(name)) is not None:
+            return found
+        meant = (await self.reference(name)).name
+        if meant != name and (found := await self._find(meant)) is not None:
+            return found
+        known = self._known_names()
+        if meant.lower() in known.cards:
+            raise UnknownModelError(f"no peer has the files of {meant}", param="model")
+        raise unknown_model(meant, known)
 
-    def reference(self, text: str) -> ModelReference:
+    async def reference(self, text: str) -> ModelReference:
         """What a name stands for; a model need not be in the mesh for that. Raises UnknownModelError."""
-        return find_reference(text, self._known_names())
+        # the nearest of some thousand names take milliseconds
+        return await asyncio.to_thread(find_reference, text, self._known_names())
 
-    async def _card_of(self, name: str) -> ModelCard:
+    async def _find(self, name: str) -> ModelCard | None:
+        """The card of a model by its name in the mesh; None if no peer has the model."""
         unusable: ModelError | None = None
         try:
             return await asyncio.to_thread(self._store.card, name)
@@ -128,8 +132,10 @@ class Catalogue:
         except ModelError as exc:
             unusable = exc
         if name not in self._remote:
-            if unusable is not None and not self.holders(name):
-                raise unusable
+            if not self.holders(name):
+                if unusable is not None:
+                    raise unusable
+                return None
             await self._ask_peers(name)
         return self._remote[name]
 
@@ -243,6 +249,7 @@ class Catalogue:
         raise failure or unknown_model(name, self._known_names())
 
     def _known_names(self) -> KnownNames:
+        """Copies: a thread may use them."""
         announced = {name for peer in self._membership.peers for name in peer.info.models}
         cards = {} if self._shelf is None else self._shelf.ids()
-        return KnownNames(self._local.keys(), announced, cards)
+        return KnownNames(tuple(self._local), announced, cards)

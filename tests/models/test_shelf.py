@@ -45,8 +45,8 @@ async def test_a_card_added_at_one_peer_is_known_at_all_and_deleted_at_any(tmp_p
         await until(lambda: all("org/name" in shelf(node).cards() for node in (b, c)), 3.0)
         assert shelf(b).cards()["org/name"].is_custom and not (tmp_path / "n1" / "cards").exists()
         assert a.membership.view.digest() == b.membership.view.digest()
-        assert b._models.catalogue.reference("mine:1b").repo == "org/name"
-        with pytest.raises(UnknownModelError, match=r"no peer has a model 'org/name'"):
+        assert (await b._models.catalogue.reference("mine:1b")).repo == "org/name"
+        with pytest.raises(UnknownModelError, match="no peer has the files of org/name"):
             await b.model("mine:1b")
         assert await shelf(b).delete_card("mine:1b")
         await until(lambda: all("org/name" not in shelf(node).cards() for node in (a, b, c)), 3.0)
