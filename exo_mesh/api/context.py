@@ -25,6 +25,7 @@ class ApiOptions:
     stall_limit_s: a client that reads nothing of its stream for so long loses it. body_silence_s: a client that sends
     nothing of a body that it has announced for so long gets a 408, as with nginx. trace_sample: the share of requests
     that are traced without having asked for it. invitations: into the mesh of this node; by default nobody is invited.
+    default_model: the model of requests that name none, "" for the only one that is there.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -35,6 +36,7 @@ class ApiOptions:
     trace_sample: float = 0.0
     access: AccessPolicy = field(default_factory=AccessPolicy)
     invitations: Invitations = field(default_factory=Invitations)
+    default_model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

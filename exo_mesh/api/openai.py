@@ -16,7 +16,7 @@ from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.idempotency import Idempotency, idempotency_of
-from exo_mesh.api.model_names import named_model
+from exo_mesh.api.model_names import model_of_request, named_model
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
@@ -159,8 +159,7 @@ class OpenAIRoutes:
             has_come = await run.wait(quiet_until)
 
     async def _name_model(self, request: web.Request, body: GenerationBody) -> None:
-        if body.model is not None:
-            body.model = await named_model(request, self._service, body.model)
+        body.model = await model_of_request(request, self._service, body.model, self._context.options.default_model)
 
     def _asker(self, request: web.Request, request_id: str, body: GenerationBody, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.
@@ -192,6 +191,8 @@ class OpenAIRoutes:
             "status": "loaded" if entry.instance_ids else "downloaded",
             "peers": list(entry.peers),
             "instance_ids": list(entry.instance_ids),
+            "aliases": list(entry.aliases),
+            "capabilities": None if entry.profile is None else entry.profile.to_json(),
         }
 
 

@@ -213,6 +213,7 @@ class Node:
             self.observation.diagnostics,
             self.keys,
             self._desk,
+            models.shelf,
         )
         return ControlServer(
             service,
@@ -291,6 +292,7 @@ class Node:
         keep(self._hosting.monitor.run, "memory monitor")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
+        keep(self._models.keep_cards, "model cards")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
             renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
@@ -471,4 +473,5 @@ class Node:
     def _entry(self, name: str, peers: Sequence[str], card: ModelCard) -> ModelEntry:
         ready = tuple(instance.plan.instance_id for instance in self._owning.instances.of_model(name))
         is_loading = bool(self._owning.instances.of_model(name, InstanceState.LOADING))
-        return ModelEntry(name, tuple(peers), ready, card.context_length, card.eos_ids, is_loading)
+        aliases, profile = self._models.profiles.of(card)
+        return ModelEntry(name, tuple(peers), ready, card.context_length, card.eos_ids, is_loading, aliases, profile)
