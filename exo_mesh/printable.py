@@ -13,10 +13,10 @@ ANSWER_CHARS = 65_536
 """Longest text in an answer of a node's API to the command line."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_UNPRINTABLE = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
+UNPRINTABLE = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff"
 """C0, DEL, C1, line and paragraph separators, marks and overrides of the writing direction, lone surrogates."""
-_one_line = re.compile(f"[{_UNPRINTABLE}]")
-_several_lines = re.compile(f"(?!\n)[{_UNPRINTABLE}]")
+_one_line = re.compile(f"[{UNPRINTABLE}]")
+_several_lines = re.compile(f"(?!\n)[{UNPRINTABLE}]")
 
 
 def printable(text: str, max_chars: int = MAX_CHARS) -> str:

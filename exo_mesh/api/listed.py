@@ -22,8 +22,11 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "context_length": entry.context_length,
         "num_bytes": entry.num_bytes,
         "num_layers": entry.num_layers,
+        "quantization": entry.quantization,
         "dtype": entry.dtype,
         "status": "loaded" if entry.instance_ids else "downloaded",
         "peers": list(entry.peers),
         "instance_ids": list(entry.instance_ids),
+        "aliases": list(entry.aliases),
+        "capabilities": None if entry.profile is None else entry.profile.to_json(),
     }

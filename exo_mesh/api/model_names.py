@@ -36,6 +36,18 @@ async def named_model(request: web.Request, service: MeshService, name: str) -> 
     return await service.model_at(Path(name))
 
 
+async def model_of_request(
+    request: web.Request, service: MeshService, name: str | None, default: str = ""
+) -> str | None:
+    """The model that a request names, else the default one of this node, which may be a path whoever asks; None if
+    there is neither. Raises UnknownModelError."""
+    if name is not None:
+        return await named_model(request, service, name)
+    if default.startswith("/"):
+        return await service.model_at(Path(default))
+    return default or None
+
+
 def may_name_paths(request: web.Request) -> bool:
     """Whether the caller has the rights of an admin, who may learn which directories this node has."""
     return request[CALLER].role is Role.ADMIN

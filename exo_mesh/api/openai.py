@@ -17,13 +17,14 @@ from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_c
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.listed import model_object
-from exo_mesh.api.model_names import named_model
+from exo_mesh.api.model_names import model_of_request, named_model
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
 from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
 from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
 from exo_mesh.clock import monotonic
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.request import Progress
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
@@ -160,8 +161,7 @@ class OpenAIRoutes:
             has_come = await run.wait(quiet_until)
 
     async def _name_model(self, request: web.Request, body: GenerationBody) -> None:
-        if body.model is not None:
-            body.model = await named_model(request, self._service, body.model)
+        body.model = await model_of_request(request, self._service, body.model, self._context.options.default_model)
 
     def _asker(self, request: web.Request, request_id: str, body: GenerationBody, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.
@@ -201,11 +201,14 @@ def _frames(run: Run, reply: Reply, key: Idempotency | None, *, first: bool) -> 
 
 
 def waiting_for(progress: Progress | None) -> str:
-    """A comment for a stream that has no token yet: `loading 3/8`, `queued 3`, `prefill 40 %`, or just `keep-alive`."""
+    """A comment for a stream that has no token yet: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3`,
+    `prefill 40 %`, or just `keep-alive`."""
     if progress is None:
         return "keep-alive"
     if not progress.total:
         return f"{progress.phase} {progress.done}" if progress.done else progress.phase
+    if progress.phase == "fetching":
+        return f"fetching {100 * progress.done // progress.total} % of {gigabytes(progress.total)}"
     if progress.phase == "prefill":
         return f"prefill {100 * progress.done // progress.total} %"
     return f"{progress.phase} {progress.done}/{progress.total}"

@@ -86,6 +86,7 @@ class RunningNode:
                 access=self._policy,
                 trace_sample=settings.trace_sample,
                 invitations=self._invitations(self._node),
+                default_model=settings.default_model,
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)

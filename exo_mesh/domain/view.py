@@ -22,6 +22,14 @@ MAX_RECORDS_PER_OWNER = 256
 
 MAX_DOWNLOADS_PER_OWNER = 32
 """Download records among them; a peer fetches a few models at a time, and forgets what has ended."""
+MAX_CARDS_PER_OWNER = 32
+"""Custom model cards among them. All of one owner take a quarter of a message at most."""
+
+MAX_CARD_BYTES = 4 * 1024
+"""Of one card as TOML. The longest card that we ship has less than 1 KiB."""
+
+
+_MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER}
 
 
 class InstanceState(StrEnum):
@@ -52,15 +60,22 @@ class InstanceInfo:
         return max(self.plan.ballot, self.adopted)
 
 
+@dataclass(frozen=True, slots=True)
+class CardInfo:
+    """A custom model card, as the text of its TOML file. Who uses it checks it first."""
+
+    toml: str
+
+
 class RecordKey(NamedTuple):
-    """kind is "peer", "instance" or "download"; only `owner` writes records with its name in the key."""
+    """kind is "peer", "instance", "download" or "card"; only `owner` writes records with its name in the key."""
 
     kind: str
     id: str
     owner: str
 
 
-RecordValue = PeerInfo | InstanceInfo | DownloadInfo
+RecordValue = PeerInfo | InstanceInfo | DownloadInfo | CardInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +100,8 @@ class View:
         self._deleted_at: dict[RecordKey, float] = {}
         self._sums: dict[str, int] = {}
         self.sum = 0
+        self.cards_version = 0
+        """Grows whenever a record of a card has changed."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
         """Take over what is newer; answer what changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
@@ -98,6 +115,7 @@ class View:
             if held is None and _is_full(owned, record.key.kind):
                 continue
             owned[record.key] = record
+            self.cards_version += record.key.kind == "card"
             self._add(held, record)
             if record.deleted:
                 self._deleted_at[record.key] = now
@@ -111,6 +129,7 @@ class View:
         gone = list(self._owners.pop(owner, {}).values())
         for record in gone:
             self._deleted_at.pop(record.key, None)
+            self.cards_version += record.key.kind == "card"
         self.sum ^= self._sums.pop(owner, 0)
         return [record for record in gone if not record.deleted]
 
@@ -167,6 +186,12 @@ class View:
         found = [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, DownloadInfo)]
         return sorted(found, key=lambda one: (one[1].model, one[0]))
 
+    def cards(self) -> list[tuple[str, str, CardInfo]]:
+        """(id of the model, owner, card) of every live record of a card, sorted."""
+        live = self._live()
+        found = [(one.key.id, one.key.owner, one.value) for one in live if isinstance(one.value, CardInfo)]
+        return sorted(found, key=lambda one: one[:2])
+
     def digest(self) -> str:
         """SHA-256 over all live records of peers and instances; equal views have equal digests on every machine.
 
@@ -187,10 +212,11 @@ class View:
 
 
 def _is_full(owned: dict[RecordKey, Record], kind: str) -> bool:
-    """May an owner have no further record of this kind?"""
+    """May an owner have no further record of this kind? Deletions count until they are forgotten."""
     if len(owned) >= MAX_RECORDS_PER_OWNER:
         return True
-    return kind == "download" and sum(key.kind == kind for key in owned) >= MAX_DOWNLOADS_PER_OWNER
+    most = _MAX_OF_KIND.get(kind)
+    return most is not None and sum(key.kind == kind for key in owned) >= most
 
 
 def _hash(record: Record) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ async def _fetch_nothing(model: str, digest: str) -> None:
     pass
 
 
-async def _all_is_here(plan: Plan, index: int) -> AsyncIterator[FetchStep]:
+async def _all_is_here(plan: Plan, index: int) -> AsyncGenerator[FetchStep, None]:
     steps: tuple[FetchStep, ...] = ()
     for step in steps:
         yield step
@@ -35,7 +35,7 @@ class LocalModels:
     card: Callable[[str], ModelCard]
     find: Callable[[str], Path]
     introduce: Callable[[str, str], Awaitable[None]] = _fetch_nothing
-    fetch: Callable[[Plan, int], AsyncIterator[FetchStep]] = _all_is_here
+    fetch: Callable[[Plan, int], AsyncGenerator[FetchStep, None]] = _all_is_here
 
 
 async def refuse_misfit(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from exo_mesh.clock import Clock, monotonic
@@ -268,9 +269,10 @@ class StageHost:
         is not in force here, InputError for a wiring that is not of our rank.
         """
         try:
-            async for step in self._fetch(instance_id, ballot):
-                fetching = control_pb2.StageFetching(done=step.done, total=step.total)
-                yield control_pb2.StageStatus(fetching=fetching)
+            async with aclosing(self._fetch(instance_id, ballot)) as steps:
+                async for step in steps:
+                    fetching = control_pb2.StageFetching(done=step.done, total=step.total)
+                    yield control_pb2.StageStatus(fetching=fetching)
         except FetchError as exc:
             self._reservations.release(instance_id, ballot)
             failed = control_pb2.StageFailed(code=exc.code, message=str(exc), remedy=exc.remedy, final=exc.is_final)
@@ -289,7 +291,7 @@ class StageHost:
         async for status in runner.board.watch():
             yield status
 
-    async def _fetch(self, instance_id: str, ballot: Ballot) -> AsyncIterator[FetchStep]:
+    async def _fetch(self, instance_id: str, ballot: Ballot) -> AsyncGenerator[FetchStep, None]:
         """Bring the files of a stage that is to be started, and hold its lease meanwhile. Raises FetchError, and
         StageLostError if the plan is given up."""
         lease, started = self._reservations.lease(instance_id, ballot), self._started.get(instance_id)
@@ -297,10 +299,11 @@ class StageHost:
             return  # `commit` says what is wrong, or joins those who watch it
         if self._to_go_on(lease.plan, lease.index) is not None:
             return
-        async for step in self._models.fetch(lease.plan, lease.index):
-            if self._stopping or self._reservations.renew(instance_id, ballot, self._clock()) is not lease:
-                raise StageLostError(f"ballot {ballot} of {instance_id} was given up while its files were fetched")
-            yield step
+        async with aclosing(self._models.fetch(lease.plan, lease.index)) as steps:
+            async for step in steps:
+                if self._stopping or self._reservations.renew(instance_id, ballot, self._clock()) is not lease:
+                    raise StageLostError(f"ballot {ballot} of {instance_id} was given up while its files were fetched")
+                yield step
 
     async def link(
         self, instance_id: str, ballot: Ballot, endpoint: str, next_peer: str, ranks: Sequence[str] = ()

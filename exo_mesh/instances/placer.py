@@ -310,15 +310,15 @@ class Placer:
         refusals: list[str] = []
         for _ in range(MAX_SOLVES):
             able = replace(spec, exclude_peers=(*spec.exclude_peers, *unable))
+            hopeless = any(refusal.why for refusal in unable.values())
             try:
-                hopeless = any(refusal.why for refusal in unable.values())
                 plan = await self.propose(card, able, instance_id, above.next_for(own_id), caps, hopeless=hopeless)
                 if self._groups.is_unfit(plan):  # though somebody insists
                     spec = self._groups.as_pipeline(able, plan)
                     plan = await self.propose(card, spec, instance_id, above.next_for(own_id), caps)
             except PlacementError as exc:
                 self._metrics.placements.labels(exc.code).inc()
-                if unable and not self.candidates(card, able):
+                if unable and not self.candidates(card, able, may_fetch=not hopeless):
                     raise _nobody_left(unable.values())(
                         f"no peer can run {card.name} ({card.architecture}): " + "; ".join(refusals)
                     ) from exc

@@ -122,6 +122,9 @@ class PeerClient(ControlPort, Protocol):
     async def drop_model(self, model: str, *, files: bool) -> bool:
         """Let the peer end the fetching of a model, and delete what was fetched if `files`. False if there is none."""
 
+    async def delete_card(self, model: str) -> bool:
+        """Delete the custom model card that the peer has of a model. False if it has none."""
+
     async def delete_instance(self, instance_id: str) -> bool:
         """Delete an instance that the peer owns. False if it owns none with this id."""
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import logging
 import threading
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +15,8 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, UnknownModelError, error_from_code
 from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
+from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.names import KnownNames, ModelReference, find_reference, unknown_model
 from exo_mesh.printable import printable_values
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.fetched import read_manifest
@@ -66,9 +66,11 @@ class _Look:
 class Catalogue:
     """Models here and at the peers. Names are resolved here first, unless the files here cannot be used."""
 
-    def __init__(self, store: ModelStore, membership: Membership) -> None:
+    def __init__(self, store: ModelStore, membership: Membership, shelf: CardShelf | None = None) -> None:
+        """shelf: the cards whose ids and aliases are names of models; by default there are none."""
         self._store = store
         self._membership = membership
+        self._shelf = shelf
         self._local: dict[str, ModelCard] = {}
         self._partial: frozenset[str] = frozenset()
         self._is_stale = False
@@ -111,8 +113,28 @@ class Catalogue:
         return self._local[name] if name in self._local else self._remote[name]
 
     async def card(self, name: str) -> ModelCard:
-        """The card of any model of the mesh, by its first name. Raises UnknownModelError with near names, ModelError
-        if the files here cannot be used and no peer has others, and TransportError."""
+        """The card of any model of the mesh, by its first name or by what else stands for the model (see names.py).
+
+        Raises UnknownModelError with near names, ModelError if the files here cannot be used and no peer has others,
+        and TransportError.
+        """
+        if (found := await self._find(name)) is not None:
+            return found
+        meant = (await self.reference(name)).name
+        if meant != name and (found := await self._find(meant)) is not None:
+            return found
+        known = self._known_names()
+        if meant.lower() in known.cards:
+            raise UnknownModelError(f"no peer has the files of {meant}", param="model")
+        raise unknown_model(meant, known)
+
+    async def reference(self, text: str) -> ModelReference:
+        """What a name stands for; a model need not be in the mesh for that. Raises UnknownModelError."""
+        # the nearest of some thousand names take milliseconds
+        return await asyncio.to_thread(find_reference, text, self._known_names())
+
+    async def _find(self, name: str) -> ModelCard | None:
+        """The card of a model by its name in the mesh; None if no peer has the model."""
         unusable: ModelError | None = None
         try:
             return await asyncio.to_thread(self._store.card, name)
@@ -121,8 +143,10 @@ class Catalogue:
         except ModelError as exc:
             unusable = exc
         if name not in self._remote:
-            if unusable is not None and not self.holders(name):
-                raise unusable
+            if not self.holders(name):
+                if unusable is not None:
+                    raise unusable
+                return None
             await self._ask_peers(name)
         return self._remote[name]
 
@@ -242,10 +266,10 @@ class Catalogue:
                 failure = error_from_code(reply.error_code, reply.error_message)
             except MeshError as exc:
                 failure = exc
-        raise failure or self._unknown(name)
+        raise failure or unknown_model(name, self._known_names())
 
-    def _unknown(self, name: str) -> UnknownModelError:
-        everything: Iterable[str] = {*self._local, *self._remote}
-        near = difflib.get_close_matches(name[:200], everything, n=3, cutoff=0.4)
-        hint = f"; near: {', '.join(near)}" if near else ""
-        return UnknownModelError(f"no peer has a model {name[:200]!r}{hint}", param="model")
+    def _known_names(self) -> KnownNames:
+        """Copies: a thread may use them."""
+        announced = {name for peer in self._membership.peers for name in peer.info.models}
+        cards = {} if self._shelf is None else self._shelf.ids()
+        return KnownNames(tuple(self._local), announced, cards)

@@ -32,7 +32,7 @@ class DownloadRecords:
         return [info for info in self._infos.values() if info.state is DownloadState.FAILED]
 
     def note(self, info: DownloadInfo) -> None:
-        """Tell of a download, soon."""
+        """Tell of a download: at once, or soon if it was told of just now."""
         self._infos.pop(info.model, None)
         self._infos[info.model] = info
         failed = self.failed
@@ -40,7 +40,8 @@ class DownloadRecords:
             self.forget(one.model)
         if info.model not in self._telling:
             self._telling.add(info.model)
-            self._tasks.start(self._tell(info.model), f"tell of {info.model}")
+            self._membership.put_download(info.model, info)
+            self._tasks.start(self._tell_on(info), f"tell of {info.model}")
 
     def forget(self, model: str) -> bool:
         """Take back what was told; False if there is nothing."""
@@ -49,16 +50,19 @@ class DownloadRecords:
         self._membership.put_download(model, None)
         return True
 
-    async def _tell(self, model: str) -> None:
-        told: DownloadInfo | None = None
+    async def _tell_on(self, told: DownloadInfo) -> None:
+        model = told.model
         try:
-            while (info := self._infos.get(model)) is not None and info is not told:
+            while True:
+                await asyncio.sleep(TELL_EVERY_S)
+                info = self._infos.get(model)
+                if info is None or info is told:
+                    break
                 told = info
                 self._membership.put_download(model, info)
-                await asyncio.sleep(TELL_EVERY_S)
         finally:
             self._telling.discard(model)
-        if told is not None and told.state is DownloadState.COMPLETED:
+        if info is told and told.state is DownloadState.COMPLETED:
             await asyncio.sleep(COMPLETED_S)
             if self._infos.get(model) is told:
                 self.forget(model)

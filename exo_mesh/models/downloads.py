@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -246,16 +247,17 @@ class Downloads:
 
     # fetching
 
-    async def of_stage(self, plan: Plan, index: int) -> AsyncIterator[FetchStep]:
+    async def of_stage(self, plan: Plan, index: int) -> AsyncGenerator[FetchStep, None]:
         """Bring what the stage of a plan needs; says how far it is until it is here. Raises FetchError."""
         wants: dict[str, Layers] = {
             peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers
         }
         shard = plan.stages[index].shard
-        async for step in self.ensure(plan.model, (shard.start, shard.stop), wants):
-            yield step
+        async with aclosing(self.ensure(plan.model, (shard.start, shard.stop), wants)) as steps:
+            async for step in steps:
+                yield step
 
-    async def ensure(self, model: str, layers: Layers, wants: Wants | None = None) -> AsyncIterator[FetchStep]:
+    async def ensure(self, model: str, layers: Layers, wants: Wants | None = None) -> AsyncGenerator[FetchStep, None]:
         """As of_stage, for any layers; who asks for the same joins the fetch that is under way."""
         await asyncio.to_thread(self._files.touch, model)
         if not await asyncio.to_thread(self._files.missing, model, layers):
@@ -324,6 +326,7 @@ class Downloads:
         if job is None:
             job = _Job(model, layers, wants, _new_info(model, layers, DownloadState.PENDING))
             self._jobs[model, layers] = job
+            self._records.note(job.info)
             job.task = self._tasks.start(self._run(job), f"fetch {model}")
         return job
 
@@ -332,7 +335,6 @@ class Downloads:
             job.task.cancel()
 
     async def _run(self, job: _Job) -> None:
-        self._update(job, job.info)
         try:
             async with self._turn(job.model):
                 self._refuse_fetching(from_hub=False)

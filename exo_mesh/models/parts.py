@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
+from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads import Downloads, FetchRules
 from exo_mesh.models.file_exchange import FileExchange
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mixing import Mixing
+from exo_mesh.models.profiles import Profiles
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys
 from exo_mesh.models.text_cache import TextCache
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.weights.store import ModelStore
+
+LOOK_EVERY_S = 10.0
+
+SHIPPED_AFTER_S = 1.0
+"""The shipped cards are read this long after the start, unless somebody asks for one before: it takes some 20 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,18 @@ class ModelParts:
     self_tests: SelfTests
     texts: TextCache
     mixing: Mixing
+    shelf: CardShelf
+    profiles: Profiles
+
+    async def keep_cards(self) -> None:
+        """Look again every LOOK_EVERY_S at the files of cards, and at the chat templates of new models, for ever."""
+        await self.shelf.rescan()
+        await asyncio.sleep(SHIPPED_AFTER_S)
+        await asyncio.to_thread(shipped_cards)
+        while True:
+            await self.profiles.learn()
+            await asyncio.sleep(LOOK_EVERY_S)
+            await self.shelf.rescan()
 
     @staticmethod
     def at(
@@ -44,8 +65,10 @@ class ModelParts:
     ) -> ModelParts:
         """on_change: tells the mesh which models are here now."""
         home, options = settings.home, settings.engine_options
+        directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
+        shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)
         root = home / "models"
-        catalogue = Catalogue(ModelStore(tuple(dict.fromkeys((*settings.models_dirs, root)))), membership)
+        catalogue = Catalogue(ModelStore(tuple(dict.fromkeys((*settings.models_dirs, root)))), membership, shelf)
         exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes)
         files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk)
         rules = FetchRules(
@@ -59,4 +82,5 @@ class ModelParts:
         self_tests = SelfTests(registry, catalogue, options, home / "scratch", disk=disk, bring=downloads.bring)
         texts = TextCache(home / "text", catalogue, membership, disk)
         mixing = Mixing(membership, surveys, self_tests, home / "selftests", disk)
-        return ModelParts(catalogue, exchange, downloads, surveys, self_tests, texts, mixing)
+        profiles = Profiles(catalogue, shelf, texts)
+        return ModelParts(catalogue, exchange, downloads, surveys, self_tests, texts, mixing, shelf, profiles)

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import MeshError, ModelError, TransportError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.port import PeerClient
@@ -48,6 +49,11 @@ class TextCache:
         self._membership = membership
         self._turn = asyncio.Lock()
 
+    def fetched(self, card: ModelCard) -> Path | None:
+        """Where the text files of a peer's model are, if they were fetched already."""
+        directory = self._root / _directory_name(card)
+        return directory if directory.is_dir() else None
+
     async def directory(self, name: str) -> Path:
         """Where the text files of a model are; fetched from a peer if they are not here. Raises MeshErrors."""
         card = await self._catalogue.card(name)
@@ -55,8 +61,7 @@ class TextCache:
             return await asyncio.to_thread(self._catalogue.local_dir, name)
         except (UnknownModelError, ModelError):  # then a peer has described it
             pass
-        # hashed once more, because a peer's word must not become a path
-        digest = hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
+        digest = _directory_name(card)
         async with self._turn:
             for known in (self._root / digest, self._spared.get(digest)):
                 if known is not None and known.is_dir():
@@ -101,6 +106,11 @@ class TextCache:
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
         raise failure
+
+
+def _directory_name(card: ModelCard) -> str:
+    """The digest of a model's text files, hashed once more: a peer's word must not become a path."""
+    return hashlib.sha256(str(card.text_digest).encode()).hexdigest()[:32]
 
 
 async def send(model_dir: Path) -> AsyncIterator[pb.TextFile]:

@@ -12,6 +12,7 @@ from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
 from exo_mesh.membership.service import Membership
 from exo_mesh.models import text_cache
+from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
@@ -39,6 +40,7 @@ class ControlService:
         diagnostics: Diagnostics,
         keys: KeySharing,
         desk: ModelDesk,
+        shelf: CardShelf,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -50,6 +52,7 @@ class ControlService:
         self._diagnostics = diagnostics
         self._keys = keys
         self._desk = desk
+        self._shelf = shelf
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -155,6 +158,9 @@ class ControlService:
 
     async def drop_model(self, request: pb.DropModelRequest) -> pb.DropModelReply:
         return await self._desk.answer_drop(request)
+
+    async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply:
+        return pb.DeleteCardReply(found=await self._shelf.delete_own(request.model))
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

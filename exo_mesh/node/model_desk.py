@@ -10,7 +10,7 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.errors import FetchError, InputError, PlacementError, UnknownModelError
+from exo_mesh.errors import FetchError, InputError, MeshError, PlacementError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
@@ -63,14 +63,15 @@ class ModelDesk:
         # all must have the headers before one waits for bytes that arrive at another
         await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
         await _first_failure_if_all(self._pull_at(peer_id, card, wants, messages) for peer_id in wants)
-        await asyncio.sleep(0)  # the tasks that tell of the downloads have been started
         return [one for one in self.entries() if one.model == card.name and one.peer_id in wants]
 
     async def cancel(self, peer_id: str, model: str) -> bool:
-        return await self._at(peer_id, lambda: self._downloads.cancel(model), model, files=False)
+        name = await self._first_name(model)
+        return await self._at(peer_id, lambda: self._downloads.cancel(name), name, files=False)
 
     async def delete(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
         """Delete what was fetched of a model; answers the peers that did. Raises InputError if an instance uses it."""
+        name = await self._first_name(name)
         known = self._membership.view.peers()
         asked = [_peer_named(one, known) for one in peers] if peers else [peer.id for peer in known]
         answers = await asyncio.gather(
@@ -82,6 +83,13 @@ class ModelDesk:
         if failures and not deleted:
             raise failures[0]
         return deleted
+
+    async def _first_name(self, name: str) -> str:
+        """The name by which the mesh knows a model; the same one if it knows none, or the model cannot be used."""
+        try:
+            return (await self._catalogue.card(name)).name
+        except MeshError:
+            return name
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
         return await self._downloads.search(query, limit)

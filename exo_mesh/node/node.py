@@ -213,6 +213,7 @@ class Node:
             self.observation.diagnostics,
             self.keys,
             self._desk,
+            models.shelf,
         )
         return ControlServer(
             service,
@@ -291,6 +292,7 @@ class Node:
         keep(self._hosting.monitor.run, "memory monitor")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
+        keep(self._models.keep_cards, "model cards")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
             renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
@@ -477,6 +479,8 @@ class Node:
     def _entry(self, name: str, peers: Sequence[str], card: ModelCard) -> ModelEntry:
         ready = tuple(instance.plan.instance_id for instance in self._owning.instances.of_model(name))
         is_loading = bool(self._owning.instances.of_model(name, InstanceState.LOADING))
+        aliases, profile = self._models.profiles.of(card)
+        about = self._models.shelf.card(card.name)
         return ModelEntry(
             name,
             tuple(peers),
@@ -484,7 +488,10 @@ class Node:
             card.context_length,
             card.eos_ids,
             is_loading,
-            card.total_bytes,
-            card.num_layers,
-            card.dtype,
+            aliases,
+            profile,
+            num_bytes=card.total_bytes,
+            num_layers=card.num_layers,
+            quantization=(about.quantization if about is not None else None) or "",
+            dtype=card.dtype,
         )

@@ -11,6 +11,7 @@ from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.models.cards.profile import CapabilityProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,8 @@ class ModelEntry:
     """A model that some live peer has on disk, or parts of it. context_length is the checkpoint's own.
 
     instance_ids: the instances that are ready. is_loading: another instance is starting, or recovers from a loss.
-    num_bytes: of all weights. dtype: of the activations.
+    aliases: other names that its card gives it. profile: what it can do, as far as that is known.
+    num_bytes: of all weights. quantization: of them, "" if nobody says. dtype: of the activations.
     """
 
     name: str
@@ -27,8 +29,11 @@ class ModelEntry:
     context_length: int
     eos_ids: tuple[int, ...]
     is_loading: bool = False
+    aliases: tuple[str, ...] = ()
+    profile: CapabilityProfile | None = None
     num_bytes: int = 0
     num_layers: int = 0
+    quantization: str = ""
     dtype: str = ""
 
 

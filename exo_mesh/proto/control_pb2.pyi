@@ -316,7 +316,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download")
+    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download", "card")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class Record(_message.Message):
     PEER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
     kind: str
     id: str
     owner: str
@@ -335,7 +336,8 @@ class Record(_message.Message):
     peer: PeerInfo
     instance: InstanceInfo
     download: DownloadInfo
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., download: _Optional[_Union[DownloadInfo, _Mapping]] = ...) -> None: ...
+    card: CardInfo
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., download: _Optional[_Union[DownloadInfo, _Mapping]] = ..., card: _Optional[_Union[CardInfo, _Mapping]] = ...) -> None: ...
 
 class DownloadInfo(_message.Message):
     __slots__ = ("model", "state", "done_bytes", "total_bytes", "bytes_per_s", "eta_s", "layers", "whole", "reason", "remedy", "from_hub_bytes", "from_peers_bytes")
@@ -364,6 +366,12 @@ class DownloadInfo(_message.Message):
     from_hub_bytes: int
     from_peers_bytes: int
     def __init__(self, model: _Optional[str] = ..., state: _Optional[_Union[DownloadState, str]] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., bytes_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., layers: _Optional[_Union[LayerRange, _Mapping]] = ..., whole: bool = ..., reason: _Optional[str] = ..., remedy: _Optional[str] = ..., from_hub_bytes: _Optional[int] = ..., from_peers_bytes: _Optional[int] = ...) -> None: ...
+
+class CardInfo(_message.Message):
+    __slots__ = ("toml",)
+    TOML_FIELD_NUMBER: _ClassVar[int]
+    toml: bytes
+    def __init__(self, toml: _Optional[bytes] = ...) -> None: ...
 
 class OwnerSummary(_message.Message):
     __slots__ = ("owner", "state", "incarnation", "refutation", "newest", "digest")
@@ -698,6 +706,18 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
 
 class CancelReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class DeleteCardRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class DeleteCardReply(_message.Message):
     __slots__ = ("found",)
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool

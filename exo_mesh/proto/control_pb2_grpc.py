@@ -109,6 +109,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
                 _registered_method=True)
+        self.DeleteCard = channel.unary_unary(
+                '/exo_mesh.Control/DeleteCard',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardReply.FromString,
+                _registered_method=True)
         self.Diagnose = channel.unary_unary(
                 '/exo_mesh.Control/Diagnose',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.SerializeToString,
@@ -249,6 +254,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteCard(self, request, context):
+        """Deletes the custom model card that this peer has of a model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Diagnose(self, request, context):
         """What this peer can tell of itself when something is wrong; numbers and names only.
         """
@@ -368,6 +380,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.DeleteInstance,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.SerializeToString,
+            ),
+            'DeleteCard': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteCard,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardReply.SerializeToString,
             ),
             'Diagnose': grpc.unary_unary_rpc_method_handler(
                     servicer.Diagnose,
@@ -805,6 +822,33 @@ class Control(object):
             '/exo_mesh.Control/DeleteInstance',
             exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteCard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/DeleteCard',
+            exo__mesh_dot_proto_dot_control__pb2.DeleteCardRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DeleteCardReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ Most are common words that other programs set too, so a value that cannot be mea
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,11 @@ def _models_dir(text: str) -> str | None:
     return str(path.absolute().parent) if (path / "config.json").is_file() else text
 
 
+def _model(text: str) -> str | None:
+    """Other programs put ids of their own into MODEL_ID: only what names one of our models by its form is one."""
+    return text if re.fullmatch(r"/.+|[A-Za-z0-9][\w.+\-]*(/[A-Za-z0-9][\w.+\-]*)?([@:][\w.\-]+)*", text) else None
+
+
 def _megabytes(text: str) -> str | None:
     return f"{text}MiB"
 
@@ -55,6 +61,7 @@ ALIASES = (
     Alias("PORT", "api_port", _as_is),
     Alias("CTRL_PORT", "grpc_port", _as_is),
     Alias("MODEL_DIR", "models_dir", _models_dir, "a model's own directory stands for the one it is in"),
+    Alias("MODEL_ID", "default_model", _model, "the name or the directory of a model; else passed over"),
     Alias("MAX_QUEUE_DEPTH", "max_queued", _as_is),
     Alias("QUEUE_MAX", "max_queued", _as_is),
     Alias("OVERRIDE_MEMORY_MB", "override_memory", _megabytes, "a number of MiB"),

@@ -91,6 +91,10 @@ class Settings:
     fetch: bool = True
     models_max_bytes: int | None = None
     evict_pinned: bool = False
+
+    default_model: str = ""
+    custom_model_cards_dir: Path | None = None
+    trust_remote_code: bool = False
     min_peers: int = 1
     placement: str = "memory"
     context_limit: int | None = None
@@ -277,6 +281,12 @@ SETTINGS: Mapping[str, Setting] = {
                 values.size, "models_max_bytes", (str, int)),
         Setting("evict_pinned", "", "to make room, also delete models that were pulled by name", values.switched_on,
                 toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("default_model", "NAME", "the model of requests that name none; by default the only one there is",
+                values.matching(r"\S.{0,4095}", "the name of a model")),
+        Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
+                values.path),
+        Setting("trust_remote_code", "", "code of a model's repository may be fetched, if the model's card says so too",
+                values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
         Setting("min_peers", "N", "spread each model over at least N peers", values.whole(1, 1024), toml=(int,)),
         Setting("placement", "POLICY", "how many peers a model gets: memory, latency or throughput",
                 values.one_of("memory", "latency", "throughput")),

@@ -189,6 +189,10 @@ class ControlClient:
         reply: pb.CancelReply = await self._call(self._stub.Cancel, request, 2.0)
         return reply.found
 
+    async def delete_card(self, model: str) -> bool:
+        reply: pb.DeleteCardReply = await self._call(self._stub.DeleteCard, pb.DeleteCardRequest(model=model), CALL_S)
+        return reply.found
+
     async def delete_instance(self, instance_id: str) -> bool:
         request = pb.DeleteInstanceRequest(instance_id=instance_id)
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)

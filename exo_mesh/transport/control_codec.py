@@ -9,7 +9,7 @@ from exo_mesh.domain.device import FETCHES, Device, EngineInfo, PeerInfo, RdmaPo
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
-from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
@@ -206,6 +206,17 @@ def download_from_proto(message: pb.DownloadInfo) -> DownloadInfo:
     )
 
 
+def card_info_from_proto(message: pb.Record) -> CardInfo:
+    """Raises TransportError if the card is longer than cards may be, or no text."""
+    toml = message.card.toml
+    if len(toml) > MAX_CARD_BYTES or len(message.id) > MAX_REASON:
+        raise TransportError(f"a peer sent a model card of {len(toml)} bytes; {MAX_CARD_BYTES} are allowed")
+    try:
+        return CardInfo(toml.decode())
+    except UnicodeDecodeError as exc:
+        raise TransportError("a peer sent a model card that is no text") from exc
+
+
 def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
     """deleted_s: how long ago it was deleted, if it is."""
     message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
@@ -215,6 +226,8 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
         message.instance.CopyFrom(instance_to_proto(record.value))
     elif isinstance(record.value, DownloadInfo):
         message.download.CopyFrom(download_to_proto(record.value))
+    elif isinstance(record.value, CardInfo):
+        message.card.CopyFrom(pb.CardInfo(toml=record.value.toml.encode()))
     return message
 
 
@@ -229,6 +242,8 @@ def record_from_proto(message: pb.Record) -> Record:
         return Record(key, message.version, instance_from_proto(message.instance))
     if message.kind == "download" and message.HasField("download"):
         return Record(key, message.version, download_from_proto(message.download))
+    if message.kind == "card" and message.HasField("card"):
+        return Record(key, message.version, card_info_from_proto(message))
     raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
 
 

@@ -31,8 +31,8 @@ RETRY_S = 60.0
 """How soon a model is read again whose files could not be read, though they have not changed since."""
 
 _MAX_REF_BYTES = 200
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-]*)?")
-_ODD_NAME = "the directory's name has other characters than letters, digits and . _ - +, so no request can name it"
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-+]*)?")
+_ODD_NAME = "the directory's name has other characters than letters, digits and . _ - + @, so no request can name it"
 _OF_MODELS = (".json", ".jinja", ".safetensors")
 
 _log = logging.getLogger(__name__)

@@ -11,6 +11,8 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.models.cards.profile import CapabilityProfile
+from exo_mesh.node.service import ModelEntry
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
@@ -74,3 +76,32 @@ async def test_unusable_models_are_listed_apart_from_those_that_can_be_used(api:
     listed = (await call(api, "", "GET", "/v1/models?status=unusable", None))[1]
     reason = "broken: config.json has no model_type"
     assert listed["data"] == [{"id": "broken", "object": "model", "status": "unusable", "reason": reason}]
+
+
+@pytest.mark.parametrize("named_by", ["name", "path"])
+async def test_a_request_that_names_no_model_gets_the_default_one(model_dir: Path, named_by: str) -> None:
+    """A default that is a path is the operator's word, so it serves callers who may name none."""
+    keys = KeyFile(model_dir.parent / FILE_NAME)
+    text, key = new_key(Role.USE, NOW)
+    keys.write([key])
+    mesh = ScriptedMesh(model_dir, names=("first", "second"))
+    default = "second" if named_by == "name" else str(model_dir)
+    async with served(mesh, ApiOptions(access=AccessPolicy(keys=keys), default_model=default)) as api:
+        for path, body in (("chat/completions", {"messages": CHAT}), ("completions", {"prompt": "Hi"})):
+            status, answer = await call(api, text, "POST", f"/v1/{path}", body)
+            assert (status, answer["model"]) == (200, "second" if named_by == "name" else "first"), answer
+            status, answer = await call(api, text, "POST", f"/v1/{path}", {**body, "model": "first"})
+            assert (status, answer["model"]) == (200, "first"), answer
+
+
+async def test_models_are_listed_with_their_aliases_and_what_they_can_do(api: Served) -> None:
+    profile = CapabilityProfile("qwen", supports_thinking=True, supports_image_input=True)
+    api.mesh.models = lambda: [  # type: ignore[method-assign]
+        ModelEntry("Qwen/Qwen3-8B", ("p",), (), 4096, (), aliases=("qwen3:8b",), profile=profile),
+        ModelEntry("unknown", ("p",), (), 4096, ()),
+    ]
+    known, unknown = (await call(api, "", "GET", "/v1/models", None))[1]["data"]
+    assert known["aliases"] == ["qwen3:8b"] and known["context_length"] == 4096
+    assert known["capabilities"]["family"] == "qwen" and known["capabilities"]["thinking"]["supported"] is True
+    assert known["capabilities"]["modalities"]["input"] == ["text", "image"]
+    assert unknown["aliases"] == [] and unknown["capabilities"] is None

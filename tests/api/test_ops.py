@@ -240,6 +240,7 @@ async def test_every_reply_has_a_request_id(api: Served, given: str, kept: bool)
         (Progress("recovering"), "recovering"),
         (Progress("queued", 3), "queued 3"),
         (Progress("loading", 3, 8), "loading 3/8"),
+        (Progress("fetching", 1_200_000_000, 9_600_000_000), "fetching 12 % of 9.60 GB"),
         (Progress("prefill", 2, 5), "prefill 40 %"),
     ],
 )

@@ -13,9 +13,11 @@ from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import (
+    MAX_CARDS_PER_OWNER,
     MAX_DOWNLOADS_PER_OWNER,
     MAX_RECORDS_PER_OWNER,
     TOMBSTONE_S,
+    CardInfo,
     InstanceInfo,
     InstanceState,
     Record,
@@ -143,3 +145,13 @@ def test_an_owner_cannot_fill_the_view_with_downloads() -> None:
     view.merge([download_record("a", f"m-{n}", 1) for n in range(3 * MAX_DOWNLOADS_PER_OWNER)], 0.0)
     view.merge([instance_record("a", 1)], 0.0)
     assert len(view.downloads()) == MAX_DOWNLOADS_PER_OWNER and len(view.instances()) == 1
+
+
+def test_an_owner_has_a_bounded_number_of_cards_and_they_do_not_take_the_place_of_other_records() -> None:
+    view = View()
+    view.merge((Record(RecordKey("card", f"m{n}", "a"), n, CardInfo("x")) for n in range(1, 200)), 0.0)
+    assert len(view.cards()) == MAX_CARDS_PER_OWNER == view.cards_version
+    assert view.merge([instance_record("a", 1, 500)], 0.0)
+    assert view.cards()[0] == ("m1", "a", CardInfo("x"))
+    view.drop_owner("a")
+    assert view.cards() == [] and view.cards_version == 2 * MAX_CARDS_PER_OWNER

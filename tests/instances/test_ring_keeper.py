@@ -12,7 +12,7 @@ from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.errors import StageLostError
+from exo_mesh.errors import DeadlineError, FetchError, StageLostError
 from exo_mesh.hosting.reservations import Reservations
 from exo_mesh.instances import ring_keeper
 from exo_mesh.instances.ring_keeper import RingKeeper, tell_nobody
@@ -63,7 +63,7 @@ class Ring:
     own_id = "x"
 
     def __init__(self) -> None:
-        self.stages = {"a": Stage(0), "b": Stage(1)}
+        self.stages: dict[str, Stage] = {"a": Stage(0), "b": Stage(1)}
         self.other_owner = False
         self.alive = {"a", "b"}
 
@@ -160,3 +160,62 @@ async def test_a_ring_that_gives_way_leaves_what_an_adopter_has(ring: Ring, keep
     ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
     await keeper.release()
     assert ring.stages["a"].held.leases and not ring.stages["b"].held.leases
+
+
+class FetchingStage(Stage):
+    """Reports these statuses after one another, and then nothing."""
+
+    def __init__(self, index: int, *script: pb.StageStatus) -> None:
+        super().__init__(index)
+        self.script = script
+
+    async def commit(
+        self, instance_id: str, ballot: Ballot, keep_kv_from: int | None = None, wiring: RankWiring | None = None
+    ) -> AsyncIterator[pb.StageStatus]:
+        for status in self.script:
+            yield status
+        await asyncio.Event().wait()
+
+
+def fetching(done: int, total: int) -> pb.StageStatus:
+    return pb.StageStatus(fetching=pb.StageFetching(done=done, total=total))
+
+
+async def test_a_ring_is_being_fetched_until_each_stage_has_its_files(ring: Ring) -> None:
+    told: list[tuple[str, int, int]] = []
+    loading = pb.StageStatus(loading=pb.StageLoading(done=1, total=4))
+    ring.stages["a"] = FetchingStage(0, fetching(5, 10), fetching(10, 10), loading)
+    ring.stages["b"] = FetchingStage(1, loading)
+    members: Any = ring
+    keeper = RingKeeper(PLAN, members, lambda *progress: told.append(progress), RunnerLimits())
+    keeper.watch()
+    await until(lambda: ("loading", 2, 8) in told)
+    assert [one for one in told if one[0] == "fetching"] == [("fetching", 5, 10), ("fetching", 10, 10)]
+    await keeper.close()
+
+
+async def test_a_fetch_that_fails_says_what_to_do(ring: Ring) -> None:
+    failed = pb.StageFailed(code="fetch_failed", message="no room", remedy="make room", final=True)
+    ring.stages["b"] = FetchingStage(1, fetching(0, 10), pb.StageStatus(failed=failed))
+    members: Any = ring
+    keeper = RingKeeper(PLAN, members, tell_nobody, RunnerLimits())
+    with pytest.raises(FetchError, match="no room") as caught:
+        await keeper.bring_up()
+    assert (caught.value.remedy, caught.value.is_final) == ("make room", True)
+    assert keeper.lost_seat is not None and keeper.lost_seat.peer_id == "b"
+    await keeper.close()
+
+
+async def test_whoever_waits_has_patience_as_long_as_bytes_come(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = asyncio.get_running_loop().time
+    limits = RunnerLimits(load_base_s=0.0)
+    monkeypatch.setattr(ring_keeper, "MARGIN_S", 0.05)
+    monkeypatch.setattr(ring_keeper, "FETCH_SILENCE_S", 0.2)
+    ring.stages["a"] = FetchingStage(0, fetching(5, 10))
+    members: Any = ring
+    keeper = RingKeeper(PLAN, members, tell_nobody, limits)
+    began = clock()
+    with pytest.raises(DeadlineError):
+        await keeper.bring_up()
+    assert clock() - began >= 0.2, "not after the time in which it should have been loaded"
+    await keeper.close()

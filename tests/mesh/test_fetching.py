@@ -7,12 +7,14 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.domain.download import DownloadState
-from exo_mesh.errors import UnknownModelError
+from exo_mesh.errors import FetchError, UnknownModelError
+from exo_mesh.fetcher.wire import Share
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
 from exo_mesh.weights.fetched import Manifest, read_manifest
@@ -26,7 +28,9 @@ MODEL = TinyModel(layers=6, hidden=128)
 
 
 @asynccontextmanager
-async def nodes_at(root: Path, names: str, *, holder_dir: Path | None = None) -> AsyncIterator[list[Node]]:
+async def nodes_at(
+    root: Path, names: str, *, holder_dir: Path | None = None, engine: str = "numpy"
+) -> AsyncIterator[list[Node]]:
     """Nodes that all know each other; the first one has the models in holder_dir."""
     nodes: list[Node] = []
     try:
@@ -37,7 +41,7 @@ async def nodes_at(root: Path, names: str, *, holder_dir: Path | None = None) ->
                 root / name,
                 name,
                 Machine(),
-                engine="numpy",
+                engine=engine,
                 context_limit=256,
                 bootstrap_peers=bootstrap,
                 models_dirs=dirs,
@@ -123,3 +127,28 @@ async def test_a_mesh_fetches_each_byte_from_the_hub_once(tmp_path: Path, monkey
             assert await tokens(c, a_request("alone"), "org/tiny") == wide
             assert [stage["peer"] for one in instances(c) for stage in one["stages"]] == [c.node_id]
             assert hub.sent_bytes == before
+
+
+async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "models" / "tiny", TinyModel(layers=4))
+    async with nodes_at(tmp_path, "abc", holder_dir=tmp_path / "models", engine="dummy") as nodes:
+        a, b, c = nodes
+        await knows(nodes, "tiny")
+        for node in (b, c):
+            failing = node._models.downloads
+            monkeypatch.setattr(failing, "_shares", partial(no_room, node.settings.name))
+        with pytest.raises(FetchError, match=r"no room at [bc]") as caught:
+            await a.create_instance(InstanceSpec("tiny", min_peers=2))
+        assert caught.value.remedy == "make room" and not instances(a)
+        failed = {b.node_id: DownloadState.FAILED, c.node_id: DownloadState.FAILED}
+        await until(lambda: {entry.peer_id: entry.state for entry in a.downloads()} == failed)
+        assert "download_failed" in {reason["code"] for reason in b.observation.health()["reasons"]}
+        monkeypatch.undo()
+        placed = await a.create_instance(InstanceSpec("tiny", min_peers=2))
+        assert len(placed["stages"]) == 2
+
+
+async def no_room(where: str, job: object) -> list[Share]:
+    raise FetchError(f"no room at {where}", remedy="make room", is_final=True)

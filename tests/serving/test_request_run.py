@@ -96,17 +96,23 @@ class ScriptedRings:
         self.asked: list[GenerateRequest] = []
         self.avoided = 0
         self.placing_fails: MeshError | None = None
+        self.placed = asyncio.Event()
+        self.placed.set()
+        self.under_way = ("loading", 0, 0)
+        self.now = 0.0
 
     def clock(self) -> float:
-        return 0.0
+        return self.now
 
     async def find(self, entry: JournalEntry) -> InstanceInfo:
+        if not self.placed.is_set():
+            await self.placed.wait()
         if self.placing_fails is not None:
             raise self.placing_fails
         return INSTANCE
 
-    def progress(self, model: str) -> tuple[int, int]:
-        return 0, 0
+    def progress(self, model: str) -> tuple[str, int, int]:
+        return self.under_way
 
     def avoid(self, instance: InstanceInfo) -> None:
         self.avoided += 1
@@ -159,6 +165,22 @@ async def test_an_answer_without_trouble() -> None:
     assert events[:2] == [Progress("queued", 2), Progress("prefill", 3, 3)]
     assert ids(events) == [100, 101, 102]
     assert rings.calls[0].closed
+
+
+async def test_the_time_of_a_request_does_not_run_while_its_model_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.serving.request_run.PROGRESS_EVERY_S", 0.0)
+    rings = ScriptedRings([[tokens(0, end=True)]])
+    rings.placed.clear()
+    run, _ = begin(rings)
+    await run.step()
+    for done in (1, 2, 2):
+        rings.now, rings.under_way = rings.now + 59, ("fetching", done, 9)
+        assert run.check(rings.now) > rings.now, "bytes came within the last 60 s"
+        assert await run.step() == [Progress("fetching", done, 9)]
+    assert run.check(rings.now + 1) == math.inf, "nothing has come for 60 s"
+    with pytest.raises(DeadlineError):
+        await run.step()
+    await run.aclose()
 
 
 async def test_a_broken_stream_is_called_again_under_another_id_and_goes_on_after_the_last_token() -> None:

@@ -10,7 +10,8 @@ from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
-from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.errors import TransportError
 from exo_mesh.transport import control_codec as codec
 from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto
 
@@ -66,6 +67,18 @@ def test_an_instance_keeps_the_ballot_by_which_it_was_adopted(adopted: Ballot) -
     info = InstanceInfo(PLAN, InstanceState.READY, ("x:1", "y:2"), (10, 11), "", adopted)
     there = codec.instance_from_proto(codec.instance_to_proto(info))
     assert there == info and there.ballot == max(PLAN.ballot, adopted)
+
+
+def test_a_model_card_arrives_as_it_was_and_a_long_one_is_refused() -> None:
+    key = RecordKey("card", "org/name", "a")
+    record = Record(key, 3, CardInfo("x" * MAX_CARD_BYTES))
+    assert codec.record_from_proto(codec.record_to_proto(record)) == record
+    longer = codec.record_to_proto(Record(key, 3, CardInfo("x" * (MAX_CARD_BYTES + 100))))
+    no_text = codec.record_to_proto(record)
+    no_text.card.toml = b"\xff"
+    for message in (longer, no_text):
+        with pytest.raises(TransportError):
+            codec.record_from_proto(message)
 
 
 def test_telemetry_keeps_speeds_and_tokens() -> None:

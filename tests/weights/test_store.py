@@ -38,6 +38,13 @@ def test_every_layout_is_found(models_dir: Path) -> None:
     assert store.card("hub-org/some-model").num_layers == 3
 
 
+def test_a_directory_may_have_a_revision_in_its_name(tmp_path: Path) -> None:
+    for name in ("org/name", "org/name@v1.0", "org/name@@v"):
+        write_checkpoint(tmp_path / name, TinyModel(layers=1))
+    found = ModelStore((tmp_path,)).found()
+    assert {"org/name", "org/name@v1.0"} < found.models.keys() and list(found.misnamed) == ["org/name@@v"]
+
+
 def test_the_newest_snapshot_is_taken_where_no_ref_names_one(models_dir: Path) -> None:
     hub = models_dir / "models--hub-org--some-model"
     (hub / "refs" / "main").unlink()

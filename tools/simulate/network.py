@@ -153,6 +153,11 @@ class SimClient(PeerClient):
     async def release(self, request: pb.ReleaseRequest) -> None:
         await self._call(lambda h: h.release(request), request, 10.0)
 
+    async def delete_card(self, model: str) -> bool:
+        request = pb.DeleteCardRequest(model=model)
+        reply = await self._call(lambda h: h.delete_card(request), request, 5.0)
+        return bool(reply.found)
+
     async def delete_instance(self, instance_id: str) -> bool:
         request = pb.DeleteInstanceRequest(instance_id=instance_id)
         reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)

@@ -1,0 +1,74 @@
+"""Make a card of a model that has none, from its configuration and the headers of its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.models.cards.profile import TemplateFacts
+from exo_mesh.models.cards.shipped_cards import shipped_cards
+from exo_mesh.models.cards.toml_card import Capability, TomlCard
+from exo_mesh.weights.card import text_config
+
+
+def card_from_checkpoint(
+    model: ModelCard, config: Mapping[str, Any], template: TemplateFacts | None = None
+) -> TomlCard:
+    """A custom card of a model by its name in the mesh. config: the model's config.json, by a stranger.
+
+    template: of the model's chat template, None if it has none. Nothing that a stranger wrote turns remote code on.
+    """
+    return TomlCard(
+        id=model.name,
+        family=_family(model.architecture),
+        architecture=_word(model.architecture),
+        quantization=_quantization(config),
+        n_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        kv_heads=_count(text_config(config).get("num_key_value_heads")),
+        context_length=model.context_length,
+        storage_size=model.total_bytes,
+        source=f"config.json and headers of {model.name}",
+        capabilities=_capabilities(config, template),
+        is_custom=True,
+    )
+
+
+def _family(architecture: str) -> str | None:
+    """That of the shipped cards of the architecture, else the architecture itself."""
+    known = {card.architecture: card.family for card in shipped_cards()}
+    return known.get(architecture) or _word(architecture)
+
+
+def _quantization(config: Mapping[str, Any]) -> str | None:
+    """`4bit` as MLX says it, else the `quant_method` of other formats, with the number of bits if there is one."""
+    ours, others = config.get("quantization"), text_config(config).get("quantization_config")
+    if isinstance(ours, dict) and _count(ours.get("bits")):
+        return f"{ours['bits']}bit"
+    if not isinstance(others, dict):
+        return None
+    method, bits = _word(others.get("quant_method")), _count(others.get("bits"))
+    return f"{method}-{bits}bit" if method and bits else method
+
+
+def _capabilities(config: Mapping[str, Any], template: TemplateFacts | None) -> tuple[Capability, ...]:
+    facts = template or TemplateFacts()
+    found: dict[Capability, bool] = {
+        "text": True,
+        "vision": isinstance(config.get("vision_config"), dict),
+        "audio": isinstance(config.get("audio_config"), dict),
+        "thinking": facts.thinks,
+        "thinking_toggle": facts.toggle,
+        "tools": facts.tools,
+    }
+    return tuple(name for name, is_given in found.items() if is_given)
+
+
+def _word(value: object) -> str | None:
+    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w.+\-]{0,63}", value, re.ASCII) else None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None

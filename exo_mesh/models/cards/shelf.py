@@ -1,0 +1,254 @@
+"""All cards that a node knows: the shipped ones, those in files of this machine, and those of its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from exo_mesh.domain.view import MAX_CARD_BYTES, MAX_CARDS_PER_OWNER, CardInfo
+from exo_mesh.errors import InputError, MeshError, ModelError
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.service import Membership
+from exo_mesh.model_files import one_line
+from exo_mesh.models.cards.shipped_cards import shipped_cards
+from exo_mesh.models.cards.toml_card import TomlCard, card_to_toml, read_card_text, read_cards
+
+MAX_FILE_BYTES = MAX_CARDS_PER_OWNER * MAX_CARD_BYTES
+MAX_FILES = 256
+"""Files in one directory that are looked at."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnCard:
+    """A card of this machine. is_alone: no other card is in its file, so the file can go with the card."""
+
+    card: TomlCard
+    file: Path
+    is_alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Cards by id, and ids by name in lower case, as they followed from the view when it had this version of cards."""
+
+    version: int
+    own: Mapping[str, _OwnCard]
+    cards: Mapping[str, TomlCard]
+    names: Mapping[str, str]
+
+
+class CardShelf:
+    """Of two cards with one id, this machine's wins, then that of the peer with the lowest id, then the shipped one."""
+
+    def __init__(
+        self, directories: Sequence[Path], membership: Membership, disk: Disk, *, allow_code: bool = False
+    ) -> None:
+        """directories: where files of custom cards are; a card that is added is written into the first.
+        allow_code: whether this machine may run code that comes with a model, if the model's card asks for it."""
+        self._directories = tuple(directories)
+        self._membership = membership
+        self._disk = disk
+        self._allow_code = allow_code
+        self._own: dict[str, _OwnCard] = {}
+        self._stamp: object = ()
+        self._of_peers: dict[tuple[str, CardInfo], TomlCard | None] = {}
+        self._joined: _Joined | None = None
+        self._turn = asyncio.Lock()
+        self.unusable: dict[str, str] = {}
+        """Why each file of custom cards that cannot be used is so, by its name."""
+
+    # what is known
+
+    def cards(self) -> Mapping[str, TomlCard]:
+        """All cards by id."""
+        return self._join().cards
+
+    def ids(self) -> Mapping[str, str]:
+        """The id of the card by its id and each alias, all in lower case."""
+        return self._join().names
+
+    def card(self, name: str) -> TomlCard | None:
+        """The card of a model by its id or an alias; the card of `org/name` is also that of `org/name@revision`."""
+        joined = self._join()
+        card_id = joined.names.get(name.lower()) or joined.names.get(name.partition("@")[0].lower())
+        return None if card_id is None else joined.cards[card_id]
+
+    def allows_code(self, name: str) -> bool:
+        """Whether code of the model's repository may run here: this machine's operator allows it, and a card of this
+        machine or a shipped one asks for it. What a peer says is not enough."""
+        card = self.card(name)
+        own = card is not None and (card.id in self._own or card in shipped_cards())
+        return self._allow_code and card is not None and own and card.trust_remote_code
+
+    # what changes
+
+    async def add_card(self, card: TomlCard) -> TomlCard:
+        """Keep a card in a file here and tell all peers; it replaces this machine's card of the same model.
+
+        Raises InputError if it cannot be kept, ModelError if it cannot be written.
+        """
+        card = replace(card, is_custom=True)
+        text = card_to_toml(card)
+        async with self._turn:
+            await self._read_files()
+            held = self._own.get(card.id)
+            if held is not None and not held.is_alone:
+                raise InputError(f"{held.file.name} has cards besides {card.id}: change the file", param="model")
+            if held is None and len(self._own) >= MAX_CARDS_PER_OWNER:
+                raise InputError(f"this machine has {len(self._own)} custom cards; delete one first", param="model")
+            read_card_text(text, card.id)
+            file = self._directories[0] / f"{card.id.replace('/', '--')}.toml" if held is None else held.file
+            if not await asyncio.to_thread(self._disk.write, file, text, f"the card of {card.id}"):
+                raise ModelError(f"the card of {card.id} could not be written into {file.parent.name}")
+            self._stamp = ()  # a clock of files may be too coarse to show two writes
+            await self._read_files()
+        return card
+
+    async def delete_card(self, name: str) -> bool:
+        """Delete a custom card, by id or alias, wherever a live peer has it; False if no peer has.
+
+        Raises InputError if a file must be changed by hand, and what a peer answers that cannot do it.
+        """
+        card = self.card(name)
+        if card is None:
+            return False
+        owners = {owner for card_id, owner, _ in self._membership.view.cards() if card_id == card.id}
+        peers = [peer for peer in self._membership.peers if peer.id in owners]
+        answers = await asyncio.gather(
+            self.delete_own(card.id), *(peer.client.delete_card(card.id) for peer in peers), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return any(answer is True for answer in answers)
+
+    async def delete_own(self, card_id: str) -> bool:
+        """Delete this machine's custom card of a model. Raises InputError, ModelError."""
+        async with self._turn:
+            held = self._own.get(card_id)
+            if held is None:
+                return False
+            if not held.is_alone:
+                raise InputError(f"{held.file.name} has other cards too: take {card_id} out of it", param="model")
+            try:
+                await asyncio.to_thread(held.file.unlink, missing_ok=True)
+            except OSError as exc:
+                raise ModelError(f"{held.file.name} cannot be deleted: {exc.strerror}") from exc
+            await self._read_files()
+            return True
+
+    async def rescan(self) -> None:
+        """Look at the files again, and tell the mesh what has changed."""
+        async with self._turn:
+            await self._read_files()
+
+    # the inside
+
+    async def _read_files(self) -> None:
+        stamp = await asyncio.to_thread(_stamp, self._directories)
+        if stamp == self._stamp:
+            return
+        found, unusable = await asyncio.to_thread(_read_directories, self._directories)
+        for name in unusable.keys() - self.unusable.keys():
+            _log.warning("model cards: %s", unusable[name])
+        before, self._own, self.unusable, self._stamp = self._own, found, unusable, stamp
+        for card_id in before.keys() - found.keys():
+            self._membership.put_card(card_id, None)
+        for card_id, held in found.items():
+            if card_id not in before or before[card_id].card != held.card:
+                self._membership.put_card(card_id, CardInfo(card_to_toml(held.card)))
+
+    def _join(self) -> _Joined:
+        """Kept until a record of a card or a file has changed."""
+        view = self._membership.view
+        if self._joined is not None and self._joined.version == view.cards_version and self._joined.own is self._own:
+            return self._joined
+        cards = {card.id: card for card in shipped_cards()}
+        cards |= self._cards_of_peers(view.cards())
+        cards |= {card_id: held.card for card_id, held in self._own.items()}
+        names: dict[str, str] = {}
+        for card in sorted(cards.values(), key=lambda card: (card.id not in self._own, not card.is_custom)):
+            for alias in card.aliases:
+                names.setdefault(alias.lower(), card.id)
+        names |= {card_id.lower(): card_id for card_id in cards}
+        self._joined = _Joined(view.cards_version, self._own, cards, names)
+        return self._joined
+
+    def _cards_of_peers(self, records: Sequence[tuple[str, str, CardInfo]]) -> dict[str, TomlCard]:
+        others = [(card_id, info) for card_id, owner, info in records if owner != self._membership.own.id]
+        self._of_peers = {key: self._of_peers[key] if key in self._of_peers else _of_peer(*key) for key in others}
+        found: dict[str, TomlCard] = {}
+        for (card_id, _), card in self._of_peers.items():
+            if card is not None:
+                found.setdefault(card_id, card)
+        return found
+
+
+def _of_peer(card_id: str, info: CardInfo) -> TomlCard | None:
+    """The card in a peer's record; None if it cannot be used."""
+    try:
+        card = read_card_text(info.toml, f"a peer's card of {card_id}")
+    except MeshError as exc:
+        _log.warning("model cards: %s", one_line(str(exc)))
+        return None
+    return replace(card, is_custom=True) if card.id == card_id else None
+
+
+def _files(directory: Path) -> list[Path]:
+    try:
+        found = [file for file in directory.iterdir() if file.suffix == ".toml" and file.name[0] != "."]
+        return sorted(file for file in found if file.is_file())[:MAX_FILES]
+    except OSError:
+        return []
+
+
+def _stamp(directories: Sequence[Path]) -> object:
+    """Blocking. Changes whenever a file is written, added or removed."""
+    stamp = []
+    for file in (file for directory in directories for file in _files(directory)):
+        try:
+            found = file.stat()
+        except OSError:
+            continue
+        stamp.append((str(file), found.st_mtime_ns, found.st_size))
+    return tuple(stamp)
+
+
+def _read_directories(directories: Sequence[Path]) -> tuple[dict[str, _OwnCard], dict[str, str]]:
+    """Blocking. (cards by id, why files cannot be used by their names). Of two cards with one id the first wins."""
+    found: dict[str, _OwnCard] = {}
+    unusable: dict[str, str] = {}
+    for file in (file for directory in directories for file in _files(directory)):
+        try:
+            cards = read_cards(_text_of(file), file.name)
+            for card in cards:
+                read_card_text(card_to_toml(card), f"{file.name}: {card.id}")
+        except ModelError as exc:
+            unusable[file.name] = str(exc)
+            continue
+        for card in cards:
+            if len(found) >= MAX_CARDS_PER_OWNER:
+                unusable[file.name] = f"{file.name}: only {MAX_CARDS_PER_OWNER} custom cards of a machine are used"
+                break
+            found.setdefault(card.id, _OwnCard(replace(card, is_custom=True), file, len(cards) == 1))
+    return found, unusable
+
+
+def _text_of(file: Path) -> str:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ModelError(f"{file.name} is larger than the {MAX_FILE_BYTES} bytes that are read")
+        return data.decode("utf-8")
+    except OSError as exc:
+        raise ModelError(f"{file.name} cannot be read: {exc.strerror or type(exc).__name__}") from exc
+    except UnicodeDecodeError as exc:
+        raise ModelError(f"{file.name} is not UTF-8 (byte {exc.start})") from exc

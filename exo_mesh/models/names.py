@@ -1,0 +1,123 @@
+"""What a name of a model stands for: a model here or at a peer, an alias of a card, or a hub repository. Pure."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from exo_mesh.errors import UnknownModelError
+
+MAX_NAME = 200
+"""Characters of a name. Hub ids have at most 96 on each side of the slash."""
+
+NUM_NEAR = 3
+
+_HUB_PREFIX = re.compile(r"(?:https://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
+_PART = r"[A-Za-z0-9][\w.+\-]*"
+_NAME = re.compile(
+    rf"(?P<base>{_PART}(?:/{_PART})?)(?:@(?P<revision>{_PART}))?(?::(?P<tag>{_PART}))?",
+    re.ASCII,
+)
+_QUANT = re.compile(r"(?:UD-)?(?:I?Q[1-8]|TQ[12]|BF16|FP?16|FP?32|MXFP4)(?:_[A-Z0-9]+)*", re.IGNORECASE)
+"""How GGUF files name their quantisation: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, F16."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReference:
+    """A model that a name stands for.
+
+    name: how the mesh names the model: `org/name`, `org/name@revision`, or the name of a directory.
+    repo: its hub id, "" if the name is none. revision: a branch, tag or commit, "" for main. quant: which files of a
+    GGUF repository, such as Q4_K_M; "" if the name does not say.
+    """
+
+    name: str
+    repo: str = ""
+    revision: str = ""
+    quant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNames:
+    """Names that a node knows. cards: the id of the card by its id and each alias, in lower case.
+
+    A name as it is written stands for a model on this machine, else at a peer, else of a card, so that a name that no
+    machine has as a directory stands for the same model everywhere. Only then case and organisation may differ.
+    """
+
+    local: Collection[str] = ()
+    peers: Collection[str] = ()
+    cards: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def every(self) -> list[str]:
+        """All names that may be given, each once; of cards, ids as they are written and aliases."""
+        return list(dict.fromkeys([*self.local, *self.peers, *self.cards.values(), *self.cards]))
+
+
+def find_reference(text: str, known: KnownNames) -> ModelReference:
+    """What a name stands for. A hub id that nobody knows stands for itself: the hub may have it.
+
+    Raises UnknownModelError, with the nearest names, if it is neither that nor a known name.
+    """
+    given = _HUB_PREFIX.sub("", text.strip(), count=1)
+    if given in known.local or given in known.peers:
+        return _reference(given)
+    parts = _NAME.fullmatch(given) if len(given) <= MAX_NAME else None
+    if parts is None:
+        raise unknown_model(text, known)
+    base, revision, tag = parts["base"], parts["revision"] or "", parts["tag"] or ""
+    if tag and (card := known.cards.get(f"{base}:{tag}".lower())):
+        base, tag = card, ""
+    quant = tag.upper() if _QUANT.fullmatch(tag) else ""
+    if tag and not quant and tag.lower() != "latest":
+        raise unknown_model(text, known)
+    found = known.cards.get(base.lower()) or _same_name(text, base, known)
+    if found is None:
+        raise unknown_model(text, known)
+    return _reference(found, revision, quant)
+
+
+def unknown_model(text: str, known: KnownNames) -> UnknownModelError:
+    """The error for a name that stands for nothing, with the names that are nearest to it."""
+    near = near_names(text, known.every)
+    hint = f"; near: {', '.join(near)}" if near else ""
+    return UnknownModelError(f"no peer has a model {text[:MAX_NAME]!r}{hint}", param="model")
+
+
+def near_names(wanted: str, known: Iterable[str], most: int = NUM_NEAR) -> list[str]:
+    """The known names that are most like `wanted`, with or without their organisation, nearest first."""
+    by_text: dict[str, str] = {}
+    for name in known:
+        for text in (name.lower(), name.rpartition("/")[2].lower()):
+            by_text.setdefault(text, name)
+    texts = difflib.get_close_matches(wanted[:MAX_NAME].lower(), by_text, n=4 * most, cutoff=0.4)
+    return list(dict.fromkeys(by_text[text] for text in texts))[:most]
+
+
+def _same_name(text: str, base: str, known: KnownNames) -> str | None:
+    """The one known name that differs at most in case and in a missing organisation; a hub id itself if there is none.
+
+    Raises UnknownModelError if there are several.
+    """
+    is_bare = "/" not in base
+    for names in (known.local, known.peers, set(known.cards.values())):
+        same = {name for name in names if name.lower() == base.lower()}
+        if not same and is_bare:
+            same = {name for name in names if name.partition("@")[0].rpartition("/")[2].lower() == base.lower()}
+        if len(same) > 1:
+            several = ", ".join(sorted(same)[:NUM_NEAR])
+            raise UnknownModelError(f"{text[:MAX_NAME]!r} may be one of several models: {several}", param="model")
+        if same:
+            return same.pop()
+    return None if is_bare else base
+
+
+def _reference(name: str, revision: str = "", quant: str = "") -> ModelReference:
+    """The reference to a model by its full name, which may have a revision of its own."""
+    repo, _, of_name = name.partition("@")
+    revision = revision or of_name
+    revision = "" if revision == "main" else revision
+    return ModelReference(f"{repo}@{revision}" if revision else repo, repo if "/" in repo else "", revision, quant)

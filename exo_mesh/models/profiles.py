@@ -1,0 +1,76 @@
+"""The capability profiles of the models of the mesh, kept so that listing models reads no file."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.errors import ModelError, UnknownModelError
+from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
+from exo_mesh.models.cards.shelf import CardShelf
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.text_cache import TextCache
+from exo_mesh.text.template import find_template, read_json
+
+
+class Profiles:
+    """Templates are known by the digest of a model's text files, and forgotten with the model."""
+
+    def __init__(self, catalogue: Catalogue, shelf: CardShelf, texts: TextCache) -> None:
+        self._catalogue = catalogue
+        self._shelf = shelf
+        self._texts = texts
+        self._facts: dict[str, TemplateFacts | None] = {}
+        self._resolved: dict[str, tuple[tuple[str, ...], CapabilityProfile]] = {}
+        self._resolved_from: tuple[object, object] = (None, None)
+
+    def of(self, card: ModelCard) -> tuple[tuple[str, ...], CapabilityProfile]:
+        """(aliases, profile) of a model. Its template counts from the first `learn` on that finds its text files here,
+        those of a peer's model from its first request here on."""
+        sources = (self._shelf.cards(), self._facts)
+        if any(now is not before for now, before in zip(sources, self._resolved_from, strict=True)):
+            self._resolved, self._resolved_from = {}, sources
+        if card.name not in self._resolved:
+            self._resolved[card.name] = self._resolve(card)
+        return self._resolved[card.name]
+
+    def _resolve(self, card: ModelCard) -> tuple[tuple[str, ...], CapabilityProfile]:
+        written = self._shelf.card(card.name)
+        aliases = () if written is None or written.id != card.name else written.aliases
+        return aliases, resolve_profile(card.architecture, written, self._facts.get(card.text_digest))
+
+    async def learn(self) -> None:
+        """Read the templates of models that are new."""
+        cards = [self._catalogue.known_card(name) for name in self._catalogue.names()]
+        digests = {card.text_digest for card in cards}
+        if not self._facts.keys() <= digests:
+            self._facts = {digest: facts for digest, facts in self._facts.items() if digest in digests}
+        new = [card for card in cards if card.text_digest not in self._facts]
+        if new and (found := await asyncio.to_thread(self._read, new)):
+            self._facts = {**self._facts, **found}
+
+    def _read(self, cards: list[ModelCard]) -> dict[str, TemplateFacts | None]:
+        """Blocking."""
+        found: dict[str, TemplateFacts | None] = {}
+        local = set(self._catalogue.local_names)
+        for card in cards:
+            directory = self._directory(card) if card.name in local else self._texts.fetched(card)
+            if directory is not None:
+                found[card.text_digest] = _facts_in(directory)
+        return found
+
+    def _directory(self, card: ModelCard) -> Path | None:
+        try:
+            return self._catalogue.local_dir(card.name)
+        except (UnknownModelError, ModelError):
+            return None
+
+
+def _facts_in(directory: Path) -> TemplateFacts | None:
+    """What the template of a model shows; None if there is none that can be read."""
+    try:
+        template = find_template(directory, read_json(directory / "tokenizer_config.json"))
+    except (ModelError, OSError):
+        return None
+    return None if template is None else TemplateFacts.of(template.source)

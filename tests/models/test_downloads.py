@@ -1,0 +1,249 @@
+"""Fetching on one node: shared by those who want the same, told to the mesh, cancelled, and refused or given room."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exo_mesh.domain.download import DownloadInfo, DownloadState
+from exo_mesh.domain.spans import merged
+from exo_mesh.errors import FetchError, InputError
+from exo_mesh.fetcher.wire import Share, Source
+from exo_mesh.machine.disk import Disk
+from exo_mesh.models.downloads import Downloads, FetchRules
+from exo_mesh.models.local_files import USE_FILE, LocalFiles
+from exo_mesh.tasks import ChangeSignal
+from exo_mesh.weights.fetched import read_manifest, write_manifest
+from exo_mesh.weights.store import ModelStore
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.nodes import until
+from tests.support.partial import copy_partly
+
+LAYERS = 4
+
+
+class Alone:
+    """The membership of a node without peers. told: its records of downloads, in order."""
+
+    def __init__(self) -> None:
+        self.own = SimpleNamespace(id="own", name="own")
+        self.peers: list[Any] = []
+        self.changed = ChangeSignal()
+        self.told: list[tuple[str, DownloadInfo | None]] = []
+        self.used: list[str] = []
+        self.view = self
+
+    def records_of_instances(self) -> list[Any]:
+        return [("own", SimpleNamespace(plan=SimpleNamespace(model=name))) for name in self.used]
+
+    def put_download(self, model: str, info: DownloadInfo | None) -> None:
+        self.told.append((model, info))
+
+    def last(self, model: str) -> DownloadInfo | None:
+        return dict(self.told).get(model)
+
+
+class MarkingFetcher:
+    """Says at once that all came, once `gate` is open; `failures` are raised first. asked: the shares of each call."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures: list[FetchError] = []
+        self.asked: list[Sequence[Share]] = []
+
+    async def resolve(self, name: str, model_dir: Path, **where: Any) -> Mapping[str, int]:
+        raise FetchError("no such model")
+
+    async def fetch(
+        self,
+        model_dir: Path,
+        shares: Sequence[Share],
+        on_progress: Callable[[int, int, Mapping[str, int]], None] | None = None,
+    ) -> Mapping[str, int]:
+        self.asked.append(shares)
+        if self.failures:
+            raise self.failures.pop(0)
+        total = sum(stop - start for share in shares for spans in share.pieces.values() for start, stop in spans)
+        assert on_progress is not None
+        on_progress(0, total, {})
+        await self.gate.wait()
+        manifest = read_manifest(model_dir)
+        assert manifest is not None
+        for share in shares:
+            for name, spans in share.pieces.items():
+                file = manifest.files[name]
+                file.present = list(merged([*file.present, *spans]))
+        write_manifest(model_dir, manifest)
+        on_progress(total, total, {"": total})
+        return {"": total}
+
+    async def search(self, query: str, limit: int) -> Sequence[Any]:
+        return ()
+
+
+class Bench:
+    """A node's downloads with models `names` of which nothing but the headers is there, in this order of use."""
+
+    def __init__(self, root: Path, *names: str, free_bytes: int = 10**9, **rules: Any) -> None:
+        write_checkpoint(root / "whole", TinyModel(layers=LAYERS))
+        for age, name in enumerate(reversed(names)):
+            copy_partly(root / "whole", root / "models" / name, {}, name)
+            (root / "models" / name / USE_FILE).write_text("{}")
+            os.utime(root / "models" / name / USE_FILE, (10**9 - age, 10**9 - age))
+            _set_repo(root / "models" / name)
+        self.membership = Alone()
+        self.free_bytes = free_bytes
+        disk = Disk(root, read=lambda path: (10**12, self.free_bytes))
+        store = ModelStore((root / "models",))
+        self.files = LocalFiles(root / "models", store.card, store.find, disk)
+        self.fetcher = MarkingFetcher()
+        catalogue: Any = SimpleNamespace(local_card=store.card, local_dir=store.find)
+        membership: Any = self.membership
+
+        async def on_change() -> None:
+            pass
+
+        self.downloads = Downloads(
+            membership, catalogue, self.files, self.fetcher, disk, FetchRules(**rules), on_change
+        )
+
+    async def ensure(self, model: str, layers: tuple[int, int]) -> list[tuple[int, int]]:
+        return [(step.done, step.total) async for step in self.downloads.ensure(model, layers)]
+
+
+def _set_repo(model_dir: Path) -> None:
+    manifest = read_manifest(model_dir)
+    assert manifest is not None
+    manifest.repo, manifest.revision = "org/m", "c0ffee"
+    write_manifest(model_dir, manifest)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(tmp_path, "m")
+    yield made
+    await made.downloads.close()
+
+
+async def test_what_is_here_is_not_fetched(bench: Bench) -> None:
+    assert await bench.ensure("m", (0, 2))
+    assert await bench.ensure("m", (0, 2)) == [] == await bench.ensure("m", (1, 2))
+    (shares,) = bench.fetcher.asked
+    assert [share.sources for share in shares] == [(Source(),)]
+    assert bench.files.missing("m", (2, 4))
+
+
+async def test_who_wants_the_same_joins_a_fetch(bench: Bench) -> None:
+    bench.fetcher.gate.clear()
+    both = [asyncio.create_task(bench.ensure("m", (0, 2))) for _ in range(2)]
+    await until(lambda: bench.fetcher.asked)
+    bench.fetcher.gate.set()
+    assert all(await asyncio.gather(*both)) and len(bench.fetcher.asked) == 1
+
+
+async def test_the_mesh_hears_of_a_fetch_at_most_twice_a_second(bench: Bench) -> None:
+    began = asyncio.get_running_loop().time()
+    await bench.ensure("m", (0, 2))
+    await until(lambda: (info := bench.membership.last("m")) and info.state is DownloadState.COMPLETED)
+    took_s = asyncio.get_running_loop().time() - began
+    assert len(bench.membership.told) <= 1 + 2 * took_s
+    told = bench.membership.last("m")
+    assert told is not None and told.done_bytes == told.total_bytes == told.from_hub_bytes > 0
+    assert told.layers == (0, 2)
+
+
+async def test_a_cancelled_fetch_is_forgotten_and_its_waiters_hear_of_it(bench: Bench) -> None:
+    bench.fetcher.gate.clear()
+    waiter = asyncio.create_task(bench.ensure("m", (0, 2)))
+    await until(lambda: bench.fetcher.asked)
+    assert await bench.downloads.cancel("m") and not await bench.downloads.cancel("m")
+    with pytest.raises(FetchError, match="cancelled"):
+        await waiter
+    assert bench.membership.last("m") is None and bench.downloads.failed_here() == []
+
+
+async def test_a_source_that_fails_is_planned_around(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.models.downloads.RETRY_S", 0.0)
+    bench.fetcher.failures = [FetchError("the peer is gone")]
+    assert await bench.ensure("m", (0, 2)) and len(bench.fetcher.asked) == 2
+
+
+async def test_a_failure_stays_to_be_seen_until_it_is_tried_again(bench: Bench) -> None:
+    bench.fetcher.failures = [FetchError("gated", remedy="accept the license", is_final=True)]
+    with pytest.raises(FetchError, match="gated"):
+        await bench.ensure("m", (0, 2))
+    (failed,) = bench.downloads.failed_here()
+    assert (failed.reason, failed.remedy) == ("gated", "accept the license")
+    assert await bench.ensure("m", (0, 2)) and bench.downloads.failed_here() == []
+
+
+async def test_without_room_nothing_is_fetched_and_the_numbers_are_said(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "m", free_bytes=10**6)
+    with pytest.raises(FetchError, match="there is room for 0 MB") as caught:
+        await bench.ensure("m", (0, 2))
+    assert caught.value.is_final and "exo-mesh rm" in caught.value.remedy and not bench.fetcher.asked
+    await bench.downloads.close()
+
+
+async def test_what_was_not_used_for_longest_makes_room(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "older", "used", "newer", "m", max_bytes=1)
+    taken = {one.name: one.num_bytes for one in bench.files.fetched()}
+    need = sum(stop - start for spans in bench.files.missing("m", (0, 2)).values() for start, stop in spans)
+    bench.membership.used = ["used"]
+    bench.downloads.rules = FetchRules(max_bytes=need + taken["m"] + taken["used"] + taken["newer"])
+    assert await bench.ensure("m", (0, 2))
+    assert {one.name for one in bench.files.fetched()} == {"used", "newer", "m"}
+    await bench.downloads.close()
+
+
+async def test_models_pulled_by_name_stay_unless_that_is_allowed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "pulled", "m", max_bytes=1)
+    bench.files.touch("pulled", is_pinned=True)
+    with pytest.raises(FetchError, match="--models-max-size") as caught:
+        await bench.ensure("m", (0, 2))
+    assert "--evict-pinned" in caught.value.remedy
+    need = sum(stop - start for spans in bench.files.missing("m", (0, 1)).values() for start, stop in spans)
+    bench.downloads.rules = FetchRules(max_bytes=need + bench.files.fetched()[0].num_bytes, evict_pinned=True)
+    assert await bench.ensure("m", (0, 1))
+    assert [one.name for one in bench.files.fetched()] == ["m"]
+    await bench.downloads.close()
+
+
+async def test_a_model_in_use_cannot_be_deleted(bench: Bench, tmp_path: Path) -> None:
+    bench.membership.used = ["m"]
+    with pytest.raises(InputError, match="in use"):
+        await bench.downloads.delete("m")
+    bench.membership.used = []
+    assert await bench.downloads.delete("m") and not (tmp_path / "models" / "m").exists()
+    assert not await bench.downloads.delete("m")
+
+
+async def test_a_node_that_fetches_nothing_says_so(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "m", fetches="")
+    with pytest.raises(FetchError, match="--no-fetch"):
+        await bench.ensure("m", (0, 2))
+    assert bench.downloads.room_bytes == 0
+    await bench.downloads.close()
+
+
+async def test_offline_it_says_which_bytes_no_peer_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.models.downloads.RETRY_S", 0.0)
+    bench = Bench(tmp_path, "m", fetches="peers")
+    with pytest.raises(FetchError, match="on no live peer") as caught:
+        await bench.ensure("m", (0, 2))
+    assert "--offline" in caught.value.remedy
+    await bench.downloads.close()
+
+
+async def test_storage_lists_what_was_fetched(bench: Bench) -> None:
+    storage = await bench.downloads.storage()
+    (model,) = storage["models"]
+    assert model["name"] == "m" and not model["whole"] and not model["pinned"] and not model["in_use"]
+    assert storage["used_bytes"] == model["bytes"] > 0

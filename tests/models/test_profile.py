@@ -1,0 +1,72 @@
+"""What a model can do, as its card, its architecture and its chat template say it."""
+
+from __future__ import annotations
+
+import pytest
+
+from exo_mesh.models.cards.profile import CapabilityProfile, TemplateFacts, resolve_profile
+from exo_mesh.models.cards.shipped_cards import shipped_cards
+from exo_mesh.models.cards.toml_card import TomlCard, ToolingSection
+
+QWEN_TEMPLATE = "{% if tools %}…{% endif %}{% if enable_thinking is defined %}<think>{% endif %}"
+PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def of(model: str, template: str | None = None) -> CapabilityProfile:
+    card = next(card for card in shipped_cards() if card.id == model)
+    return resolve_profile(card.architecture or "", card, (template and TemplateFacts.of(template)) or None)
+
+
+THINKS = {"supports_thinking": True, "supports_thinking_toggle": True}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ("Qwen/Qwen3-8B", {"family": "qwen", **THINKS, "thinking_format": "token_delimited",
+                           "supports_tool_calling": True, "disabled_reasoning_effort": "none",
+                           "prompt_renderer": "tokenizer", "output_parser": "generic", "tool_call_format": "generic"}),
+        ("Qwen/Qwen3-4B-Instruct-2507", {"supports_thinking": False, "thinking_format": "none",
+                                         "supports_tool_calling": True}),
+        ("Qwen/Qwen3-4B-Thinking-2507", {"supports_thinking": True, "supports_thinking_toggle": False,
+                                         "disabled_reasoning_effort": None}),
+        ("google/gemma-3-4b-it", {"family": "gemma", "supports_thinking": False, "supports_image_input": True,
+                                  "prompt_renderer": "tokenizer", "supports_tool_calling": False}),
+        ("google/gemma-4-E4B-it", {**THINKS, "thinking_format": "channel_delimited", "supports_audio_input": True,
+                                   "supports_native_multimodal": True, "prompt_renderer": "gemma4",
+                                   "output_parser": "gemma4", "tool_call_format": "gemma4"}),
+        ("openai/gpt-oss-20b", {"family": "gpt-oss", "supports_thinking": True, "supports_thinking_toggle": False,
+                                "thinking_format": "channel_delimited", "default_reasoning_effort": "medium",
+                                "output_parser": "gpt_oss", "tool_call_format": "gpt_oss",
+                                "builtin_tools": ("browser", "python")}),
+        ("deepseek-ai/DeepSeek-V3.2", {**THINKS, "prompt_renderer": "dsml", "output_parser": "deepseek_v32",
+                                       "tool_call_format": "dsml", "supports_tool_calling": True}),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", {"supports_thinking": True, "supports_thinking_toggle": False}),
+        ("meta-llama/Llama-3.2-1B-Instruct", {"family": "llama", "supports_thinking": False,
+                                              "supports_tool_calling": True, "supports_image_input": False}),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct", {**THINKS, "supports_thinking_budget": True}),
+    ],
+)  # fmt: skip
+def test_shipped_cards_say_what_their_models_can(model: str, expected: dict[str, object]) -> None:
+    profile = of(model)
+    assert {name: getattr(profile, name) for name in expected} == expected
+
+
+def test_the_template_says_it_for_a_model_without_a_card() -> None:
+    thinking = resolve_profile("qwen3", None, TemplateFacts.of(QWEN_TEMPLATE))
+    assert thinking.supports_thinking and thinking.supports_thinking_toggle and thinking.supports_tool_calling
+    plain = resolve_profile("llama", None, TemplateFacts.of(PLAIN))
+    assert plain == CapabilityProfile("llama") == resolve_profile("llama", None, None)
+
+
+def test_a_section_of_the_card_wins_over_the_template_and_the_template_over_the_list() -> None:
+    listed = TomlCard(id="a/b", capabilities=("text", "tools"))
+    assert not resolve_profile("llama", listed, TemplateFacts.of(PLAIN)).supports_tool_calling
+    assert resolve_profile("llama", listed, None).supports_tool_calling
+    section = TomlCard(id="a/b", tooling=ToolingSection(supports_tool_calling=True))
+    assert resolve_profile("llama", section, TemplateFacts.of(PLAIN)).supports_tool_calling
+
+
+def test_it_is_shown_with_its_modalities() -> None:
+    shown = of("google/gemma-3-4b-it").to_json()
+    assert shown["modalities"]["input"] == ["text", "image"] and shown["thinking"]["supported"] is False
