@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp.typedefs import Handler
 
+from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry
 
 RouteTable = list[tuple[str, tuple[str, ...], Handler]]
@@ -29,4 +30,23 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "instance_ids": list(entry.instance_ids),
         "aliases": list(entry.aliases),
         "capabilities": None if entry.profile is None else entry.profile.to_json(),
+    }
+
+
+def known_object(card: TomlCard, created: int) -> dict[str, Any]:
+    """A model that no peer has, as its card describes it; figures that it does not give are 0."""
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": created,
+        "owned_by": "exo-mesh",
+        "context_length": card.context_length or 0,
+        "num_bytes": card.storage_size or 0,
+        "num_layers": card.n_layers or 0,
+        "quantization": card.quantization or "",
+        "dtype": "",
+        "status": "known",
+        "peers": [],
+        "instance_ids": [],
+        "aliases": list(card.aliases),
     }

@@ -16,7 +16,7 @@ from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.idempotency import Idempotency, idempotency_of
-from exo_mesh.api.listed import model_object
+from exo_mesh.api.listed import known_object, model_object
 from exo_mesh.api.model_names import model_of_request, named_model
 from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.running import Run
@@ -66,8 +66,10 @@ class OpenAIRoutes:
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs.
 
-        `?status=unusable` has instead what this node has on its disk and cannot use, each with the reason.
+        `?status=unusable` has instead what this node has on its disk and cannot use, each with the reason;
+        `?status=known` the models of cards that no peer has.
         """
+        created = self._context.started_at
         entries = self._service.models()
         match request.query.get("status"):
             case None | "downloaded":
@@ -76,8 +78,11 @@ class OpenAIRoutes:
                 entries = [entry for entry in entries if entry.instance_ids]
             case "unusable":
                 return json_response({"object": "list", "data": self._unusable_objects()})
+            case "known":
+                known = [known_object(card, created) for card in self._service.known_cards()]
+                return json_response({"object": "list", "data": known})
             case other:
-                message = f"status is {other!r}; it may be downloaded, loaded or unusable"
+                message = f"status is {other!r}; it may be downloaded, loaded, known or unusable"
                 return plain_error("invalid_request", message, "status")
         return json_response(
             {"object": "list", "data": [model_object(entry, self._context.started_at) for entry in entries]}

@@ -40,6 +40,7 @@ from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
+from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.node.certificate_renewal import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
@@ -337,6 +338,10 @@ class Node:
     def models(self) -> list[ModelEntry]:
         known = self._models.catalogue.known_card
         return [self._entry(name, peers, known(name)) for name, peers in self._models.catalogue.names().items()]
+
+    def known_cards(self) -> list[TomlCard]:
+        there = self._models.catalogue.names()
+        return [card for card_id, card in sorted(self._models.shelf.cards().items()) if card_id not in there]
 
     async def model(self, name: str) -> ModelEntry:
         card = await self._models.catalogue.card(name)

@@ -12,6 +12,7 @@ from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.profile import CapabilityProfile
+from exo_mesh.models.cards.toml_card import TomlCard
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ class MeshService(Protocol):
 
     def models(self) -> list[ModelEntry]:
         """Every model that a live peer has on disk, sorted by name."""
+
+    def known_cards(self) -> list[TomlCard]:
+        """What cards say of models that no live peer has, sorted by id."""
 
     async def model(self, name: str) -> ModelEntry:
         """One of them, by hub id or alias. Raises UnknownModelError, with near names if there are any, and ModelError

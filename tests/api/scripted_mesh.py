@@ -24,6 +24,7 @@ from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, Tok
 from exo_mesh.errors import CancelledRequestError, FetchError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
@@ -74,6 +75,9 @@ class ScriptedMesh:
             if entry.name == name:
                 return entry
         raise UnknownModelError(f"no peer has {name}", param="model")
+
+    def known_cards(self) -> list[TomlCard]:
+        return [TomlCard(id=name, n_layers=4, source="a test") for name in self.at_hub]
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
         if may_download and not self.offline and name in self.at_hub:

@@ -34,10 +34,14 @@ class FetchingMesh(ScriptedMesh):
 
     failing: tuple[str, ...] = ()
     cancelled: list[tuple[str, str]] = field(default_factory=list)
-    looked: threading.Event = field(default_factory=threading.Event)
+    looks: int = 0
+    shown: threading.Event = field(default_factory=threading.Event)
+    """Somebody looks for the second time, and has shown by then what the first look found."""
 
     def downloads(self) -> list[DownloadEntry]:
-        self.looked.set()
+        self.looks += 1
+        if self.looks > 1:
+            self.shown.set()
         self.progress = [self._next(entry) for entry in self.progress]
         return super().downloads()
 
@@ -181,6 +185,13 @@ def test_list_has_a_row_for_each_model(say: Say, mesh: FetchingMesh, verb: list[
     assert "exo-mesh-demo" in shown and "peer1" in shown and "unusable: it has no tokenizer.json" in shown
 
 
+@pytest.mark.parametrize("verb", [["list", "--all"], ["models", "--all"], ["models", "--all", "list"]])
+def test_list_all_has_models_of_cards_too(say: Say, mesh: FetchingMesh, verb: list[str]) -> None:
+    _, shown, _ = say(*verb)
+    row = next(line for line in shown.splitlines() if line.startswith(HUB_ID))
+    assert row.split() == [HUB_ID, *"??? --- ?".replace(" ", "")]
+
+
 @pytest.mark.parametrize("argv", [["models", "--json", "list"], ["models", "list", "--json"], ["models", "--json"]])
 def test_a_flag_counts_before_and_after_the_second_word(say: Say, argv: list[str]) -> None:
     assert json.loads(say(*argv)[1])[0]["id"] == "exo-mesh-demo"
@@ -216,7 +227,7 @@ def test_rm_deletes_files_and_models_delete_a_card(say: Say, mesh: FetchingMesh)
 def test_run_shows_downloads_until_the_answer_begins(say: Say, mesh: FetchingMesh) -> None:
     async def once_seen(request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
         yield Progress("fetching", 0, 1000)
-        await asyncio.to_thread(mesh.looked.wait, 10)
+        await asyncio.to_thread(mesh.shown.wait, 10)
         async for event in mesh.echo(request):
             yield event
 

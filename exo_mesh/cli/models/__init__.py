@@ -36,5 +36,5 @@ def run(args: argparse.Namespace) -> int:
 def _keep_flags_before(part: argparse.ArgumentParser) -> None:
     """`models --json list` is `models list --json`: argparse would put the default of the second over the first."""
     for action in part._actions:
-        if action.dest in ("api_url", "home", "json"):
+        if action.dest in ("all", "api_url", "home", "json"):
             action.default = argparse.SUPPRESS

@@ -17,7 +17,8 @@ HEADER = ("MODEL", "SIZE", "QUANT", "CONTEXT", "PEERS", "LAYERS", "LAST USED", "
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--api-url`, `--json`."""
+    """`--all`, `--api-url`, `--json`."""
+    parser.add_argument("--all", action="store_true", help="also models of cards that no peer has")
     add_api_flags(parser)
 
 
@@ -25,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Ask `/v1/models`, `/state`, `/v1/download/progress` and `/store/storage`."""
     client = ApiClient(args.api_url, args.home)
     models = client.get("/v1/models")["data"]
+    models += client.get("/v1/models?status=known")["data"] if args.all else []
     unusable = client.get("/v1/models?status=unusable")["data"]
     state = client.get("/state")
     downloads = client.get("/v1/download/progress")["data"]
