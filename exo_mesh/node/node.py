@@ -139,7 +139,7 @@ class Node:
             tuning.patience,
             clock,
         )
-        self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer)
+        self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer, models.shelf)
         self._health = self._new_health()
         self.observation = self._new_observation()
         self._server = self._new_server()
@@ -363,6 +363,13 @@ class Node:
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:
         return await self._desk.search(query, limit)
+
+    async def add_card(self, repo: str) -> ModelEntry:
+        card = await self._desk.add_card(repo)
+        return await self.model(card.name)
+
+    async def delete_card(self, name: str) -> bool:
+        return await self._desk.delete_card(name)
 
     async def storage(self) -> dict[str, Any]:
         return await self._desk.storage()

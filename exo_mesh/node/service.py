@@ -119,6 +119,12 @@ class MeshService(Protocol):
     async def search_models(self, query: str, limit: int) -> list[HubModel]:
         """Models of the hub. Raises FetchError."""
 
+    async def add_card(self, repo: str) -> ModelEntry:
+        """Make a card from the config and the headers of a hub repository, for all peers."""
+
+    async def delete_card(self, name: str) -> bool:
+        """Delete a card that add_card has made, at all peers; False if there is none."""
+
     async def storage(self) -> dict[str, Any]:
         """{"path", "total_bytes", "free_bytes", "floor_bytes", "max_bytes", "used_bytes", "models": [{"name", "bytes",
         "whole", "pinned", "used_at", "in_use"}]} of the models that this node has fetched."""
