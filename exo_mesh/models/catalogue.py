@@ -223,9 +223,13 @@ class Catalogue:
         reasons = {name: reason for name, (reason, _) in found.items()}
         self._unusable = reasons if is_all else {**self._unusable, **reasons}
 
+    def _announced(self) -> set[str]:
+        """Models that other peers have, or parts of them."""
+        return {name for peer in self._membership.peers for name in (*peer.info.models, *peer.info.partial_models)}
+
     async def learn(self) -> None:
         """Ask peers for the cards of models that were not seen before, so that `names` can list them."""
-        announced = {name for peer in self._membership.peers for name in (*peer.info.models, *peer.info.partial_models)}
+        announced = self._announced()
         for name in list(self._remote.keys() - announced):
             del self._remote[name]
         for name in sorted(announced - self._remote.keys() - self._local.keys())[:MAX_REMOTE_CARDS]:
@@ -270,6 +274,6 @@ class Catalogue:
 
     def _known_names(self) -> KnownNames:
         """Copies: a thread may use them."""
-        announced = {name for peer in self._membership.peers for name in peer.info.models}
+        announced = self._announced()
         cards = {} if self._shelf is None else self._shelf.ids()
         return KnownNames(tuple(self._local), announced, cards)

@@ -49,7 +49,14 @@ class FileFetcher(Protocol):
     """What fetches: exo_mesh.models.fetching.Fetcher. All may raise FetchError, UnknownModelError and ModelError."""
 
     async def resolve(
-        self, name: str, model_dir: Path, *, repo: str, revision: str, sources: Sequence[Source]
+        self,
+        name: str,
+        model_dir: Path,
+        *,
+        repo: str,
+        revision: str,
+        sources: Sequence[Source],
+        trust_remote_code: bool = False,
     ) -> Mapping[str, int]:
         """Make `model_dir` with config, tokenizer, headers and manifest of a model. Answers the bytes by source."""
 
@@ -195,10 +202,12 @@ class Downloads:
 
     # getting a model known here
 
-    async def resolve(self, name: str, repo: str, revision: str) -> None:
-        """Get config, tokenizer and headers of a model from the hub. Raises UnknownModelError and FetchError."""
+    async def resolve(self, name: str, repo: str, revision: str, *, allows_code: bool = False) -> None:
+        """Get config, tokenizer and headers of a model from the hub. allows_code: code of its repository, too.
+
+        Raises UnknownModelError, FetchError, and ModelError if no engine could run it."""
         self._refuse_fetching(from_hub=True)
-        await self._introduce(name, repo, revision, [Source()])
+        await self._introduce(name, repo, revision, [Source()], allows_code=allows_code)
 
     async def introduce(self, name: str, digest: str) -> None:
         """Get config, tokenizer and headers of a model from peers, unless they are here.
@@ -228,11 +237,15 @@ class Downloads:
             )
         return True
 
-    async def _introduce(self, name: str, repo: str, revision: str, sources: Sequence[Source]) -> None:
+    async def _introduce(
+        self, name: str, repo: str, revision: str, sources: Sequence[Source], *, allows_code: bool = False
+    ) -> None:
         target = self._files.target(name)
         async with self._turn(name):
             if not await asyncio.to_thread(_is_model, target):
-                await self._fetcher.resolve(name, target, repo=repo, revision=revision, sources=sources)
+                await self._fetcher.resolve(
+                    name, target, repo=repo, revision=revision, sources=sources, trust_remote_code=allows_code
+                )
                 await asyncio.to_thread(self._files.touch, name)
                 await self._on_change()
 

@@ -53,11 +53,11 @@ class Profiles:
     def _read(self, cards: list[ModelCard]) -> dict[str, TemplateFacts | None]:
         """Blocking."""
         found: dict[str, TemplateFacts | None] = {}
-        local = set(self._catalogue.local_names)
+        local = set(self._catalogue.local_architectures)
         for card in cards:
             directory = self._directory(card) if card.name in local else self._texts.fetched(card)
             if directory is not None:
-                found[card.text_digest] = _facts_in(directory)
+                found[card.text_digest] = facts_in(directory)
         return found
 
     def _directory(self, card: ModelCard) -> Path | None:
@@ -67,7 +67,7 @@ class Profiles:
             return None
 
 
-def _facts_in(directory: Path) -> TemplateFacts | None:
+def facts_in(directory: Path) -> TemplateFacts | None:
     """What the template of a model shows; None if there is none that can be read."""
     try:
         template = find_template(directory, read_json(directory / "tokenizer_config.json"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,13 +15,15 @@ from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
+from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
+from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads import Downloads
 from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
+from exo_mesh.models.profiles import facts_in
 from exo_mesh.proto import control_pb2 as pb
-
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*)(?:@([A-Za-z0-9][\w.\-]*))?")
+from exo_mesh.weights.card import read_json
 
 MAIN = "main"
 
@@ -30,11 +31,19 @@ MAIN = "main"
 class ModelDesk:
     """Answers the model calls of MeshService, and those of peers."""
 
-    def __init__(self, membership: Membership, catalogue: Catalogue, downloads: Downloads, placer: Placer) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        catalogue: Catalogue,
+        downloads: Downloads,
+        placer: Placer,
+        shelf: CardShelf,
+    ) -> None:
         self._membership = membership
         self._catalogue = catalogue
         self._downloads = downloads
         self._placer = placer
+        self._shelf = shelf
 
     # for users
 
@@ -46,11 +55,26 @@ class ModelDesk:
         try:
             return await self._catalogue.card(name)
         except UnknownModelError:
-            found = _HUB_ID.fullmatch(name)
-            if found is None or not may_download or not self._downloads.rules.fetches:
+            if not may_download or not self._downloads.rules.fetches:
                 raise
-        await self._downloads.resolve(name, found[1], found[2] or MAIN)
-        return await self._catalogue.card(name)
+            meant = await self._catalogue.reference(name)
+            if not meant.repo:
+                raise
+        allows_code = self._shelf.allows_code(meant.name)
+        await self._downloads.resolve(meant.name, meant.repo, meant.revision or MAIN, allows_code=allows_code)
+        return await self._catalogue.card(meant.name)
+
+    async def add_card(self, repo: str) -> ModelCard:
+        """Make a custom card of a model, from its config and headers; answers what those say. Raises as `find`."""
+        card = await self.find(repo, may_download=True)
+        await self._downloads.introduce(card.name, card.digest)
+        model_dir = await asyncio.to_thread(self._catalogue.local_dir, card.name)
+        config = await asyncio.to_thread(read_json, model_dir / "config.json")
+        await self._shelf.add_card(card_from_checkpoint(card, config, await asyncio.to_thread(facts_in, model_dir)))
+        return card
+
+    async def delete_card(self, name: str) -> bool:
+        return await self._shelf.delete_card(name)
 
     def entries(self) -> list[DownloadEntry]:
         return self._downloads.entries()

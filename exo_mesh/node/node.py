@@ -23,7 +23,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
-from exo_mesh.errors import FetchError, MeshError, NotReadyError
+from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.parts import HostingParts
@@ -140,7 +140,7 @@ class Node:
             tuning.patience,
             clock,
         )
-        self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer)
+        self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer, models.shelf)
         self._health = self._new_health()
         self.observation = self._new_observation()
         self._server = self._new_server()
@@ -370,10 +370,11 @@ class Node:
         return await self._desk.search(query, limit)
 
     async def add_card(self, repo: str) -> ModelEntry:
-        raise FetchError("this version of exo-mesh keeps no cards of its users", is_final=True)
+        card = await self._desk.add_card(repo)
+        return await self.model(card.name)
 
     async def delete_card(self, name: str) -> bool:
-        return False
+        return await self._desk.delete_card(name)
 
     async def storage(self) -> dict[str, Any]:
         return await self._desk.storage()
