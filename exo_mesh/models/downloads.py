@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,9 @@ STEP_S = 2.0
 
 LINGER_S = 10.0
 """A fetch for a stage goes on for so long without anybody who waits for it: an owner may only be reconnecting."""
+
+TOUCH_EVERY_S = 600.0
+"""How exactly it is known when a model was last used."""
 
 MAX_TRIES = 3
 """A fetch whose sources have failed is planned again, since peers may have come, gone, or got more meanwhile."""
@@ -158,7 +162,7 @@ class Downloads:
         models = await asyncio.to_thread(self._files.fetched)
         used = self._used()
         for one in models:
-            if one.name in used:
+            if one.name in used and time.time() - one.used_at > TOUCH_EVERY_S:
                 await asyncio.to_thread(self._files.touch, one.name)
         evictable = sum(one.num_bytes for one in models if self._may_evict(one, used))
         cap = self.rules.max_bytes

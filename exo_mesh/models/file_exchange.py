@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from exo_mesh.errors import ModelError, UnknownModelError
@@ -34,6 +34,8 @@ class FileExchange:
         self._catalogue = catalogue
         self._credentials = credentials
         self._host = settings.host
+        first, last = settings.data_ports or (0, 0)
+        self._ports = range(last, first - 1, -1)  # runners take theirs from the other end
         self._is_busy = False
         self._tasks = TaskOwner()
         tls = None if credentials is None else _tls_of(credentials.current)
@@ -45,12 +47,23 @@ class FileExchange:
     def fetcher(self) -> Fetcher:
         return self._fetcher
 
+    @property
+    def ended_tasks(self) -> Mapping[str, str]:
+        """Long-lived tasks that a bug has ended; see TaskOwner."""
+        return self._tasks.ended
+
     async def start(self, is_busy: Callable[[], bool]) -> None:
-        """Serve on any free port, `port`; 0 if that is not possible. is_busy: do streams run here?"""
-        try:
-            self.port = await asyncio.to_thread(self._server.start, self._host, 0)
-        except (OSError, ValueError) as exc:
-            _log.warning("peers cannot copy models from this node: %s", exc)
+        """Serve on `port`, one of --data-ports if they are limited; it is 0 if that is not possible. is_busy: do
+        streams run here?"""
+        failure = ""
+        for port in self._ports:
+            try:
+                self.port = await asyncio.to_thread(self._server.start, self._host, port)
+                break
+            except (OSError, ValueError) as exc:
+                failure = str(exc)
+        else:
+            _log.warning("peers cannot copy models from this node: %s", failure)
         self._tasks.keep(lambda: self._keep_pace(is_busy), "pace of copies")
 
     async def stop(self) -> None:

@@ -185,7 +185,7 @@ class Node:
     def _ended_tasks(self) -> dict[str, str]:
         """Long-lived tasks of this node and its parts that a bug has ended."""
         ended = [self._tasks.ended, self.membership.ended_tasks, self._hosting.host.ended_tasks]
-        ended += [self._owning.custody.ended_tasks, self._server.ended_tasks]
+        ended += [self._owning.custody.ended_tasks, self._server.ended_tasks, self._models.exchange.ended_tasks]
         ended += [discovery.ended_tasks for discovery in self._discoveries]
         return {name: exception for tasks in ended for name, exception in tasks.items()}
 
