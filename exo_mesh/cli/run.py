@@ -182,7 +182,7 @@ def _await_model(client: ApiClient, model: str) -> bool:
     names."""
     is_hub_id = "/" in model or ":" in model
     end = time.monotonic() + (0 if model.startswith("/") else _FIND_HUB_ID_S if is_hub_id else _FIND_MODEL_S)
-    while model not in {entry["id"] for entry in client.get("/v1/models")["data"]}:
+    while all(model not in (entry["id"], *entry["aliases"]) for entry in client.get("/v1/models")["data"]):
         if time.monotonic() >= end:
             return model.startswith("/")
         time.sleep(0.1)
