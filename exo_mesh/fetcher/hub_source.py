@@ -109,7 +109,7 @@ class HubFiles:
             if response.status_code in (401, 403, 404, 410) and not _is_hub(str(response.url)):
                 with self._lock:
                     self._locations.pop(file, None)
-                raise SourceError(f"the address of {file} at the hub's storage has expired ({response.status_code})")
+                raise SourceError(f"the address of {file} at the hub's storage has expired", retry_after_s=0)
             hf_raise_for_status(response)
         if response.status_code == 206:
             found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -126,13 +126,13 @@ class HubFiles:
 
 def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> None:
     for piece in response.iter_raw():
-        view = memoryview(piece)[skip:]
-        skip -= len(piece) - len(view)
+        view = memoryview(piece)[skip : skip + count]
+        skip = max(0, skip - len(piece))
+        count -= len(view)
         if view:
-            sink(view[:count])
-            count -= len(view)
-            if count <= 0:
-                return
+            sink(view)
+        if not count and response.status_code != 206:
+            return  # with 206 the end is near: a connection that was read to its end is used again
     if count:
         raise SourceError(f"the hub's connection ended {count} bytes too early")
 
