@@ -56,6 +56,7 @@ class HubFiles:
         self._locations: dict[str, str] = {}
         self._lock = threading.Lock()
         self._has_ranges = True
+        self._folders: dict[str, str] | None = None  # where GGUF files are, by base name
 
     def listing(self) -> Listing:
         """Asks several times if the hub is busy. Raises UnknownModelError and FetchError."""
@@ -68,6 +69,8 @@ class HubFiles:
             )
             for sibling in info.siblings or []
         }
+        with self._lock:
+            self._folders = {path.rpartition("/")[2]: path for path in files if path.endswith(".gguf")}
         return Listing(self.repo, self.revision, files)
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
@@ -93,7 +96,10 @@ class HubFiles:
         with self._lock:
             known = self._locations.get(file)
         if known is None:
-            url = hf_hub_url(self.repo, file, revision=self.revision)
+            if file.endswith(".gguf") and self._folders is None:
+                self.listing()
+            path = (self._folders or {}).get(file, file)
+            url = hf_hub_url(self.repo, path, revision=self.revision)
             try:
                 known = HfApi().get_hf_file_metadata(url=url, timeout=constants.HF_HUB_ETAG_TIMEOUT).location
             except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError, ValueError, OSError) as exc:

@@ -141,7 +141,8 @@ class FetcherService:
         target = Path(request.model_dir)
         if is_made(target):
             return
-        sources = _Sources(self._open_peer, self._tls, request.name, request.repo, request.revision)
+        repo, _, quantisation = request.repo.partition(":")
+        sources = _Sources(self._open_peer, self._tls, request.name, repo, request.revision)
         problem: MeshError = FetchError(f"no source has {request.name}")
         try:
             for source in request.sources:
@@ -152,11 +153,13 @@ class FetcherService:
                 except MeshError as exc:
                     problem = exc
                     continue
-                sources.repo, sources.revision = listing.repo or request.repo, listing.revision
+                sources.repo, sources.revision = listing.repo or repo, listing.revision
                 sizes = {info.name: info.size for info in listing.files.values()}
                 first = (*sources.cache(sizes), sources.used(source))
                 others = tuple(sources.used(other) for other in request.sources if other != source)
-                order = SkeletonOrder(request.name, target, listing, (*first, *others), request.trust_remote_code)
+                order = SkeletonOrder(
+                    request.name, target, listing, (*first, *others), request.trust_remote_code, quantisation
+                )
                 return make_skeleton(order, self._writers, context)
             raise problem
         finally:
@@ -177,7 +180,7 @@ class FetcherService:
                 ]
                 every = tuple(dict.fromkeys(source for _, used in wanted for source in used))
                 names = dict.fromkeys(name for pieces, _ in wanted for name in pieces)
-                headless = [name for name in names if writer.missing(name, ((0, 8),))]
+                headless = [name for name in names if name.endswith(".safetensors") and writer.missing(name, ((0, 8),))]
                 if headless:  # a damaged file was dropped
                     fetch_headers(writer, headless, every, context)
                 Download(writer, wanted, context).run()

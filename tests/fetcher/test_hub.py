@@ -294,6 +294,24 @@ def test_a_full_disk_is_seen_before_anything_is_fetched(tmp_path: Path, hub: Loo
     assert hub.sent_of(".safetensors") == 0
 
 
+def test_one_quantisation_of_a_gguf_repository_is_fetched(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild
+) -> None:
+    directory = tmp_path / "hub"
+    (directory / "Q4_K_M").mkdir(parents=True)
+    shards = [f"tiny-Q4_K_M-{shard:05}-of-00002.gguf" for shard in (1, 2)]
+    for place in (*(f"Q4_K_M/{shard}" for shard in shards), "tiny-Q8_0.gguf", "tiny-Q4_K_S.gguf", "mmproj-Q8_0.gguf"):
+        (directory / place).write_bytes(f"GGUF {place}".encode() * 1000)
+    hub.add("org/gguf", directory)
+    assert isinstance(child.pull("org/gguf:q4_k_m", tmp_path / "sharded"), Fetched)
+    assert isinstance(child.pull("org/gguf:Q8_0", tmp_path / "single"), Fetched)
+    assert {file.name for file in (tmp_path / "sharded").glob("*.gguf*")} == set(shards)
+    assert (tmp_path / "sharded" / shards[1]).read_bytes() == (directory / "Q4_K_M" / shards[1]).read_bytes()
+    assert [file.name for file in (tmp_path / "single").glob("*.gguf*")] == ["tiny-Q8_0.gguf"]
+    answer = failed(child.resolve("org/gguf:Q4_K", tmp_path / "none"))
+    assert answer.message.endswith("has no GGUF file of 'Q4_K'; it has Q4_K_M, Q4_K_S, Q8_0"), answer
+
+
 @pytest.mark.extended
 def test_search_tells_size_and_gates(hub: LoopbackHub, child: FetcherChild, original: Path) -> None:
     hub.add("org/gated", original, gated="auto")
