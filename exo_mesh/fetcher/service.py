@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
+from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
 from exo_mesh.fetcher.cache_source import CacheFiles
 from exo_mesh.fetcher.download import MAX_AT_ONCE, Context, Download, UsedSource
 from exo_mesh.fetcher.duty import DutyCycle
@@ -35,6 +35,7 @@ from exo_mesh.fetcher.wire import (
     Tls,
 )
 from exo_mesh.fetcher.writing import Writers
+from exo_mesh.weights.card import read_card
 
 PeerOpener = Callable[[Source, str, Tls | None], ModelFiles]
 """(source, name of the model, credentials of this node) -> the model's files at a peer. Raises FetchError."""
@@ -44,20 +45,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Sources:
-    """Makes the sources of one request, and closes them."""
+    """Makes the sources of one request, and closes them. digest: of the card that peers must have; "" for any."""
 
     open_peer: PeerOpener
     tls: Tls | None
     name: str
     repo: str
     revision: str
+    digest: str = ""
     made: dict[Source, UsedSource] = field(default_factory=dict)
 
     def used(self, source: Source) -> UsedSource:
         if source not in self.made:
-            opener = partial(self.open_peer, source, self.name, self.tls) if source.peer else self._hub
+            opener = partial(self._peer, source) if source.peer else self._hub
             self.made[source] = UsedSource(source.peer, opener)
         return self.made[source]
+
+    def _peer(self, source: Source) -> ModelFiles:
+        files = self.open_peer(source, self.name, self.tls)
+        if self.digest and files.listing().digest not in ("", self.digest):
+            files.close()
+            raise FetchError(f"peer {source.peer} has another version of {self.name}", is_final=True)
+        return files
 
     def _hub(self) -> HubFiles:
         if not self.repo:
@@ -171,7 +180,8 @@ class FetcherService:
         )
         with self._writers.opened(Path(request.model_dir)) as writer:
             manifest = writer.manifest
-            sources = _Sources(self._open_peer, self._tls, manifest.name, manifest.repo, manifest.revision)
+            digest = _digest(writer.model_dir, manifest.name)
+            sources = _Sources(self._open_peer, self._tls, manifest.name, manifest.repo, manifest.revision, digest)
             cache = sources.cache({name: file.size for name, file in manifest.files.items()})
             try:
                 wanted = [
@@ -186,6 +196,14 @@ class FetcherService:
                 Download(writer, wanted, context).run()
             finally:
                 sources.close()
+
+
+def _digest(model_dir: Path, name: str) -> str:
+    """Of the model's card, "" if no card can be read: of GGUF files, or where a damaged header was dropped."""
+    try:
+        return read_card(model_dir, name).digest
+    except ModelError:
+        return ""
 
 
 def _listing(source: UsedSource) -> Listing:
