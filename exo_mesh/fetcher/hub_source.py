@@ -54,6 +54,7 @@ class HubFiles:
         self.repo = repo
         self.revision = revision
         self._locations: dict[str, str] = {}
+        self._asking: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._has_ranges = True
         self._folders: dict[str, str] | None = None  # where GGUF files are, by base name
@@ -94,27 +95,28 @@ class HubFiles:
     def _location(self, file: str) -> str:
         """Where the bytes of a file are; asked once, for a hub counts questions."""
         with self._lock:
-            known = self._locations.get(file)
-        if known is None:
-            if file.endswith(".gguf") and self._folders is None:
-                self.listing()
-            path = (self._folders or {}).get(file, file)
-            url = hf_hub_url(self.repo, path, revision=self.revision)
-            try:
-                known = HfApi().get_hf_file_metadata(url=url, timeout=constants.HF_HUB_ETAG_TIMEOUT).location
-            except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError, ValueError, OSError) as exc:
-                raise translated(exc, self.repo, self.revision) from exc
-            with self._lock:
-                self._locations[file] = known
-        return known
+            asking = self._asking.setdefault(file, threading.Lock())
+        with asking:
+            return self._locations.get(file) or self._ask_for_location(file)
+
+    def _ask_for_location(self, file: str) -> str:
+        if file.endswith(".gguf") and self._folders is None:
+            self.listing()
+        path = (self._folders or {}).get(file, file)
+        url = hf_hub_url(self.repo, path, revision=self.revision)
+        try:
+            location = HfApi().get_hf_file_metadata(url=url, timeout=constants.HF_HUB_ETAG_TIMEOUT).location
+        except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError, ValueError, OSError) as exc:
+            raise translated(exc, self.repo, self.revision) from exc
+        self._locations[file] = location
+        return location
 
     def _checked(self, response: httpx2.Response, file: str, start: int) -> int:
         """How many bytes come before those that were asked for."""
         if response.status_code >= 400:
             response.read()
             if response.status_code in (401, 403, 404, 410) and not _is_hub(str(response.url)):
-                with self._lock:
-                    self._locations.pop(file, None)
+                self._locations.pop(file, None)
                 raise SourceError(f"the address of {file} at the hub's storage has expired", retry_after_s=0)
             hf_raise_for_status(response)
         if response.status_code == 206:
