@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 
-from exo_mesh.domain.spans import Span, Spans, cut, minus
+from exo_mesh.domain.spans import Span, Spans, cut
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.fetcher.duty import DutyCycle
 from exo_mesh.fetcher.source import FileInfo, ModelFiles, NoRangesError, Sink, SourceError
@@ -37,10 +37,14 @@ TRIES_BEFORE_OTHERS = 2
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 8.0
 MAX_RETRY_AFTER_S = 600.0
 REST_S = 10.0
-"""How long a source that failed is passed over if there are others."""
+"""How long a source that does not answer is passed over if there are others."""
 
 PROGRESS_INTERVAL_S = 0.5
 BLOCKED_INTERVAL_S = 0.1
+
+
+class SourceLostError(FetchError):
+    """A source did not answer several times in a row."""
 
 
 OpenFiles = Callable[[], ModelFiles]
@@ -82,17 +86,30 @@ class Order:
 
 @dataclass(eq=False)
 class Context:
-    """What a request has besides its bytes. received: bytes from each source, by peer id, "" for the hub."""
+    """What a request has besides its bytes. received: bytes from each source, by peer id, "" for the hub.
+
+    stop: set while everything that runs for the request is to end.
+    """
 
     executor: Executor
     duty: DutyCycle
     on_progress: Callable[[int, int], None] = lambda done, total: None
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: bool = False
     received: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.stop.set()
+
+    def go_on_after_failure(self) -> None:
+        """Nothing of what failed runs any more; something else may be tried."""
+        if not self.is_cancelled:
+            self.stop.clear()
+
     def check(self) -> None:
-        if self.cancelled.is_set():
+        if self.stop.is_set():
             raise CancelledRequestError("the download was cancelled; what was fetched is kept")
 
     def go_on(self) -> None:
@@ -101,7 +118,7 @@ class Context:
         self.duty.rest()
 
     def pause(self, pause_s: float) -> None:
-        self.cancelled.wait(pause_s)
+        self.stop.wait(pause_s)
         self.check()
 
     def count(self, source: UsedSource, num_bytes: int) -> None:
@@ -135,7 +152,7 @@ def read_persistently(
         except SourceError as exc:
             failed = failed + 1 if position == begun_at else 0
             if failed >= tries or (exc.retry_after_s or 0) > MAX_RETRY_AFTER_S:
-                raise FetchError(str(exc)) from exc
+                raise SourceLostError(str(exc)) from exc
             context.pause(_pause_s(failed) if exc.retry_after_s is None else exc.retry_after_s)
 
 
@@ -187,8 +204,9 @@ class Download:
                 self._turn()
             self._writer.sync()
         except BaseException:
-            self._context.cancelled.set()
+            self._context.stop.set()
             wait_for_futures(self._running)
+            self._context.go_on_after_failure()
             raise
         self._progress()
 
@@ -269,7 +287,8 @@ class Download:
             except MeshError as exc:
                 problem = exc
                 source.is_given_up = getattr(exc, "is_final", True) and len(order.sources) > 1
-                source.rests_until = time.monotonic() + REST_S
+                if isinstance(exc, SourceLostError):
+                    source.rests_until = time.monotonic() + REST_S
         raise problem
 
     def _stream(self, order: Order) -> list[Order]:
@@ -332,9 +351,3 @@ class _Writing:
         view = memoryview(buffer)
         for begin, end in missing:
             self._writer.write(self._name, begin, view[begin - start : end - start])
-
-
-def without(pieces: Pieces, others: Pieces) -> dict[str, Spans]:
-    """The bytes of `pieces` that are not in `others`."""
-    left = {name: minus(tuple(spans), tuple(others.get(name, ()))) for name, spans in pieces.items()}
-    return {name: spans for name, spans in left.items() if spans}

@@ -109,7 +109,7 @@ class FetcherService:
         elif isinstance(request, CancelFetch):
             with self._lock:
                 if (context := self._running.get(request.id)) is not None:
-                    context.cancelled.set()
+                    context.cancel()
         else:
             context = Context(self._executor, self._duty)
             with self._lock:

@@ -105,7 +105,12 @@ def fetch_headers(writer: ModelWriter, names: Sequence[str], sources: tuple[Used
     """Bring the headers of files into a directory. Raises FetchError, ModelError if one is no safetensors file."""
     sizes = {name: writer.manifest.files[name].size for name in names}
     first = {name: ((0, min(size, FIRST_BYTES)),) for name, size in sizes.items()}
-    Download(writer, [(first, sources)], context).run()
+    try:
+        Download(writer, [(first, sources)], context).run()
+    except DiskError:
+        raise
+    except FetchError:  # peers that have headers alone
+        Download(writer, [(dict.fromkeys(names, ((0, 8),)), sources)], context).run()
     stops = {name: header_stop(writer.model_dir, name, size) for name, size in sizes.items()}
     if sum(stops.values()) > MAX_HEADERS_BYTES:
         raise ModelError(f"{writer.name}: the headers have more than {MAX_HEADERS_BYTES} bytes together")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from exo_mesh.domain.spans import Spans
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher.service import FetcherService
 from exo_mesh.fetcher.source import FileInfo, Listing, ModelFiles, Sink
 from exo_mesh.fetcher.wire import Answer, Fetch, Fetched, FetchFailed, FetchProgress, Resolve, Resolved, Share, Source
 from exo_mesh.weights.card import read_card
-from exo_mesh.weights.fetched import read_manifest
+from exo_mesh.weights.fetched import is_here, read_manifest
+from exo_mesh.weights.safetensors import on_disk
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.fetcher_child import is_same_model
+from tests.support.partial import copy_partly
 
 MODEL = TinyModel(layers=3, shards=2)
 
@@ -42,6 +46,11 @@ class DirectoryPeer:
         sink(memoryview((self.directory / file).read_bytes()[start:stop]))
 
     def close(self) -> None: ...
+
+
+def first_file(original: Path) -> dict[str, Spans]:
+    file = original / "model-00001-of-00002.safetensors"
+    return {file.name: ((0, file.stat().st_size),)}
 
 
 class Asked:
@@ -71,7 +80,27 @@ class Asked:
         manifest = read_manifest(model_dir)
         assert manifest is not None
         pieces = {name: ((0, file.size),) for name, file in manifest.files.items()}
-        return self.ask(Fetch(2, str(model_dir), (Share(pieces, self.sources(*names)),)))
+        return self.fetch_only(model_dir, pieces, *names)
+
+    def fetch_only(self, model_dir: Path, pieces: Mapping[str, Spans], *names: str) -> Answer:
+        return self.ask(Fetch(2, str(model_dir), (Share(dict(pieces), self.sources(*names)),)))
+
+
+class PartPeer(DirectoryPeer):
+    """A peer that has what was fetched of a model."""
+
+    def listing(self) -> Listing:
+        assert self.directory is not None
+        names = {file.name.removesuffix(".part"): file for file in self.directory.iterdir()}
+        files = {name: FileInfo(name, file.stat().st_size) for name, file in names.items()}
+        return Listing("", "", files, read_card(self.directory, "m").digest)
+
+    def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
+        assert self.directory is not None
+        manifest = read_manifest(self.directory)
+        if not is_here(manifest, {file: ((start, stop),)} if file.endswith(".safetensors") else {}):
+            raise FetchError(f"{self.peer} lacks bytes of {file}")
+        sink(memoryview(on_disk(self.directory / file).read_bytes()[start:stop]))
 
 
 @pytest.fixture
@@ -97,6 +126,19 @@ def test_a_peer_with_another_version_of_the_model_is_not_read_from(tmp_path: Pat
     assert isinstance(asked.resolve(tmp_path / "m", "b"), Resolved)
     assert isinstance(asked.fetch(tmp_path / "m", "liar", "b"), Fetched)
     assert not liar.reads and is_same_model(tmp_path / "m", original)
+
+
+def test_a_skeleton_is_copied_from_a_peer_that_has_no_more(tmp_path: Path, original: Path) -> None:
+    skeleton = copy_partly(original, tmp_path / "skeleton", {})
+    asked = Asked(
+        PartPeer("a", skeleton), PartPeer("b", copy_partly(original, tmp_path / "half", first_file(original)))
+    )
+    assert isinstance(asked.resolve(tmp_path / "m", "a"), Resolved)
+    assert read_card(tmp_path / "m", "m") == read_card(original, "m")
+    failed = asked.fetch(tmp_path / "m", "a", "b")
+    assert isinstance(failed, FetchFailed) and "b lacks bytes of model-00002" in failed.message
+    assert isinstance(asked.fetch_only(tmp_path / "m", first_file(original), "a", "b"), Fetched)
+    assert (tmp_path / "m" / "model-00001-of-00002.safetensors").exists(), "b has it, and a is no obstacle"
 
 
 def test_a_skeleton_that_is_not_what_its_source_said_is_refused(tmp_path: Path, original: Path) -> None:
