@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import socket
@@ -60,11 +61,13 @@ def _limit_unsent(sock: socket.socket, num_bytes: int) -> None:
 
 def _send_encrypted(sock: socket.socket, file: BinaryIO, start: int, stop: int, buffer: memoryview) -> None:
     sock.settimeout(PIECE_S)
-    num_read = os.preadv(file.fileno(), [buffer[: stop - start]], start)
-    _require(num_read)
-    sock.sendall(buffer[:num_read])
-    if start + num_read < stop:
-        _send_encrypted(sock, file, start + num_read, stop, buffer)
+    raw = io.FileIO(file.fileno(), closefd=False)
+    raw.seek(start)
+    while start < stop:
+        num_read = raw.readinto(buffer[: stop - start])
+        _require(num_read)
+        sock.sendall(buffer[:num_read])
+        start += num_read
 
 
 def _send_file(sock: socket.socket, file: BinaryIO, start: int, stop: int, _: memoryview) -> None:
