@@ -16,6 +16,9 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _TEXTS = re.compile(r"[\w\-][\w.\-]{0,200}\.(json|jinja|model|tiktoken|txt)|LICENSE[\w.\-]{0,40}")
 _CODE = re.compile(r"[\w\-][\w.\-]{0,200}\.py")
 _INDEXES = re.compile(r".*\.index\.json")
+_GGUF = re.compile(r"[\w\-][\w.\-]{0,230}\.gguf")
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
+_QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(UD-)?(I?Q\d\w*|T?BF16|F16|F32|MXFP4\w*)(?=[.\-/])", re.IGNORECASE)
 _LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, INDEX_FILE: MAX_INDEX_BYTES}
 
 
@@ -62,6 +65,29 @@ def weight_files(name: str, files: Mapping[str, FileInfo], named: Collection[str
     if missing is not None:
         raise FetchError(f"{name} has no {missing}, though {INDEX_FILE} names it", is_final=True)
     return [files[file] for file in wanted]
+
+
+def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> list[FileInfo]:
+    """The GGUF file of a quantisation (`Q4_K_M`), or all its shards; by base name, for some lie in folders.
+
+    Raises FetchError that lists what there is.
+    """
+    pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantisation)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    models: dict[str, list[FileInfo]] = {}
+    for path, info in files.items():
+        base = path.rpartition("/")[2]
+        if _GGUF.fullmatch(base) and not base.startswith("mmproj"):
+            models.setdefault(_SHARD.sub("", path), []).append(info)
+    fitting = sorted((model for model in models if pattern.search(model.rpartition("/")[2])), key=len)
+    if not fitting:
+        known = sorted({found[0] for model in models for found in [_QUANTISATION.search(model)] if found})
+        what = f"it has {', '.join(known[:40])}" if known else "it has no GGUF files"
+        raise FetchError(f"{name} has no GGUF file of {quantisation[:40]!r}; {what}", is_final=True)
+    shards = sorted(models[fitting[0]], key=lambda info: info.name)
+    total = _SHARD.search(shards[0].name)
+    if total is not None and int(total[1]) != len(shards):
+        raise FetchError(f"{name} lacks some of the {int(total[1])} shards of {quantisation}", is_final=True)
+    return [FileInfo(info.name.rpartition("/")[2], info.size, info.sha256) for info in shards]
 
 
 def _without_weights(name: str, files: Mapping[str, FileInfo]) -> FetchError:

@@ -15,7 +15,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 
-from exo_mesh.domain.spans import Span, Spans, cut, minus
+from exo_mesh.domain.spans import Span, Spans, cut
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.fetcher.duty import DutyCycle
 from exo_mesh.fetcher.source import FileInfo, ModelFiles, NoRangesError, Sink, SourceError
@@ -37,9 +37,14 @@ TRIES_BEFORE_OTHERS = 2
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 8.0
 MAX_RETRY_AFTER_S = 600.0
 REST_S = 10.0
-"""How long a source that failed is passed over if there are others."""
+"""How long a source that does not answer is passed over if there are others."""
 
 PROGRESS_INTERVAL_S = 0.5
+BLOCKED_INTERVAL_S = 0.1
+
+
+class SourceLostError(FetchError):
+    """A source did not answer several times in a row."""
 
 
 OpenFiles = Callable[[], ModelFiles]
@@ -81,17 +86,30 @@ class Order:
 
 @dataclass(eq=False)
 class Context:
-    """What a request has besides its bytes. received: bytes from each source, by peer id, "" for the hub."""
+    """What a request has besides its bytes. received: bytes from each source, by peer id, "" for the hub.
+
+    stop: set while everything that runs for the request is to end.
+    """
 
     executor: Executor
     duty: DutyCycle
     on_progress: Callable[[int, int], None] = lambda done, total: None
-    cancelled: threading.Event = field(default_factory=threading.Event)
+    stop: threading.Event = field(default_factory=threading.Event)
+    is_cancelled: bool = False
     received: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.stop.set()
+
+    def go_on_after_failure(self) -> None:
+        """Nothing of what failed runs any more; something else may be tried."""
+        if not self.is_cancelled:
+            self.stop.clear()
+
     def check(self) -> None:
-        if self.cancelled.is_set():
+        if self.stop.is_set():
             raise CancelledRequestError("the download was cancelled; what was fetched is kept")
 
     def go_on(self) -> None:
@@ -100,7 +118,7 @@ class Context:
         self.duty.rest()
 
     def pause(self, pause_s: float) -> None:
-        self.cancelled.wait(pause_s)
+        self.stop.wait(pause_s)
         self.check()
 
     def count(self, source: UsedSource, num_bytes: int) -> None:
@@ -119,26 +137,29 @@ def read_persistently(
     position, failed = span[0], 0
 
     def take(data: memoryview) -> None:
-        nonlocal position, failed
+        nonlocal position
         sink(data)
         context.count(source, len(data))
-        position, failed = position + len(data), 0
+        position += len(data)
 
     while position < span[1]:
         context.check()
+        begun_at = position
         try:
             source.files().read(name, position, span[1], take)
         except NoRangesError:
             raise
         except SourceError as exc:
-            failed += 1
+            failed = failed + 1 if position == begun_at else 0
             if failed >= tries or (exc.retry_after_s or 0) > MAX_RETRY_AFTER_S:
-                raise FetchError(str(exc)) from exc
+                raise SourceLostError(str(exc)) from exc
             context.pause(_pause_s(failed) if exc.retry_after_s is None else exc.retry_after_s)
 
 
 def _pause_s(failed: int) -> float:
     """Doubles with each attempt without a byte; random, so that several threads do not come back at once."""
+    if not failed:
+        return 0.0
     doubled: float = FIRST_PAUSE_S * 2 ** (failed - 1)
     return min(doubled, LAST_PAUSE_S) * random.uniform(0.7, 1.0)
 
@@ -167,57 +188,65 @@ class Download:
         self._wanted = wanted
         self._orders: deque[Order] = deque()
         self._blocked: list[Order] = []  # others fetch some of these bytes
-        self._running: dict[Future[list[Order]], Order | None] = {}
+        self._running: dict[Future[list[Order]], str] = {}  # by the name of the file
+        self._checked: set[str] = set()
+        self._told = 0.0
         self._streamed: set[str] = set()  # files of sources without ranges
         self._dropped: set[str] = set()
 
     def run(self) -> None:
         """Return when all bytes are there, and files that are whole have their names. Raises FetchError."""
-        orders = [
+        self._orders.extend(self._missing())
+        self._writer.require_free(sum(order.span[1] - order.span[0] for order in self._orders))
+        self._progress()
+        try:
+            while self._orders or self._running or self._blocked or self._is_more_to_do():
+                self._turn()
+            self._writer.sync()
+        except BaseException:
+            self._context.stop.set()
+            wait_for_futures(self._running)
+            self._context.go_on_after_failure()
+            raise
+        self._progress()
+
+    def _turn(self) -> None:
+        """Keep as much under way as may be, and see to what has ended."""
+        self._context.check()
+        while self._orders and len(self._running) < MAX_AT_ONCE:
+            self._begin(self._orders.popleft())
+        if self._running:
+            done, _ = wait_for_futures(self._running, PROGRESS_INTERVAL_S, FIRST_COMPLETED)
+            for future in done:
+                self._orders.extendleft(reversed(future.result()))
+                self._check_soon(self._running.pop(future))
+        elif self._blocked:
+            self._writer.wait(BLOCKED_INTERVAL_S)
+            self._orders, self._blocked = deque(self._blocked), []
+        if time.monotonic() - self._told >= PROGRESS_INTERVAL_S:
+            self._progress()
+
+    def _missing(self) -> list[Order]:
+        return [
             Order(name, span, sources)
             for pieces, sources in self._wanted
             for name, spans in pieces.items()
             for span in cut(self._writer.missing(name, tuple(spans)), CHUNK_BYTES)
         ]
-        self._writer.require_free(sum(order.span[1] - order.span[0] for order in orders))
-        self._orders.extend(orders)
-        self._progress()
-        try:
-            self._loop()
-            self._writer.sync()
-        except BaseException:
-            self._context.cancelled.set()
-            wait_for_futures(self._running)
-            raise
-        self._progress()
 
-    def _loop(self) -> None:
-        told = time.monotonic()
-        finished = False
-        while True:
-            self._context.check()
-            while self._orders and len(self._running) < MAX_AT_ONCE:
-                self._begin(self._orders.popleft())
-            if self._running:
-                done, _ = wait_for_futures(self._running, PROGRESS_INTERVAL_S, FIRST_COMPLETED)
-                for future in done:
-                    order = self._running.pop(future)
-                    self._orders.extendleft(reversed(future.result()))
-                    if order is not None and self._writer.is_whole(order.name):
-                        self._running[self._context.executor.submit(self._finish, order.name)] = None
-            elif self._blocked:
-                self._writer.wait(PROGRESS_INTERVAL_S)
-                self._orders, self._blocked = deque(self._blocked), []
-            elif not self._orders and not finished:
-                finished = True
-                for name in dict.fromkeys(name for pieces, _ in self._wanted for name in pieces):
-                    self._running[self._context.executor.submit(self._finish, name)] = None
-            elif not self._orders:
-                return
-            finished = finished and not self._orders
-            if time.monotonic() - told >= PROGRESS_INTERVAL_S:
-                told = time.monotonic()
-                self._progress()
+    def _is_more_to_do(self) -> bool:
+        """When nothing is under way: are there files to be checked, or bytes that another request found wrong?"""
+        for name in dict.fromkeys(name for pieces, _ in self._wanted for name in pieces):
+            self._check_soon(name)
+        if not self._running:
+            self._orders.extend(self._missing())
+        return bool(self._running or self._orders)
+
+    def _check_soon(self, name: str) -> None:
+        """Check a file once it is whole, and again only after it was fetched again."""
+        if name not in self._checked and self._writer.is_whole(name):
+            self._checked.add(name)
+            self._running[self._context.executor.submit(self._finish, name)] = name
 
     def _begin(self, order: Order) -> None:
         """Start what nobody else fetches of an order."""
@@ -228,7 +257,7 @@ class Download:
             free = ((free[0][0], free[-1][1]),) if free else ()
         for span in free:
             mine = Order(order.name, span, order.sources)
-            self._running[self._context.executor.submit(self._fetch, mine)] = mine
+            self._running[self._context.executor.submit(self._fetch, mine)] = order.name
 
     def _fetch(self, order: Order) -> list[Order]:
         """Fetch the bytes of an order; answers what is to be fetched in another way."""
@@ -258,7 +287,8 @@ class Download:
             except MeshError as exc:
                 problem = exc
                 source.is_given_up = getattr(exc, "is_final", True) and len(order.sources) > 1
-                source.rests_until = time.monotonic() + REST_S
+                if isinstance(exc, SourceLostError):
+                    source.rests_until = time.monotonic() + REST_S
         raise problem
 
     def _stream(self, order: Order) -> list[Order]:
@@ -274,7 +304,7 @@ class Download:
         """Check a file if it is whole. If it is wrong it is fetched once more, from the last of its sources."""
         if self._writer.finish(name, self._context.go_on):
             return []
-        self._writer.drop(name)
+        self._checked.discard(name)
         if name in self._dropped:
             raise FetchError(
                 f"{name} is not what its sha256 says, and was not when it was fetched once more",
@@ -288,6 +318,7 @@ class Download:
         return [Order(name, span, honest) for span in cut(((0, size),), CHUNK_BYTES)]
 
     def _progress(self) -> None:
+        self._told = time.monotonic()
         total = missing = 0
         for pieces, _ in self._wanted:
             total += sum(stop - start for spans in pieces.values() for start, stop in spans)
@@ -320,9 +351,3 @@ class _Writing:
         view = memoryview(buffer)
         for begin, end in missing:
             self._writer.write(self._name, begin, view[begin - start : end - start])
-
-
-def without(pieces: Pieces, others: Pieces) -> dict[str, Spans]:
-    """The bytes of `pieces` that are not in `others`."""
-    left = {name: minus(tuple(spans), tuple(others.get(name, ()))) for name, spans in pieces.items()}
-    return {name: spans for name, spans in left.items() if spans}

@@ -54,8 +54,10 @@ class HubFiles:
         self.repo = repo
         self.revision = revision
         self._locations: dict[str, str] = {}
+        self._asking: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._has_ranges = True
+        self._folders: dict[str, str] | None = None  # where GGUF files are, by base name
 
     def listing(self) -> Listing:
         """Asks several times if the hub is busy. Raises UnknownModelError and FetchError."""
@@ -68,6 +70,8 @@ class HubFiles:
             )
             for sibling in info.siblings or []
         }
+        with self._lock:
+            self._folders = {path.rpartition("/")[2]: path for path in files if path.endswith(".gguf")}
         return Listing(self.repo, self.revision, files)
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
@@ -91,25 +95,29 @@ class HubFiles:
     def _location(self, file: str) -> str:
         """Where the bytes of a file are; asked once, for a hub counts questions."""
         with self._lock:
-            known = self._locations.get(file)
-        if known is None:
-            url = hf_hub_url(self.repo, file, revision=self.revision)
-            try:
-                known = HfApi().get_hf_file_metadata(url=url, timeout=constants.HF_HUB_ETAG_TIMEOUT).location
-            except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError, ValueError, OSError) as exc:
-                raise translated(exc, self.repo, self.revision) from exc
-            with self._lock:
-                self._locations[file] = known
-        return known
+            asking = self._asking.setdefault(file, threading.Lock())
+        with asking:
+            return self._locations.get(file) or self._ask_for_location(file)
+
+    def _ask_for_location(self, file: str) -> str:
+        if file.endswith(".gguf") and self._folders is None:
+            self.listing()
+        path = (self._folders or {}).get(file, file)
+        url = hf_hub_url(self.repo, path, revision=self.revision)
+        try:
+            location = HfApi().get_hf_file_metadata(url=url, timeout=constants.HF_HUB_ETAG_TIMEOUT).location
+        except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError, ValueError, OSError) as exc:
+            raise translated(exc, self.repo, self.revision) from exc
+        self._locations[file] = location
+        return location
 
     def _checked(self, response: httpx2.Response, file: str, start: int) -> int:
         """How many bytes come before those that were asked for."""
         if response.status_code >= 400:
             response.read()
             if response.status_code in (401, 403, 404, 410) and not _is_hub(str(response.url)):
-                with self._lock:
-                    self._locations.pop(file, None)
-                raise SourceError(f"the address of {file} at the hub's storage has expired ({response.status_code})")
+                self._locations.pop(file, None)
+                raise SourceError(f"the address of {file} at the hub's storage has expired", retry_after_s=0)
             hf_raise_for_status(response)
         if response.status_code == 206:
             found = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -126,13 +134,13 @@ class HubFiles:
 
 def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> None:
     for piece in response.iter_raw():
-        view = memoryview(piece)[skip:]
-        skip -= len(piece) - len(view)
+        view = memoryview(piece)[skip : skip + count]
+        skip = max(0, skip - len(piece))
+        count -= len(view)
         if view:
-            sink(view[:count])
-            count -= len(view)
-            if count <= 0:
-                return
+            sink(view)
+        if not count and response.status_code != 206:
+            return  # with 206 the end is near: a connection that was read to its end is used again
     if count:
         raise SourceError(f"the hub's connection ended {count} bytes too early")
 

@@ -27,7 +27,7 @@ from exo_mesh.files.messages import (
     ModelListing,
     path_of,
 )
-from exo_mesh.files.pace import BUSY_PIECE_BYTES, CopyPace
+from exo_mesh.files.pace import CopyPace
 from exo_mesh.files.tls import client_context
 from exo_mesh.security.credentials import MESH_DNS_NAME, Credentials
 
@@ -48,7 +48,8 @@ STALLED_S = 60.0
 REQUEST_BYTES = 32 * 2**20
 """Asked for at once, so that a peer that serves many can serve them in turn."""
 
-_BUFFER_BYTES = BUSY_PIECE_BYTES
+_BUFFER_BYTES = 2**20
+_MAX_REFUSAL_BYTES = 64 * 2**10
 _MAX_IDLE = 8
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/[0-9]{1,18}")
 
@@ -166,7 +167,7 @@ class PeerFiles:
             yield response
             if response.status >= HTTPStatus.BAD_REQUEST:
                 with self._translated():
-                    response.read(_BUFFER_BYTES)
+                    response.read(_MAX_REFUSAL_BYTES)
             is_read = response.isclosed()
         finally:
             self._dialler.put_back(connection, keep=is_read)

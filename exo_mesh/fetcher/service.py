@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
+from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
 from exo_mesh.fetcher.cache_source import CacheFiles
 from exo_mesh.fetcher.download import MAX_AT_ONCE, Context, Download, UsedSource
 from exo_mesh.fetcher.duty import DutyCycle
@@ -35,6 +35,7 @@ from exo_mesh.fetcher.wire import (
     Tls,
 )
 from exo_mesh.fetcher.writing import Writers
+from exo_mesh.weights.card import read_card
 
 PeerOpener = Callable[[Source, str, Tls | None], ModelFiles]
 """(source, name of the model, credentials of this node) -> the model's files at a peer. Raises FetchError."""
@@ -44,20 +45,28 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class _Sources:
-    """Makes the sources of one request, and closes them."""
+    """Makes the sources of one request, and closes them. digest: of the card that peers must have; "" for any."""
 
     open_peer: PeerOpener
     tls: Tls | None
     name: str
     repo: str
     revision: str
+    digest: str = ""
     made: dict[Source, UsedSource] = field(default_factory=dict)
 
     def used(self, source: Source) -> UsedSource:
         if source not in self.made:
-            opener = partial(self.open_peer, source, self.name, self.tls) if source.peer else self._hub
+            opener = partial(self._peer, source) if source.peer else self._hub
             self.made[source] = UsedSource(source.peer, opener)
         return self.made[source]
+
+    def _peer(self, source: Source) -> ModelFiles:
+        files = self.open_peer(source, self.name, self.tls)
+        if self.digest and files.listing().digest not in ("", self.digest):
+            files.close()
+            raise FetchError(f"peer {source.peer} has another version of {self.name}", is_final=True)
+        return files
 
     def _hub(self) -> HubFiles:
         if not self.repo:
@@ -100,7 +109,7 @@ class FetcherService:
         elif isinstance(request, CancelFetch):
             with self._lock:
                 if (context := self._running.get(request.id)) is not None:
-                    context.cancelled.set()
+                    context.cancel()
         else:
             context = Context(self._executor, self._duty)
             with self._lock:
@@ -141,7 +150,8 @@ class FetcherService:
         target = Path(request.model_dir)
         if is_made(target):
             return
-        sources = _Sources(self._open_peer, self._tls, request.name, request.repo, request.revision)
+        repo, _, quantisation = request.repo.partition(":")
+        sources = _Sources(self._open_peer, self._tls, request.name, repo, request.revision)
         problem: MeshError = FetchError(f"no source has {request.name}")
         try:
             for source in request.sources:
@@ -152,11 +162,13 @@ class FetcherService:
                 except MeshError as exc:
                     problem = exc
                     continue
-                sources.repo, sources.revision = listing.repo or request.repo, listing.revision
+                sources.repo, sources.revision = listing.repo or repo, listing.revision
                 sizes = {info.name: info.size for info in listing.files.values()}
                 first = (*sources.cache(sizes), sources.used(source))
                 others = tuple(sources.used(other) for other in request.sources if other != source)
-                order = SkeletonOrder(request.name, target, listing, (*first, *others), request.trust_remote_code)
+                order = SkeletonOrder(
+                    request.name, target, listing, (*first, *others), request.trust_remote_code, quantisation
+                )
                 return make_skeleton(order, self._writers, context)
             raise problem
         finally:
@@ -168,7 +180,8 @@ class FetcherService:
         )
         with self._writers.opened(Path(request.model_dir)) as writer:
             manifest = writer.manifest
-            sources = _Sources(self._open_peer, self._tls, manifest.name, manifest.repo, manifest.revision)
+            digest = _digest(writer.model_dir, manifest.name)
+            sources = _Sources(self._open_peer, self._tls, manifest.name, manifest.repo, manifest.revision, digest)
             cache = sources.cache({name: file.size for name, file in manifest.files.items()})
             try:
                 wanted = [
@@ -177,12 +190,20 @@ class FetcherService:
                 ]
                 every = tuple(dict.fromkeys(source for _, used in wanted for source in used))
                 names = dict.fromkeys(name for pieces, _ in wanted for name in pieces)
-                headless = [name for name in names if writer.missing(name, ((0, 8),))]
+                headless = [name for name in names if name.endswith(".safetensors") and writer.missing(name, ((0, 8),))]
                 if headless:  # a damaged file was dropped
                     fetch_headers(writer, headless, every, context)
                 Download(writer, wanted, context).run()
             finally:
                 sources.close()
+
+
+def _digest(model_dir: Path, name: str) -> str:
+    """Of the model's card, "" if no card can be read: of GGUF files, or where a damaged header was dropped."""
+    try:
+        return read_card(model_dir, name).digest
+    except ModelError:
+        return ""
 
 
 def _listing(source: UsedSource) -> Listing:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
-from exo_mesh.fetcher.choosing import require_runnable, text_files, weight_files
+from exo_mesh.fetcher.choosing import gguf_files, require_runnable, text_files, weight_files
 from exo_mesh.fetcher.download import Context, Download, UsedSource, read_whole
 from exo_mesh.fetcher.source import FileInfo, Listing
 from exo_mesh.fetcher.writing import (
@@ -47,13 +47,17 @@ FIRST_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class SkeletonOrder:
-    """What to make, and of what. listing: of one source; sources: all that have these files, in order."""
+    """What to make, and of what. listing: of one source; sources: all that have these files, in order.
+
+    quantisation: of a GGUF model, of which nothing is read before its files are fetched; "" for safetensors.
+    """
 
     name: str
     target: Path
     listing: Listing
     sources: tuple[UsedSource, ...]
     trust_remote_code: bool = False
+    quantisation: str = ""
 
 
 def is_made(target: Path) -> bool:
@@ -68,7 +72,8 @@ def is_made(target: Path) -> bool:
 
 def make_skeleton(order: SkeletonOrder, writers: Writers, context: Context) -> None:
     """Raises FetchError, and ModelError if the model cannot be used. Then nothing of it is left."""
-    require_runnable(order.name, order.listing.files)
+    if not order.quantisation:
+        require_runnable(order.name, order.listing.files)
     with _scratch_beside(order.target) as scratch:
         try:
             _build(scratch, order, writers, context)
@@ -79,8 +84,14 @@ def make_skeleton(order: SkeletonOrder, writers: Writers, context: Context) -> N
 
 def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Context) -> None:
     _fetch_texts(scratch, order, context)
+    if order.quantisation:
+        _lay_out(scratch, order, gguf_files(order.name, order.listing.files, order.quantisation))
+        return
     _check_config(scratch, order)
-    weights = _lay_out(scratch, order)
+    index = scratch / INDEX_FILE
+    named = set(read_weight_map(index).values()) if index.exists() else ()
+    weights = weight_files(order.name, order.listing.files, named)
+    _lay_out(scratch, order, weights)
     with writers.opened(scratch) as writer:
         fetch_headers(writer, [info.name for info in weights], order.sources, context)
         samples = digest_samples(read_tensor_table(scratch))
@@ -94,7 +105,12 @@ def fetch_headers(writer: ModelWriter, names: Sequence[str], sources: tuple[Used
     """Bring the headers of files into a directory. Raises FetchError, ModelError if one is no safetensors file."""
     sizes = {name: writer.manifest.files[name].size for name in names}
     first = {name: ((0, min(size, FIRST_BYTES)),) for name, size in sizes.items()}
-    Download(writer, [(first, sources)], context).run()
+    try:
+        Download(writer, [(first, sources)], context).run()
+    except DiskError:
+        raise
+    except FetchError:  # peers that have headers alone
+        Download(writer, [(dict.fromkeys(names, ((0, 8),)), sources)], context).run()
     stops = {name: header_stop(writer.model_dir, name, size) for name, size in sizes.items()}
     if sum(stops.values()) > MAX_HEADERS_BYTES:
         raise ModelError(f"{writer.name}: the headers have more than {MAX_HEADERS_BYTES} bytes together")
@@ -166,17 +182,13 @@ def _check_config(scratch: Path, order: SkeletonOrder) -> None:
         )
 
 
-def _lay_out(scratch: Path, order: SkeletonOrder) -> list[FileInfo]:
+def _lay_out(scratch: Path, order: SkeletonOrder, weights: Sequence[FileInfo]) -> None:
     """Write the manifest, and a part without content for each file of weights."""
-    index = scratch / INDEX_FILE
-    named = set(read_weight_map(index).values()) if index.exists() else ()
     listing = order.listing
-    weights = weight_files(order.name, listing.files, named)
     for info in weights:
         make_part(part_of(scratch, info.name), info.size)
     files = {info.name: (info.size, info.sha256) for info in weights}
     write_manifest(scratch, new_manifest(order.name, listing.repo, listing.revision, files))
-    return weights
 
 
 def _put_in_place(scratch: Path, target: Path) -> None:

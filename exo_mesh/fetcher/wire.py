@@ -49,7 +49,8 @@ class Setup(msgspec.Struct, frozen=True, tag="setup"):
 class Resolve(msgspec.Struct, frozen=True, tag="resolve"):
     """Make `model_dir`, with config, tokenizer, headers and manifest of a model, from the first source that has it.
 
-    name: of the model as peers know it. repo, revision: hub id, and branch, tag or commit.
+    name: of the model as peers know it. repo, revision: hub id, and branch, tag or commit; `id:Q4_K_M` for the GGUF
+    files of one quantisation, of which no card can be read.
     """
 
     id: int

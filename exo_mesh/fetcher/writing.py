@@ -23,7 +23,7 @@ from exo_mesh.model_files import label
 from exo_mesh.weights.fetched import FetchedFile, Manifest, Pieces, part_of, read_manifest, write_manifest
 
 LOCK_FILE = "exo-mesh.lock"
-LOCK_LIMIT_S = 5.0
+LOCK_LIMIT_S = 2.0
 """How long to wait for another process: one that was killed a moment ago may still be ending."""
 
 SYNC_INTERVAL_S = 0.25
@@ -47,6 +47,7 @@ class ModelWriter:
         self.floor_bytes = floor_bytes
         self._changed = threading.Condition()
         self._syncing = threading.RLock()  # held by whoever changes the manifest
+        self._checking = threading.Lock()
         self._written: dict[str, Spans] = {}
         self._flushing: dict[str, Spans] = {}
         self._claimed: dict[str, Spans] = {}
@@ -156,37 +157,27 @@ class ModelWriter:
             return not self._missing(name, ((0, self.manifest.files[name].size),))
 
     def finish(self, name: str, meanwhile: Callable[[], None]) -> bool:
-        """Check a file that is whole and give it its own name; False if its content is wrong.
+        """Check a file that is whole and give it its own name. If its content is wrong, forget its bytes: False.
 
         A file that is not whole, or is done, is left as it is. meanwhile: called often while it is read; may raise.
         """
-        self.sync()
-        file, part = self.manifest.files[name], part_of(self.model_dir, name)
-        if not file.is_whole or not part.exists():
-            return True
-        try:
-            if file.sha256 and not file.is_checked and _sha256(part, meanwhile) != file.sha256:
-                return False
-            with self._syncing:
-                if part.exists():  # another request may have been faster
-                    file.is_checked = bool(file.sha256)
-                    write_manifest(self.model_dir, self.manifest)
-                    _take_name(self.model_dir, name)
-        except OSError as exc:
-            raise self._refused(exc) from exc
-        return True
-
-    def drop(self, name: str) -> None:
-        """Forget the bytes of a file, for they are wrong."""
-        with self._syncing:
-            with self._changed:
-                file = self.manifest.files[name]
-                file.present, file.is_checked = [], False
-                self._written.pop(name, None)
+        with self._checking:
+            self.sync()
+            file, part = self.manifest.files[name], part_of(self.model_dir, name)
+            if not file.is_whole or not part.exists():
+                return True
             try:
-                write_manifest(self.model_dir, self.manifest)
+                is_right = not file.sha256 or file.is_checked or _sha256(part, meanwhile) == file.sha256
+                with self._syncing:
+                    with self._changed:
+                        file.is_checked = is_right and bool(file.sha256)
+                        file.present = file.present if is_right else []
+                    write_manifest(self.model_dir, self.manifest)
+                if is_right:
+                    _take_name(self.model_dir, name)
             except OSError as exc:
                 raise self._refused(exc) from exc
+            return is_right
 
     def _missing(self, name: str, spans: Spans) -> Spans:
         file = self.manifest.files.get(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import select
 import socket
@@ -23,46 +25,49 @@ PIECE_S = 30.0
 """A peer that does not take LEAST_BYTES within this time is given up."""
 
 NOT_SENT_BYTES = 128 * 1024
-"""What the system may hold back unsent. With more of it, the time for a piece would say nothing of the network, and the
-network would go on sending while a copy pauses."""
+"""What the system may hold back unsent while streams run. With more, the time for a piece would say nothing of the
+network, and the network would go on sending while a copy pauses. Otherwise a copy would take twice as long by it."""
 
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 0x201 if os.uname().sysname == "Darwin" else 25)
-
-
-def prepare(sock: socket.socket) -> None:
-    """Set up an accepted socket. Raises OSError."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
-    except OSError:
-        return  # a system that does not know it only keeps the pace less exactly
 
 
 def send_span(
     sock: socket.socket, file: BinaryIO, start: int, stop: int, pace: CopyPace, stopping: threading.Event
 ) -> None:
     """Send the bytes `[start, stop)`. Raises OSError: of the socket, or if the file is shorter than that."""
-    send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
-    most = TLS_PIECE_BYTES if isinstance(sock, ssl.SSLSocket) else PIECE_BYTES
-    buffer = memoryview(bytearray(TLS_PIECE_BYTES if isinstance(sock, ssl.SSLSocket) else 0))
+    is_encrypted = isinstance(sock, ssl.SSLSocket)
+    send, most = (_send_encrypted, TLS_PIECE_BYTES) if is_encrypted else (_send_file, PIECE_BYTES)
+    buffer = memoryview(bytearray(TLS_PIECE_BYTES if is_encrypted else 0))
+    was_busy = False
     with pace.copying():
-        at = start
-        while at < stop:
-            began = monotonic()
-            piece_stop = min(stop, at + pace.piece_bytes(most))
-            send(sock, file, at, piece_stop, buffer)
-            at = piece_stop
-            if at < stop:
-                pace.rest(monotonic() - began, stopping)
+        while start < stop:
+            began, is_busy = monotonic(), pace.is_busy
+            if is_busy != was_busy:
+                _limit_unsent(sock, NOT_SENT_BYTES if is_busy else 0)
+                was_busy = is_busy
+            piece_stop = min(stop, start + pace.piece_bytes(most))
+            send(sock, file, start, piece_stop, buffer)
+            start = piece_stop
+            pace.rest(monotonic() - began, stopping)
+    if was_busy:
+        _limit_unsent(sock, 0)
+
+
+def _limit_unsent(sock: socket.socket, num_bytes: int) -> None:
+    """0: no limit but the system's own."""
+    with contextlib.suppress(OSError):  # a system that does not know it only keeps the pace less exactly
+        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, num_bytes)
 
 
 def _send_encrypted(sock: socket.socket, file: BinaryIO, start: int, stop: int, buffer: memoryview) -> None:
     sock.settimeout(PIECE_S)
-    num_read = os.preadv(file.fileno(), [buffer[: stop - start]], start)
-    _require(num_read)
-    sock.sendall(buffer[:num_read])
-    if start + num_read < stop:
-        _send_encrypted(sock, file, start + num_read, stop, buffer)
+    raw = io.FileIO(file.fileno(), closefd=False)
+    raw.seek(start)
+    while start < stop:
+        num_read = raw.readinto(buffer[: stop - start])
+        _require(num_read)
+        sock.sendall(buffer[:num_read])
+        start += num_read
 
 
 def _send_file(sock: socket.socket, file: BinaryIO, start: int, stop: int, _: memoryview) -> None:

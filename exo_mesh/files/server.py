@@ -13,7 +13,6 @@ from exo_mesh.files.answering import HEAD_S, IDLE_S, Answerer
 from exo_mesh.files.connections import MAX_CONNECTIONS, FileConnections
 from exo_mesh.files.offered import Models, OfferedModels
 from exo_mesh.files.pace import CopyPace
-from exo_mesh.files.sending import prepare
 from exo_mesh.files.tls import server_context
 from exo_mesh.security.credentials import CredentialSource
 
@@ -126,7 +125,7 @@ class FileServer:
 
     def _prepared(self, accepted: socket.socket) -> socket.socket:
         """The handshake comes later, in the thread of the connection."""
-        prepare(accepted)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._credentials is None:
             return accepted
         context = server_context(self._credentials.current)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,6 +31,7 @@ from tests.support.file_servers import (
     wait_until,
 )
 from tests.support.nodes import free_port
+from tools.bench import copy_child
 
 SECRET = new_secret()
 MIB = 2**20
@@ -138,6 +141,37 @@ def test_the_rest_of_a_read_comes_from_another_peer(tmp_path: Path) -> None:
         assert MIB < len(found) < 8 * MIB
         open_peer(second.source(), NAME, None).read(WEIGHTS, len(found), 8 * MIB, found.extend)
         assert found == first.content
+
+
+@pytest.mark.extended
+def test_a_peer_whose_process_is_killed_is_noticed_at_once(tmp_path: Path) -> None:
+    (tmp_path / copy_child.FILE).write_bytes(bytes(8 * MIB))
+    command = [sys.executable, "-m", "tools.bench.copy_child", "serve", str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin and child.stdout
+        child.stdin.write("\n")
+        child.stdin.flush()
+        source = copy_child.source_at(int(child.stdout.readline()))
+        found = bytearray()
+
+        def sink(piece: memoryview) -> None:
+            found.extend(piece)
+            child.kill()
+
+        with pytest.raises(SourceError):
+            open_peer(source, copy_child.MODEL, None).read(copy_child.FILE, 0, 8 * MIB, sink)
+        assert 0 < len(found) < 8 * MIB
+
+
+@pytest.mark.parametrize("is_closed_mesh", [False, True])
+def test_a_peer_that_says_nothing_is_given_up(is_closed_mesh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_source, "SILENCE_S", 0.05)
+    monkeypatch.setattr(peer_source, "HANDSHAKE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = Source("p1", (f"http://127.0.0.1:{silent.getsockname()[1]}",))
+        model = open_peer(source, NAME, tls_of(credentials_of(SECRET)) if is_closed_mesh else None)
+        with pytest.raises(SourceError, match="timed out"):
+            model.listing()
 
 
 def test_the_first_address_that_answers_is_used_from_then_on(tmp_path: Path) -> None:

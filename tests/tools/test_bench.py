@@ -27,6 +27,22 @@ def test_tokens_through_an_entry_peer_are_counted_beside_another_checkout(capsys
 
 
 @pytest.mark.extended
+def test_copies_are_timed_beside_a_plain_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["copy", "--gb", "0.02", "--rounds", "1", "--dir", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[0].strip() for line in lines] == ["plain TCP", "file server, open", "file server, TLS"]
+    assert all("GB/s" in line for line in lines) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.extended
+def test_streams_are_timed_while_a_copy_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--gb", "0.02", "--rounds", "1", "--tokens", "16", "--dir", str(tmp_path)]
+    main(["copy", "--streams", "2", "--cost-ms", "1", *small])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("open") and "with one p50" in first and not first.endswith(" 0 MB/s copied")
+
+
+@pytest.mark.extended
 def test_rendering_is_timed_in_a_child_and_in_a_thread(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["templates", "--rounds", "3"]) == 0
     start, *conversations = capsys.readouterr().out.splitlines()

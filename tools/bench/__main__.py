@@ -1,6 +1,7 @@
 """Benchmarks for those who work on exo-mesh.
 
 python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
+python -m tools.bench copy                  copies between peers: speed beside plain TCP, what streams notice
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import setup_logging
-from tools.bench import entry, group, mlx_server, templates
+from tools.bench import copying, entry, group, mlx_server, templates
 
 
 def main(argv: Sequence[str]) -> int:
@@ -22,6 +23,7 @@ def main(argv: Sequence[str]) -> int:
     setup_logging(level="error")
     parser = Parser(prog="python -m tools.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    copying.add_parser(subparsers)
     entry.add_parser(subparsers)
     group.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
