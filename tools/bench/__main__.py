@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import setup_logging
-from tools.bench import copying, entry, group, mlx_server, templates
+from tools.bench import copying, entry, first_token, group, mlx_server, templates
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> int:
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
     copying.add_parser(subparsers)
     entry.add_parser(subparsers)
+    first_token.add_parser(subparsers)
     group.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
     templates.add_parser(subparsers)
