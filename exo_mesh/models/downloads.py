@@ -27,6 +27,7 @@ from exo_mesh.models.file_codec import holding_from_proto, holding_to_proto
 from exo_mesh.models.local_files import FetchedModel, Holding, Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import ChangeSignal, TaskOwner
+from exo_mesh.weights.fetched import MANIFEST_FILE
 
 STEP_S = 2.0
 """Who waits for a fetch hears of it at least this often, so that a lease does not run out meanwhile."""
@@ -305,7 +306,8 @@ class Downloads:
         own_id = self._membership.own.id
         if own_id not in wants:
             raise InputError(f"nothing of {model} was asked of this peer")
-        await self.introduce(model, digest)
+        if digest:  # else it has no card, and `resolve` was called for it
+            await self.introduce(model, digest)
         await asyncio.to_thread(self._files.touch, model, is_pinned=True)
         if await asyncio.to_thread(self._files.missing, model, wants[own_id]):
             self._job(model, wants[own_id], wants).is_pull = True
@@ -374,7 +376,7 @@ class Downloads:
 
     async def _fetch(self, job: _Job) -> None:
         """Plan and fetch, and again if sources fail. Raises FetchError."""
-        model_dir = await asyncio.to_thread(self._catalogue.local_dir, job.model)
+        model_dir = await asyncio.to_thread(self._files.model_dir, job.model)
         for attempt in range(MAX_TRIES):
             try:
                 shares = await self._shares(job)
@@ -544,7 +546,7 @@ def _raise_outcome(job: _Job) -> None:
 
 
 def _is_model(model_dir: Path) -> bool:
-    return (model_dir / "config.json").exists()
+    return (model_dir / "config.json").exists() or (model_dir / MANIFEST_FILE).exists()
 
 
 async def _either(task: asyncio.Task[None], changed: ChangeSignal, timeout_s: float) -> None:

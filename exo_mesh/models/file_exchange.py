@@ -35,7 +35,8 @@ class FileExchange:
         self._credentials = credentials
         self._host = settings.host
         first, last = settings.data_ports or (0, 0)
-        self._ports = range(last, first - 1, -1)  # runners take theirs from the other end
+        # runners take theirs from the other end; a single port is for a runner
+        self._ports = range(last, first, -1) or range(1)
         self._is_busy = False
         self._tasks = TaskOwner()
         tls = None if credentials is None else _tls_of(credentials.current)
@@ -53,7 +54,7 @@ class FileExchange:
         return self._tasks.ended
 
     async def start(self, is_busy: Callable[[], bool]) -> None:
-        """Serve on `port`, one of --data-ports if they are limited; it is 0 if that is not possible. is_busy: do
+        """Serve on `port`, one of --data-ports if there are several; it is 0 if that is not possible. is_busy: do
         streams run here?"""
         failure = ""
         for port in self._ports:

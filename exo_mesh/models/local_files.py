@@ -20,7 +20,7 @@ from exo_mesh.domain.spans import Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.weights.card import read_json, text_config
-from exo_mesh.weights.fetched import Manifest, pieces_of_layers, read_manifest
+from exo_mesh.weights.fetched import MANIFEST_FILE, Manifest, pieces_of_layers, read_manifest
 from exo_mesh.weights.safetensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
@@ -106,15 +106,21 @@ class LocalFiles:
             raise FetchError(f"{name[:80]!r} is not the name of a model that can be fetched", is_final=True)
         return self.root / name
 
-    def is_partial(self, name: str) -> bool:
-        """Are bytes of it missing here? Raises UnknownModelError or ModelError."""
-        manifest = read_manifest(self._find(name))
-        return manifest is not None and not manifest.is_whole
+    def model_dir(self, name: str) -> Path:
+        """Where a model is, also one that was fetched and cannot be used. Raises UnknownModelError or ModelError."""
+        if _NAME.fullmatch(name) and (self.root / name / MANIFEST_FILE).exists():
+            return self.root / name
+        return self._find(name)
 
     def holding(self, name: str) -> Holding:
         """Raises UnknownModelError or ModelError."""
-        model_dir, digest = self._find(name), self._card(name).digest
+        model_dir, digest = self.model_dir(name), ""
         manifest = read_manifest(model_dir)
+        try:
+            digest = self._card(name).digest
+        except (UnknownModelError, ModelError):
+            if manifest is None:
+                raise
         if manifest is None:
             return self._holding_of_whole(model_dir, digest)
         files = {
@@ -136,9 +142,9 @@ class LocalFiles:
 
     def pieces(self, name: str, layers: Layers) -> ModelPieces:
         """What a stage of these layers needs. Raises UnknownModelError or ModelError."""
-        model_dir, card = self._find(name), self._card(name)
         if layers is None:
             return {file: ((0, one.size),) for file, one in self.holding(name).files.items()}
+        model_dir, card = self.model_dir(name), self._card(name)
         tied = text_config(read_json(model_dir / "config.json")).get("tie_word_embeddings")
         table = read_tensor_table(model_dir)
         start, stop = layers
@@ -146,7 +152,7 @@ class LocalFiles:
 
     def missing(self, name: str, layers: Layers) -> ModelPieces:
         """What is not here of what a stage of these layers needs. Raises UnknownModelError or ModelError."""
-        manifest = read_manifest(self._find(name))
+        manifest = read_manifest(self.model_dir(name))
         if manifest is None or manifest.is_whole:
             return {}
         wanted = self.pieces(name, layers)
@@ -158,7 +164,7 @@ class LocalFiles:
     def touch(self, name: str, *, is_pinned: bool = False) -> None:
         """A model was used just now, or pulled by its name. One that nobody fetched is left alone."""
         with contextlib.suppress(UnknownModelError, ModelError):
-            model_dir = self._find(name)
+            model_dir = self.model_dir(name)
             if not model_dir.is_relative_to(self.root) or read_manifest(model_dir) is None:
                 return
             use = _Use(is_pinned or _read_use(model_dir).is_pinned)
@@ -187,7 +193,7 @@ class LocalFiles:
     def delete(self, name: str) -> bool:
         """Delete what was fetched of a model; False if nothing was."""
         model_dir = self.target(name)
-        if not (model_dir / "config.json").exists() or read_manifest(model_dir) is None:
+        if read_manifest(model_dir) is None:
             return False
         scratch = self.root / f"{SCRATCH_PREFIX}gone-{os.getpid()}-{time.monotonic_ns()}"
         model_dir.rename(scratch)  # so that nobody finds half a model

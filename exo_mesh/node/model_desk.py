@@ -9,7 +9,7 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.errors import FetchError, InputError, MeshError, PlacementError, UnknownModelError
+from exo_mesh.errors import FetchError, InputError, MeshError, ModelError, PlacementError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
@@ -21,6 +21,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads import Downloads
 from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
+from exo_mesh.models.names import ModelReference
 from exo_mesh.models.profiles import facts_in
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.weights.card import read_json
@@ -60,6 +61,8 @@ class ModelDesk:
             meant = await self._catalogue.reference(name)
             if not meant.repo:
                 raise
+        if meant.quant:
+            raise ModelError(f"{name} is GGUF, which no engine reads yet; `exo-mesh pull {name}` fetches it")
         allows_code = self._shelf.allows_code(meant.name)
         await self._downloads.resolve(meant.name, meant.repo, meant.revision or MAIN, allows_code=allows_code)
         return await self._catalogue.card(meant.name)
@@ -81,6 +84,9 @@ class ModelDesk:
 
     async def start(self, model: str, *, peers: Sequence[str] = (), whole: bool = False) -> list[DownloadEntry]:
         """See MeshService.start_download."""
+        meant = await self._catalogue.reference(model)
+        if meant.quant:
+            return await self._start_gguf(meant, peers)
         card = await self.find(model, may_download=True)
         wants = await self._wants(card, peers, whole=whole)
         messages = wants_to_proto(wants)
@@ -88,6 +94,16 @@ class ModelDesk:
         await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
         await _first_failure_if_all(self._pull_at(peer_id, card, wants, messages) for peer_id in wants)
         return [one for one in self.entries() if one.model == card.name and one.peer_id in wants]
+
+    async def _start_gguf(self, meant: ModelReference, peers: Sequence[str]) -> list[DownloadEntry]:
+        """Fetch all files of one quantisation to this node: no card is known, so that nothing can be cut."""
+        own = self._membership.own
+        if any(_peer_named(one, self._membership.view.peers()) != own.id for one in peers):
+            raise InputError("GGUF files can be pulled only by the node that is to have them", param="peers")
+        name = f"{meant.name}-{meant.quant}"
+        await self._downloads.resolve(name, f"{meant.repo}:{meant.quant}", meant.revision or MAIN)
+        await self._downloads.pull(name, "", {own.id: None})
+        return [one for one in self.entries() if one.model == name and one.peer_id == own.id]
 
     async def cancel(self, peer_id: str, model: str) -> bool:
         name = await self._first_name(model)
