@@ -45,6 +45,13 @@ class _Answer(msgspec.Struct, frozen=True):
     results: list[_Result]
 
 
+Bring = Callable[[str, str, Sequence[tuple[int, int]]], Awaitable[None]]
+
+
+async def _bring_nothing(model: str, digest: str, ranges: Sequence[tuple[int, int]]) -> None:
+    pass
+
+
 class SelfTests:
     """Runs one at a time: a self-test loads layers, and nobody has reserved memory for them."""
 
@@ -56,9 +63,9 @@ class SelfTests:
         scratch: Path,
         command: Sequence[str] = SELF_TEST_COMMAND,
         disk: Disk | None = None,
-        bring: Callable[[str, str, Sequence[tuple[int, int]]], Awaitable[None]] | None = None,
+        bring: Bring = _bring_nothing,
     ) -> None:
-        """bring: gets layers of a model, by name and digest, that are not here."""
+        """bring: gets what is not here of a model, by name and digest: its headers, and these layer ranges."""
         self._bring = bring
         self._disk = disk or Disk(scratch)
         self._registry = registry
@@ -73,8 +80,7 @@ class SelfTests:
         """Raises InputError for a request out of bounds, UnknownModelError or ModelError for a model that is not here
         or is another one, EngineError if the engine cannot run here or fails."""
         ranges = [(item.start, item.stop) for item in request.ranges]
-        if self._bring is not None and 0 < len(ranges) <= MAX_RANGES:
-            await self._bring(request.model, request.model_digest, ranges)
+        await self._bring(request.model, request.model_digest, ())
         card = await asyncio.to_thread(self._catalogue.local_card, request.model)
         if card.digest != request.model_digest:
             raise ModelError(f"the files of {request.model} here have digest {card.digest[:12]}, not the one asked for")
@@ -92,6 +98,7 @@ class SelfTests:
         model_dir = await asyncio.to_thread(self._catalogue.local_dir, request.model)
         self._waiting += 1
         try:
+            await self._bring(request.model, request.model_digest, ranges)
             async with self._turn:
                 return await self._ask_child(request.engine, model_dir, ranges)
         finally:
