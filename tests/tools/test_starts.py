@@ -18,7 +18,7 @@ from tools.faults.table import PAGE
 ROOT = Path(__file__).resolve().parents[2]
 TORCH_README = ROOT / "engines" / "exo_mesh_torch" / "README.md"
 
-CHILDREN = {"tools.tensor_groups.rank"}
+CHILDREN = {"tools.bench.copy_child", "tools.tensor_groups.rank"}
 """Modules that a tool starts, and nobody else."""
 
 

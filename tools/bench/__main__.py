@@ -3,6 +3,7 @@
 python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
 python -m tools.bench copy                  copies between peers: speed beside plain TCP, what streams notice
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
+python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
 """

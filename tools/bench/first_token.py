@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.errors import DeadlineError, EngineError
 from exo_mesh.cli.tables import print_json
+from exo_mesh.errors import DeadlineError, EngineError
 from exo_mesh.weights.random_checkpoint import model_of_size, write_checkpoint
 from tests.support.hub import LoopbackHub
 
@@ -105,5 +105,6 @@ def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
 def _print(result: dict[str, Any]) -> None:
     print(f"a random model of {result['model_bytes'] / 1e9:.1f} GB, from a hub on the loopback; medians in s")
     for name, label in (("alone", "snapshot_download and mlx_lm"), ("mesh", "exo-mesh run")):
-        print(f"  {label:30}" + "".join(f"{key.removesuffix('_s'):>14} {value:6.2f}" for key, value in result[name].items()))
+        times = "".join(f"{key.removesuffix('_s'):>14} {value:6.2f}" for key, value in result[name].items())
+        print(f"  {label:30}{times}")
     print(f"  exo-mesh run takes {result['ratio']:.2f} of the time")
