@@ -24,7 +24,7 @@ from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.errors import InputError, MeshError
-from exo_mesh.settings.config import SETTINGS, load_settings
+from exo_mesh.settings.config import SETTINGS, Settings, load_settings
 from exo_mesh.weights.store import model_dir_of
 
 _START_DEADLINE_S = 60.0
@@ -140,12 +140,12 @@ def _node(args: argparse.Namespace) -> Iterator[ApiClient]:
     else:
         yield client
         return
-    with _own_node(_with_directory(flags, args.model), args.model, offline=own.offline) as client:
+    with _own_node(_with_directory(flags, args.model), args.model, own) as client:
         yield client
 
 
 @contextlib.contextmanager
-def _own_node(flags: dict[str, list[str]], model: str, *, offline: bool) -> Iterator[ApiClient]:
+def _own_node(flags: dict[str, list[str]], model: str, own: Settings) -> Iterator[ApiClient]:
     from exo_mesh.client.child_node import ChildNode, client_of
 
     words = [word for name, texts in flags.items() for text in texts for word in _flag_words(name, text)]
@@ -156,7 +156,8 @@ def _own_node(flags: dict[str, list[str]], model: str, *, offline: bool) -> Iter
         if not ready["api_url"]:
             raise InputError("run needs the API: leave --no-api out", param="no_api")
         client = client_of(ready)
-        if not _await_model(client, model) and offline:
+        looks_for_peers = own.discovery != ("none",) or bool(own.bootstrap_peers)
+        if not _await_model(client, model, looks_for_peers=looks_for_peers) and own.offline:
             print(f"exo-mesh: offline, so {model} can come from peers only", file=sys.stderr)
         yield client
     finally:
@@ -177,11 +178,12 @@ def _flag_words(name: str, text: str) -> list[str]:
     return [setting.flag] if setting.is_switch else [f"{setting.flag}={text}"]
 
 
-def _await_model(client: ApiClient, model: str) -> bool:
-    """Give discovery a moment; False if nobody has the model. It is then fetched from the hub, or refused with near
-    names."""
+def _await_model(client: ApiClient, model: str, *, looks_for_peers: bool) -> bool:
+    """Give discovery, if there is any, a moment; False if nobody has the model. It is then fetched from the hub, or
+    refused with near names."""
     is_hub_id = "/" in model or ":" in model
-    end = time.monotonic() + (0 if model.startswith("/") else _FIND_HUB_ID_S if is_hub_id else _FIND_MODEL_S)
+    patience_s = _FIND_HUB_ID_S if is_hub_id else _FIND_MODEL_S
+    end = time.monotonic() + (patience_s if looks_for_peers and not model.startswith("/") else 0)
     while all(model not in (entry["id"], *entry["aliases"]) for entry in client.get("/v1/models")["data"]):
         if time.monotonic() >= end:
             return model.startswith("/")

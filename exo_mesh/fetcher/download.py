@@ -6,6 +6,7 @@ happens later.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -193,6 +194,7 @@ class Download:
         self._told = 0.0
         self._streamed: set[str] = set()  # files of sources without ranges
         self._dropped: set[str] = set()
+        self._ahead: Future[None] | None = None
 
     def run(self) -> None:
         """Return when all bytes are there, and files that are whole have their names. Raises FetchError."""
@@ -206,8 +208,10 @@ class Download:
         except BaseException:
             self._context.stop.set()
             wait_for_futures(self._running)
+            self._await_hashing()
             self._context.go_on_after_failure()
             raise
+        self._await_hashing()
         self._progress()
 
     def _turn(self) -> None:
@@ -225,6 +229,18 @@ class Download:
             self._orders, self._blocked = deque(self._blocked), []
         if time.monotonic() - self._told >= PROGRESS_INTERVAL_S:
             self._progress()
+            if self._ahead is None or self._ahead.done():
+                self._ahead = self._context.executor.submit(self._hash_ahead)
+
+    def _await_hashing(self) -> None:
+        if self._ahead is not None:
+            wait_for_futures((self._ahead,))
+
+    def _hash_ahead(self) -> None:
+        """Hash the beginnings of files while the rest is on its way."""
+        with contextlib.suppress(CancelledRequestError):
+            for name in dict.fromkeys(name for pieces, _ in self._wanted for name in pieces):
+                self._writer.hash_ahead(name, self._context.go_on)
 
     def _missing(self) -> list[Order]:
         return [

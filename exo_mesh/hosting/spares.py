@@ -46,6 +46,10 @@ class SparePool:
         self._due = asyncio.Event()
         self._not_before = 0.0
 
+    def head_start(self) -> HeadStart:
+        """For one stage; to be closed."""
+        return HeadStart(self._command, self._environment)
+
     def take(self, engine: str) -> RunnerChild | None:
         """A process that has imported this engine and waits for a stage; the caller owns it from now on."""
         for spare in self._idle:
@@ -98,6 +102,50 @@ class SparePool:
             except (MeshError, OSError, TimeoutError) as exc:
                 _log.warning("no spare runner of %s: %s", engine, exc)
                 self._hold_off(BROKEN_AFTER_S)
+
+
+class HeadStart:
+    """The process of a stage whose files are still on their way: it imports the engine's library meanwhile."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._command = command
+        self._environment = environment
+        self._engine = ""
+        self._child: asyncio.Task[RunnerChild] | None = None
+
+    def begin(self, engine: str) -> None:
+        """Start the process; a second time nothing."""
+        if self._child is None:
+            self._engine = engine
+            self._child = asyncio.create_task(
+                _prepared(engine, self._command, self._environment), name=f"head start of {engine}"
+            )
+
+    async def ready(self) -> None:
+        """Wait until the engine is imported, or it is known that it cannot be."""
+        if self._child is not None:
+            await asyncio.wait({self._child})
+
+    def take(self) -> RunnerChild | None:
+        """The process that `ready` has waited for; the caller owns it. None if it was not begun, or has failed."""
+        begun = self._child
+        if begun is None or not begun.done():
+            return None
+        self._child = None
+        if (failure := begun.exception()) is not None:
+            _log.info("no head start of %s: %s", self._engine, failure)  # a new process says it again to its owner
+            return None
+        return begun.result()
+
+    async def close(self) -> None:
+        """End the process, unless it was taken."""
+        begun, self._child = self._child, None
+        if begun is None:
+            return
+        begun.cancel()
+        await asyncio.wait({begun})
+        if not begun.cancelled() and begun.exception() is None:
+            await _end(begun.result())
 
 
 async def _prepared(engine: str, command: Sequence[str], environment: Mapping[str, str]) -> RunnerChild:

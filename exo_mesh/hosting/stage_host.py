@@ -28,7 +28,7 @@ from exo_mesh.hosting.quarantine import Quarantine
 from exo_mesh.hosting.reservations import Lease, Reservations
 from exo_mesh.hosting.runner_exit import End
 from exo_mesh.hosting.runner_pace import RunnerPace
-from exo_mesh.hosting.spares import SparePool
+from exo_mesh.hosting.spares import HeadStart, SparePool
 from exo_mesh.hosting.speed import SpeedMeter
 from exo_mesh.hosting.stage_state import goes_on, is_well, start_message, why_unwell
 from exo_mesh.hosting.status_board import StageBeat
@@ -268,16 +268,33 @@ class StageHost:
         wiring: of our rank, if the stage is a tensor group and has not been started. Raises StageLostError if the plan
         is not in force here, InputError for a wiring that is not of our rank.
         """
+        head_start = self._spares.head_start()
         try:
-            async with aclosing(self._fetch(instance_id, ballot)) as steps:
+            async with aclosing(self._fetch(instance_id, ballot, head_start)) as steps:
                 async for step in steps:
                     fetching = control_pb2.StageFetching(done=step.done, total=step.total)
                     yield control_pb2.StageStatus(fetching=fetching)
+            runner = await self._runner_by(instance_id, ballot, keep_kv_from, wiring, head_start)
         except FetchError as exc:
             self._reservations.release(instance_id, ballot)
             failed = control_pb2.StageFailed(code=exc.code, message=str(exc), remedy=exc.remedy, final=exc.is_final)
             yield control_pb2.StageStatus(failed=failed)
             return
+        finally:
+            await head_start.close()
+        async for status in runner.board.watch():
+            yield status
+
+    async def _runner_by(
+        self,
+        instance_id: str,
+        ballot: Ballot,
+        keep_kv_from: int | None,
+        wiring: RankWiring | None,
+        head_start: HeadStart,
+    ) -> Runner:
+        """The process that runs by this plan, started if there is none."""
+        await head_start.ready()
         async with self._turn:
             if self._stopping:
                 raise StageLostError("this node is stopping")
@@ -287,13 +304,12 @@ class StageHost:
                 raise StageLostError(f"ballot {ballot} of {instance_id} is not in force here; promised is {promised}")
             runner = self._runners.get(instance_id)
             if runner is None or self._started[instance_id].plan.ballot != lease.plan.ballot:
-                runner = await self._bring_in(lease, keep_kv_from, wiring)
-        async for status in runner.board.watch():
-            yield status
+                runner = await self._bring_in(lease, keep_kv_from, wiring, head_start)
+            return runner
 
-    async def _fetch(self, instance_id: str, ballot: Ballot) -> AsyncGenerator[FetchStep, None]:
+    async def _fetch(self, instance_id: str, ballot: Ballot, head_start: HeadStart) -> AsyncGenerator[FetchStep, None]:
         """Bring the files of a stage that is to be started, and hold its lease meanwhile. Raises FetchError, and
-        StageLostError if the plan is given up."""
+        StageLostError if the plan is given up. head_start: begun as soon as there is something to wait for."""
         lease, started = self._reservations.lease(instance_id, ballot), self._started.get(instance_id)
         if lease is None or (started is not None and started.plan.ballot == lease.plan.ballot):
             return  # `commit` says what is wrong, or joins those who watch it
@@ -303,6 +319,9 @@ class StageHost:
             async for step in steps:
                 if self._stopping or self._reservations.renew(instance_id, ballot, self._clock()) is not lease:
                     raise StageLostError(f"ballot {ballot} of {instance_id} was given up while its files were fetched")
+                if lease.stage.group is None:
+                    # what a rank has to find in its environment must be there before its engine's library is imported
+                    head_start.begin(lease.stage.engine)
                 yield step
 
     async def link(
@@ -364,7 +383,9 @@ class StageHost:
             return None
         return started if is_well(runner) else None
 
-    async def _bring_in(self, lease: Lease, keep_kv_from: int | None, wiring: RankWiring | None) -> Runner:
+    async def _bring_in(
+        self, lease: Lease, keep_kv_from: int | None, wiring: RankWiring | None, head_start: HeadStart
+    ) -> Runner:
         """A process for a lease: the one that is there if it can go on, else a new one."""
         plan, instance_id = lease.plan, lease.plan.instance_id
         started = self._to_go_on(plan, lease.index)
@@ -372,7 +393,7 @@ class StageHost:
             raise StageLostError(f"{lease.stage.shard} was to go on with its KV, and is gone")
         if started is None:
             await self._end_runner(instance_id)  # whoever began that may have hung up before it was done
-            return await self._start_runner(lease, wiring)
+            return await self._start_runner(lease, wiring, head_start)
         runner = self._runners[instance_id]
         lease.taken_bytes, lease.weights_bytes = started.taken_bytes, started.weights_bytes
         lease.step_bytes = started.step_bytes
@@ -384,7 +405,7 @@ class StageHost:
         _log.info("%s goes on by ballot %s", runner.label, lease.ballot)
         return runner
 
-    async def _start_runner(self, lease: Lease, wiring: RankWiring | None) -> Runner:
+    async def _start_runner(self, lease: Lease, wiring: RankWiring | None, head_start: HeadStart) -> Runner:
         plan = lease.plan
         rank = lease.stage.peers.index(self._own_id)
         if fault := wiring_fault(lease.stage.group, rank, wiring):
@@ -404,8 +425,7 @@ class StageHost:
             limits=self._pace.scaled(self._limits.runner, lease.stage.engine),
             command=self._limits.command,
             environment=self._environment,
-            # what a rank has to find in its environment must be there before its engine's library is imported
-            spare=self._spares.take(lease.stage.engine) if wiring is None else None,
+            spare=(self._spares.take(lease.stage.engine) or head_start.take()) if wiring is None else None,
             flight=self._keep.flights.open(label),
             pid_files=self._keep.pid_files,
         )
