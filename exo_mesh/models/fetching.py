@@ -42,7 +42,7 @@ from exo_mesh.fetcher.wire import (
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.tasks import TaskOwner
 
-HUB = Source()
+HUB_SOURCE = Source()
 
 IDLE_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 1.0
@@ -54,7 +54,7 @@ MAX_STARTS = 2
 NICE = 5
 _LAST_WORDS = 5
 
-OnProgress = Callable[[int, int, Mapping[str, int]], None]
+OnBytes = Callable[[int, int, Mapping[str, int]], None]
 """(bytes that are there, bytes asked for, bytes received by peer id, "" for the hub); at most twice a second."""
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
@@ -67,7 +67,7 @@ class _Asked:
 
     request: Resolve | Fetch | Search
     answer: asyncio.Future[Answer]
-    on_progress: OnProgress | None = None
+    on_progress: OnBytes | None = None
     starts: int = 0
 
 
@@ -145,7 +145,7 @@ class Fetcher:
         *,
         repo: str = "",
         revision: str = "main",
-        sources: Sequence[Source] = (HUB,),
+        sources: Sequence[Source] = (HUB_SOURCE,),
         trust_remote_code: bool = False,
     ) -> dict[str, int]:
         """Make a directory with config, tokenizer, headers and manifest of a model; bytes by source.
@@ -158,7 +158,7 @@ class Fetcher:
         return answer.num_bytes if isinstance(answer, Resolved) else {}
 
     async def fetch(
-        self, model_dir: Path, shares: Sequence[Share], on_progress: OnProgress | None = None
+        self, model_dir: Path, shares: Sequence[Share], on_progress: OnBytes | None = None
     ) -> dict[str, int]:
         """Bring bytes into a directory that `resolve` has made; bytes by source. A cancelled call keeps what came.
 
@@ -171,7 +171,7 @@ class Fetcher:
 
     async def search(self, query: str, limit: int) -> tuple[HubModel, ...]:
         """Models of the hub. Raises FetchError."""
-        self._allowed("the hub", (HUB,))
+        self._allowed("the hub", (HUB_SOURCE,))
         search = Search(next(self._ids), query, limit)
         answer = await self._ask(_Asked(search, asyncio.get_running_loop().create_future()))
         return answer.models if isinstance(answer, SearchResult) else ()
