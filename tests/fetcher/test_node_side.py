@@ -16,6 +16,7 @@ import pytest
 
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher.wire import Share, Source
+from exo_mesh.models import fetching
 from exo_mesh.models.fetching import HUB_SOURCE, Fetcher
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.tasks import TaskOwner
@@ -156,6 +157,21 @@ async def test_a_cancelled_call_is_cancelled_in_the_child(
     hub.faults.pause_s = 0.0
     await fetcher.fetch(tmp_path / "m", everything(tmp_path / "m"))
     assert is_same_model(tmp_path / "m", original)
+    await fetcher.close()
+
+
+@pytest.mark.extended
+async def test_a_hub_that_never_answers_is_not_waited_for(
+    tmp_path: Path, hub: LoopbackHub, tasks: TaskOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = Fetcher(tasks, environ=fetcher_environ(hub, tmp_path / "hf"))
+    await fetcher.search("tiny", 3)
+    hub.faults.hold.set()
+    with monkeypatch.context() as patch, pytest.raises(FetchError, match=r"looking up .* took longer than 0.1 s"):
+        patch.setattr(fetching, "RESOLVE_LIMIT_S", 0.1)
+        await fetcher.resolve(REPO, tmp_path / "m", repo=REPO)
+    hub.faults.hold.clear()
+    await fetcher.resolve(REPO, tmp_path / "m", repo=REPO)
     await fetcher.close()
 
 
