@@ -3,6 +3,7 @@
 MeshError
 ├── InputError            the caller's fault; carries the offending parameter
 │   ├── UnknownModelError     no peer has this model
+│   │   └── NotFetchedError       nor may this caller have it looked up at the hub
 │   ├── ContextLengthError    prompt + requested output exceed the context limit
 │   └── KeyReusedError        an Idempotency-Key came again with another request
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
@@ -53,6 +54,10 @@ class UnknownModelError(InputError):
     """No reachable peer has the model that was asked for."""
 
     code = "model_not_found"
+
+
+class NotFetchedError(UnknownModelError):
+    """No peer has the model; the hub may have it, but the caller may not start downloads."""
 
 
 class ContextLengthError(InputError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
-from exo_mesh.errors import MeshError, UnknownModelError
+from exo_mesh.errors import MeshError, NotFetchedError, UnknownModelError
 from exo_mesh.node.service import MeshService, ModelEntry
 from exo_mesh.security.api_keys import Role
 
@@ -26,8 +26,8 @@ class DownloadRefusedError(MeshError):
 async def named_model(request: web.Request, service: MeshService, name: str) -> str:
     """`name` itself, or if it is an absolute path, the name of the model in that directory.
 
-    A path is only compared with the directories of the models that the node lists, so it opens nothing else. Others
-    than admins are not told whether it is one of them. Raises UnknownModelError.
+    A path is only compared with the directories of the models that the node lists, so it opens nothing else. Callers
+    who are not admins get the same error for every path. Raises UnknownModelError.
     """
     if not name.startswith("/"):
         return name
@@ -39,8 +39,10 @@ async def named_model(request: web.Request, service: MeshService, name: str) -> 
 async def model_of_request(
     request: web.Request, service: MeshService, name: str | None, default: str = ""
 ) -> str | None:
-    """The model that a request names, else the default one of this node, which may be a path whoever asks; None if
-    there is neither. Raises UnknownModelError."""
+    """The model that a request names, else the default one of this node; None if there is neither.
+
+    The default may be a path for every caller, because the operator has set it. Raises UnknownModelError.
+    """
     if name is not None:
         return await named_model(request, service, name)
     if default.startswith("/"):
@@ -54,13 +56,11 @@ def may_name_paths(request: web.Request) -> bool:
 
 
 async def find_model(service: MeshService, name: str, *, may_download: bool) -> ModelEntry:
-    """A model of the mesh or, if the caller may download, of the hub. Raises DownloadRefusedError for a hub id that no
-    peer has and the caller may not download; else as MeshService.find_model."""
+    """A model of the mesh or, if the caller may download, of the hub. Raises DownloadRefusedError for one that the hub
+    may have and the caller may not download; else as MeshService.find_model."""
     try:
         return await service.find_model(name, may_download=may_download)
-    except UnknownModelError as exc:
-        if may_download or "/" not in name:
-            raise
+    except NotFetchedError as exc:
         raise DownloadRefusedError(
             f"{exc}. Downloading a model takes local rights or a key, and this request has neither. Ask with exo-mesh "
             "on the node's own machine, or with a key (`exo-mesh key new` on the node), or ask for a model that "

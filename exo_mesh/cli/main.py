@@ -17,12 +17,12 @@ from exo_mesh.telemetry.logs import setup_logging
 VERBS = {
     "serve": "run a node on this machine (what exo-mesh alone does)",
     "demo": "start a small local mesh with the demo model, ask it something, keep serving",
-    "run": "ask a model, or talk with it",
-    "status": "how this node is",
+    "run": "ask a model, or talk with it; a hub id that no peer has is fetched first",
+    "status": "health of this node, its peers and models",
     "topology": "peers, and who holds which layers",
     "preview": "how a model could be placed, with the arithmetic",
     "ps": "model instances that are loaded",
-    "models": "models of the mesh; pull, list, show, rm and search are verbs of their own, too",
+    "models": "the same as list; `models add` and `models delete` make and delete model cards",
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
@@ -78,7 +78,9 @@ def _dispatch(argv: list[str]) -> int:
 
 def usage() -> str:
     """The text of `exo-mesh --help`."""
-    verbs = "\n".join(f"  {name:10} {text}" for name, text in VERBS.items())
+    of_models = {verb: text for verb, (_, text) in MODEL_VERBS.items() if verb != "ls"}
+    shown = {"serve": VERBS["serve"], "demo": VERBS["demo"], "run": VERBS["run"], **of_models, **VERBS}
+    verbs = "\n".join(f"  {name:10} {text}" for name, text in shown.items())
     return (
         "usage: exo-mesh [VERB] [flags]\n\n"
         "Runs one language model over the machines you already own: start `exo-mesh` on each of them.\n\n"

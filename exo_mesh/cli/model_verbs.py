@@ -4,11 +4,11 @@ from __future__ import annotations
 
 MODEL_VERBS = {
     "pull": ("pull", "fetch a model to the peers that would hold it"),
-    "list": ("listing", "models that some peer has, with size, place and whether they fit"),
+    "list": ("listing", "models that peers have: size, peers, layers, whether they fit"),
     "ls": ("listing", "the same as list"),
-    "show": ("show", "all about one model"),
+    "show": ("show", "one model, also of the hub: size, peers, whether it fits"),
     "rm": ("remove", "delete the files of a model"),
-    "search": ("search", "search the hub for models"),
+    "search": ("search", "search the hub for models; says whether each fits"),
 }
 """(module in exo_mesh.cli.models, help) of each verb."""
 

@@ -11,16 +11,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from exo_mesh.domain.spans import Span, Spans, common, merged, minus
+from exo_mesh.domain.spans import Pieces, Span, Spans, common, merged, minus
 
 HUB = ""
 """Stands for the hub where the id of a peer would be."""
 
 BLOCK_BYTES = 32 * 2**20
 """Bytes that several peers want are dealt out to them in blocks of this size, so that all fetch at once."""
-
-ModelPieces = Mapping[str, Spans]
-"""Bytes of several files of one model, by file name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +32,14 @@ class PlannedSource:
 class PlannedShare:
     """Bytes that have the same sources, the first choice first; no source: nobody has them and nobody can get them."""
 
-    pieces: ModelPieces
+    pieces: Pieces
     sources: tuple[PlannedSource, ...]
 
 
 def fetch_plan(
     own_id: str,
-    wants: Mapping[str, ModelPieces],
-    present: Mapping[str, ModelPieces],
+    wants: Mapping[str, Pieces],
+    present: Mapping[str, Pieces],
     ways: Sequence[str],
     hub_users: Collection[str],
 ) -> list[PlannedShare]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 Span = tuple[int, int]
 Spans = tuple[Span, ...]
+
+Pieces = Mapping[str, Spans]
+"""Bytes of several files of one model, by file name."""
 
 
 def merged(spans: Iterable[Span]) -> Spans:

@@ -16,12 +16,11 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 
-from exo_mesh.domain.spans import Span, Spans, cut
+from exo_mesh.domain.spans import Pieces, Span, Spans, cut
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.fetcher.duty import DutyCycle
 from exo_mesh.fetcher.source import FileInfo, ModelFiles, NoRangesError, Sink, SourceError
 from exo_mesh.fetcher.writing import DiskError, ModelWriter
-from exo_mesh.weights.fetched import Pieces
 
 MAX_AT_ONCE = 8
 """Chunks on their way, of all requests together."""

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 import msgspec
 
 from exo_mesh.clock import monotonic
-from exo_mesh.domain.spans import Spans
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher.source import FileInfo, Listing, ModelFiles, Sink, SourceError
 from exo_mesh.fetcher.wire import Source, Tls
@@ -91,10 +90,6 @@ class PeerFiles:
         listed = self._listed()
         files = {name: FileInfo(name, file.size, file.sha256) for name, file in listed.files.items()}
         return Listing(listed.repo, listed.revision, files, listed.digest)
-
-    def present(self) -> dict[str, Spans]:
-        """Which bytes of each file the peer has now. Raises as `listing`."""
-        return {name: file.present for name, file in self._listed().files.items()}
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
         buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(1, stop - start))))

@@ -30,7 +30,7 @@ from exo_mesh.fetcher.writing import (
     sync_directory,
 )
 from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
-from exo_mesh.weights.fetched import MANIFEST_FILE, part_of, write_manifest
+from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
 from exo_mesh.weights.safetensors import (
     INDEX_FILE,
     MAX_HEADER_BYTES,
@@ -40,7 +40,6 @@ from exo_mesh.weights.safetensors import (
     read_weight_map,
 )
 
-SCRATCH = ".fetch-"
 FIRST_BYTES = 64 * 2**10
 """Read of each file first: the headers of most shards are shorter."""
 
@@ -130,7 +129,7 @@ def header_stop(model_dir: Path, name: str, size: int) -> int:
 @contextlib.contextmanager
 def _scratch_beside(target: Path) -> Iterator[Path]:
     """An empty directory that this process alone uses, gone afterwards unless it was renamed. Raises DiskError."""
-    scratch = target.with_name(f"{SCRATCH}{target.name}")
+    scratch = target.with_name(f"{SCRATCH_PREFIX}{target.name}")
     try:
         scratch.mkdir(parents=True, exist_ok=True)
         os.close(lock_directory(scratch))  # nobody else is at work

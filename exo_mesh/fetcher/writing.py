@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from exo_mesh.domain.spans import Span, Spans, common, merged, minus, num_bytes
+from exo_mesh.domain.spans import Pieces, Span, Spans, common, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError
 from exo_mesh.model_files import label
-from exo_mesh.weights.fetched import FetchedFile, Manifest, Pieces, part_of, read_manifest, write_manifest
+from exo_mesh.weights.fetched import FetchedFile, Manifest, part_of, read_manifest, write_manifest
 
 LOCK_FILE = "exo-mesh.lock"
 LOCK_LIMIT_S = 2.0

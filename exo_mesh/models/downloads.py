@@ -23,6 +23,7 @@ from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.download_records import DownloadRecords
+from exo_mesh.models.fetching import OnBytes
 from exo_mesh.models.file_codec import holding_from_proto, holding_to_proto
 from exo_mesh.models.local_files import FetchedModel, Holding, Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.proto import control_pb2 as pb
@@ -44,10 +45,6 @@ MAX_TRIES = 3
 RETRY_S = 1.0
 
 _log = logging.getLogger(__name__)
-
-
-OnBytes = Callable[[int, int, Mapping[str, int]], None]
-"""(bytes that are there, bytes asked for, bytes received by peer id, HUB for the hub)."""
 
 
 class FileFetcher(Protocol):

@@ -42,11 +42,16 @@ from exo_mesh.fetcher.wire import (
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.tasks import TaskOwner
 
-HUB = Source()
+HUB_SOURCE = Source()
 
 IDLE_LIMIT_S = 300.0
 CLOSE_LIMIT_S = 1.0
 """A child ends at once when its input does; after that it is killed."""
+
+RESOLVE_LIMIT_S = 600.0
+"""For config, tokenizer and headers: up to 150 MB, and the link may have 2 Mbit/s. A client waits for it."""
+
+SEARCH_LIMIT_S = 60.0
 
 MAX_STARTS = 2
 """Of one request: with a child, and with another one if the first crashes."""
@@ -54,7 +59,7 @@ MAX_STARTS = 2
 NICE = 5
 _LAST_WORDS = 5
 
-OnProgress = Callable[[int, int, Mapping[str, int]], None]
+OnBytes = Callable[[int, int, Mapping[str, int]], None]
 """(bytes that are there, bytes asked for, bytes received by peer id, "" for the hub); at most twice a second."""
 
 _answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
@@ -67,7 +72,7 @@ class _Asked:
 
     request: Resolve | Fetch | Search
     answer: asyncio.Future[Answer]
-    on_progress: OnProgress | None = None
+    on_progress: OnBytes | None = None
     starts: int = 0
 
 
@@ -145,7 +150,7 @@ class Fetcher:
         *,
         repo: str = "",
         revision: str = "main",
-        sources: Sequence[Source] = (HUB,),
+        sources: Sequence[Source] = (HUB_SOURCE,),
         trust_remote_code: bool = False,
     ) -> dict[str, int]:
         """Make a directory with config, tokenizer, headers and manifest of a model; bytes by source.
@@ -154,11 +159,11 @@ class Fetcher:
         """
         allowed = self._allowed(name, tuple(sources))
         resolve = Resolve(next(self._ids), name, repo, revision, str(model_dir), allowed, trust_remote_code)
-        answer = await self._ask(_Asked(resolve, asyncio.get_running_loop().create_future()))
+        answer = await self._ask_within(RESOLVE_LIMIT_S, resolve, f"looking up {name}")
         return answer.num_bytes if isinstance(answer, Resolved) else {}
 
     async def fetch(
-        self, model_dir: Path, shares: Sequence[Share], on_progress: OnProgress | None = None
+        self, model_dir: Path, shares: Sequence[Share], on_progress: OnBytes | None = None
     ) -> dict[str, int]:
         """Bring bytes into a directory that `resolve` has made; bytes by source. A cancelled call keeps what came.
 
@@ -171,9 +176,9 @@ class Fetcher:
 
     async def search(self, query: str, limit: int) -> tuple[HubModel, ...]:
         """Models of the hub. Raises FetchError."""
-        self._allowed("the hub", (HUB,))
+        self._allowed("the hub", (HUB_SOURCE,))
         search = Search(next(self._ids), query, limit)
-        answer = await self._ask(_Asked(search, asyncio.get_running_loop().create_future()))
+        answer = await self._ask_within(SEARCH_LIMIT_S, search, "the search")
         return answer.models if isinstance(answer, SearchResult) else ()
 
     async def close(self) -> None:
@@ -199,6 +204,16 @@ class Fetcher:
                 is_final=True,
             )
         return allowed
+
+    async def _ask_within(self, limit_s: float, request: Resolve | Search, what: str) -> Answer:
+        """Raises FetchError if the answer does not come in time, besides what the answer says."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._ask(_Asked(request, asyncio.get_running_loop().create_future()))
+        except TimeoutError as exc:
+            raise FetchError(
+                f"{what} took longer than {limit_s:g} s", remedy="try again, or check the way to the hub"
+            ) from exc
 
     async def _ask(self, asked: _Asked) -> Answer:
         request = asked.request

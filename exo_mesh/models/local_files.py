@@ -14,20 +14,16 @@ from pathlib import Path
 
 import msgspec
 
-from exo_mesh.domain.fetch_plan import ModelPieces
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.spans import Spans, merged, minus, num_bytes
+from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.weights.card import read_json, text_config
-from exo_mesh.weights.fetched import MANIFEST_FILE, Manifest, pieces_of_layers, read_manifest
+from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, Manifest, pieces_of_layers, read_manifest
 from exo_mesh.weights.safetensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
 """In the directory of a fetched model; its time says when the model was last used."""
-
-SCRATCH_PREFIX = ".fetch-"
-"""Begins the names of directories that are being made or deleted; no model is looked for in them."""
 
 Layers = tuple[int, int] | None
 """Half-open layer range; None: all files, whatever engines need."""
@@ -63,10 +59,10 @@ class Holding:
     files: Mapping[str, FileHolding] = field(default_factory=dict)
 
     @property
-    def present(self) -> ModelPieces:
+    def present(self) -> Pieces:
         return {name: file.present for name, file in self.files.items()}
 
-    def same_files(self, other: Holding) -> ModelPieces:
+    def same_files(self, other: Holding) -> Pieces:
         """What `other` has of the files that are the same there: of one name, size and, where both know it, digest."""
         return {
             name: theirs.present
@@ -140,7 +136,7 @@ class LocalFiles:
                 known = self._holdings[model_dir] = changed_ns, Holding(digest, files=files)
             return known[1]
 
-    def pieces(self, name: str, layers: Layers) -> ModelPieces:
+    def pieces(self, name: str, layers: Layers) -> Pieces:
         """What a stage of these layers needs. Raises UnknownModelError or ModelError."""
         if layers is None:
             return {file: ((0, one.size),) for file, one in self.holding(name).files.items()}
@@ -150,7 +146,7 @@ class LocalFiles:
         start, stop = layers
         return pieces_of_layers(table, card.num_layers, start, stop, tied=tied if isinstance(tied, bool) else None)
 
-    def missing(self, name: str, layers: Layers) -> ModelPieces:
+    def missing(self, name: str, layers: Layers) -> Pieces:
         """What is not here of what a stage of these layers needs. Raises UnknownModelError or ModelError."""
         manifest = read_manifest(self.model_dir(name))
         if manifest is None or manifest.is_whole:
@@ -211,7 +207,7 @@ class LocalFiles:
         return min(free, max(0, max_bytes - sum(one.num_bytes for one in models)))
 
 
-def size_of_pieces(pieces: ModelPieces) -> int:
+def size_of_pieces(pieces: Pieces) -> int:
     return sum(num_bytes(spans) for spans in pieces.values())
 
 

@@ -9,7 +9,15 @@ from typing import Any
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.errors import FetchError, InputError, MeshError, ModelError, PlacementError, UnknownModelError
+from exo_mesh.errors import (
+    FetchError,
+    InputError,
+    MeshError,
+    ModelError,
+    NotFetchedError,
+    PlacementError,
+    UnknownModelError,
+)
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
@@ -51,16 +59,17 @@ class ModelDesk:
     async def find(self, name: str, *, may_download: bool) -> ModelCard:
         """The card of a model of the mesh; of one that nobody has, from its headers at the hub.
 
-        Raises UnknownModelError, and FetchError. may_download: else the hub is not asked.
+        Raises UnknownModelError, and FetchError. may_download: else the hub is not asked, and the error is
+        NotFetchedError for a model that could be there.
         """
         try:
             return await self._catalogue.card(name)
-        except UnknownModelError:
-            if not may_download or not self._downloads.rules.fetches:
-                raise
+        except UnknownModelError as exc:
             meant = await self._catalogue.reference(name)
-            if not meant.repo:
+            if not meant.repo or not self._downloads.rules.fetches:
                 raise
+            if not may_download:
+                raise NotFetchedError(str(exc), param="model") from exc
         if meant.quant:
             raise ModelError(f"{name} is GGUF, which no engine reads yet; `exo-mesh pull {name}` fetches it")
         allows_code = self._shelf.allows_code(meant.name)

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from exo_mesh.domain.spans import Span, Spans, covers, merged, num_bytes
+from exo_mesh.domain.spans import Pieces, Span, Spans, covers, merged, num_bytes
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import named, read_model_file
 from exo_mesh.weights.card import is_head, is_side_model, is_vocabulary, layer_of
@@ -26,6 +25,9 @@ from exo_mesh.weights.safetensors import PART, TensorTable
 
 MANIFEST_FILE = "exo-mesh.files"
 MAX_MANIFEST_BYTES = 16 * 2**20
+
+SCRATCH_PREFIX = ".fetch-"
+"""Begins the names of directories that are being made or deleted; no model is looked for in them."""
 
 WHOLE_FILE_SHARE = 0.95
 """From this share of a file on, all of it is fetched: then it can be checked against its digest."""
@@ -69,10 +71,6 @@ class Manifest(msgspec.Struct):
     @property
     def present_bytes(self) -> int:
         return sum(num_bytes(file.present) for file in self.files.values())
-
-
-Pieces = Mapping[str, Spans]
-"""Bytes of several files of one model, by file name."""
 
 
 def read_manifest(model_dir: Path) -> Manifest | None:

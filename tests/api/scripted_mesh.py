@@ -21,7 +21,7 @@ from exo_mesh.api.templates import TemplateRenderer
 from exo_mesh.api.texts import TextModels
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
-from exo_mesh.errors import CancelledRequestError, FetchError, UnknownModelError
+from exo_mesh.errors import CancelledRequestError, FetchError, NotFetchedError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.toml_card import TomlCard
@@ -80,7 +80,9 @@ class ScriptedMesh:
         return [TomlCard(id=name, n_layers=4, source="a test") for name in self.at_hub]
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
-        if may_download and not self.offline and name in self.at_hub:
+        if not self.offline and name in self.at_hub:
+            if not may_download:
+                raise NotFetchedError(f"no peer has a model {name!r}", param="model")
             self.names += (name,)
             self.at_hub = tuple(one for one in self.at_hub if one != name)
         return await self.model(name)

@@ -95,7 +95,7 @@ def test_the_child_of_the_ring_benchmark_imports_nothing_heavy() -> None:
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == exit_codes.OK
     shown = capsys.readouterr().out
-    assert all(f"\n  {verb} " in shown for verb in VERBS)
+    assert all(f"\n  {verb} " in shown for verb in ALL_VERBS if verb != "ls")
 
 
 @pytest.mark.parametrize("verb", ALL_VERBS)
@@ -225,4 +225,4 @@ def test_the_documentation_says_which_verbs_ask_a_node_and_which_print_json() ->
 
 
 def test_the_help_fits_a_small_terminal() -> None:
-    assert usage().count("\n") < 30
+    assert usage().count("\n") < 34

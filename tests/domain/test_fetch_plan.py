@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from exo_mesh.domain import fetch_plan as module
 from exo_mesh.domain.fetch_plan import HUB, PlannedSource, fetch_plan
-from exo_mesh.domain.spans import Spans, merged, minus
+from exo_mesh.domain.spans import Pieces, Spans, merged, minus
 
 PEERS = ("a", "b", "c", "d")
 FILES = ("one", "two")
@@ -29,7 +29,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BLOCK_BYTES", 7)
 
 
-def bytes_of(pieces: module.ModelPieces) -> set[tuple[str, int]]:
+def bytes_of(pieces: Pieces) -> set[tuple[str, int]]:
     return {(file, at) for file, spans in pieces.items() for start, stop in spans for at in range(start, stop)}
 
 

@@ -16,7 +16,8 @@ import pytest
 
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher.wire import Share, Source
-from exo_mesh.models.fetching import HUB, Fetcher
+from exo_mesh.models import fetching
+from exo_mesh.models.fetching import HUB_SOURCE, Fetcher
 from exo_mesh.settings.config import SECRET_VARIABLE
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.weights.fetched import read_manifest
@@ -36,7 +37,7 @@ async def tasks() -> AsyncIterator[TaskOwner]:
 def everything(model_dir: Path) -> list[Share]:
     manifest = read_manifest(model_dir)
     assert manifest is not None
-    return [Share({name: ((0, file.size),) for name, file in manifest.files.items()}, (HUB,))]
+    return [Share({name: ((0, file.size),) for name, file in manifest.files.items()}, (HUB_SOURCE,))]
 
 
 async def test_an_offline_node_says_so_and_starts_nothing(tmp_path: Path, tasks: TaskOwner) -> None:
@@ -45,7 +46,7 @@ async def test_an_offline_node_says_so_and_starts_nothing(tmp_path: Path, tasks:
         await fetcher.resolve("org/m", tmp_path / "m", repo="org/m")
     assert refused.value.is_final and "--offline" in refused.value.remedy
     with pytest.raises(FetchError, match="offline"):
-        await fetcher.fetch(tmp_path / "m", [Share({}, (HUB,))])
+        await fetcher.fetch(tmp_path / "m", [Share({}, (HUB_SOURCE,))])
     with pytest.raises(FetchError, match="offline"):
         await fetcher.search("x", 3)
     assert fetcher.pid is None
@@ -84,13 +85,13 @@ async def test_a_peer_that_cannot_be_read_from_leaves_the_hub(
 ) -> None:
     fetcher = Fetcher(tasks, environ=fetcher_environ(hub, tmp_path / "hf"))
     peer = Source("p" * 8, ("http://127.0.0.1:9",))
-    await fetcher.resolve(REPO, tmp_path / "m", repo=REPO, sources=(peer, HUB))
-    shares = [Share(share.pieces, (peer, HUB)) for share in everything(tmp_path / "m")]
+    await fetcher.resolve(REPO, tmp_path / "m", repo=REPO, sources=(peer, HUB_SOURCE))
+    shares = [Share(share.pieces, (peer, HUB_SOURCE)) for share in everything(tmp_path / "m")]
     assert set(await fetcher.fetch(tmp_path / "m", shares)) == {""}
     assert is_same_model(tmp_path / "m", original)
     offline = Fetcher(tasks, is_offline=True, environ=fetcher_environ(hub, tmp_path / "hf"))
     with pytest.raises(FetchError, match=r"peer pppppppp"):
-        await offline.resolve(REPO, tmp_path / "other", repo=REPO, sources=(peer, HUB))
+        await offline.resolve(REPO, tmp_path / "other", repo=REPO, sources=(peer, HUB_SOURCE))
     await fetcher.close()
     await offline.close()
 
@@ -156,6 +157,21 @@ async def test_a_cancelled_call_is_cancelled_in_the_child(
     hub.faults.pause_s = 0.0
     await fetcher.fetch(tmp_path / "m", everything(tmp_path / "m"))
     assert is_same_model(tmp_path / "m", original)
+    await fetcher.close()
+
+
+@pytest.mark.extended
+async def test_a_hub_that_never_answers_is_not_waited_for(
+    tmp_path: Path, hub: LoopbackHub, tasks: TaskOwner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetcher = Fetcher(tasks, environ=fetcher_environ(hub, tmp_path / "hf"))
+    await fetcher.search("tiny", 3)
+    hub.faults.hold.set()
+    with monkeypatch.context() as patch, pytest.raises(FetchError, match=r"looking up .* took longer than 0.1 s"):
+        patch.setattr(fetching, "RESOLVE_LIMIT_S", 0.1)
+        await fetcher.resolve(REPO, tmp_path / "m", repo=REPO)
+    hub.faults.hold.clear()
+    await fetcher.resolve(REPO, tmp_path / "m", repo=REPO)
     await fetcher.close()
 
 

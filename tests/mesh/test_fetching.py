@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.domain.download import DownloadState
-from exo_mesh.errors import FetchError, ModelError, UnknownModelError
+from exo_mesh.errors import FetchError, ModelError, NotFetchedError, UnknownModelError
 from exo_mesh.fetcher.wire import Share
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
@@ -112,6 +112,8 @@ async def test_a_mesh_fetches_each_byte_from_the_hub_once(tmp_path: Path, monkey
             a, b, c = nodes
             with pytest.raises(UnknownModelError):
                 await a.find_model("org/tiny", may_download=False)
+            with pytest.raises(NotFetchedError, match=r"no peer has the files of Qwen/Qwen3-0.6B"):
+                await a.find_model("qwen3:0.6b", may_download=False)
             assert (await a.find_model("org/tiny", may_download=True)).name == "org/tiny"
             await knows(nodes, "org/tiny")
             placed = await a.create_instance(InstanceSpec("org/tiny", min_peers=3))

@@ -6,9 +6,9 @@ import shutil
 import struct
 from pathlib import Path
 
-from exo_mesh.domain.spans import merged
+from exo_mesh.domain.spans import Pieces, merged
 from exo_mesh.weights.card import digest_samples, read_json, text_config
-from exo_mesh.weights.fetched import FetchedFile, Manifest, Pieces, part_of, pieces_of_layers, write_manifest
+from exo_mesh.weights.fetched import FetchedFile, Manifest, part_of, pieces_of_layers, write_manifest
 from exo_mesh.weights.safetensors import read_tensor_table
 
 

@@ -113,7 +113,14 @@ CLASSES: Mapping[str, FaultClass] = {
         ("machine/test_accelerators.py::test_a_driver_that_stops_answering_leaves_nothing_free",),
         "of macOS's wired memory nothing is read",
     ),
-    "F15": FaultClass("a download stalls, fails or is corrupt", (), "weights are not downloaded yet"),
+    "F15": FaultClass(
+        "a download stalls, fails or is corrupt",
+        (
+            "fetcher/test_download.py::test_a_chunk_goes_on_at_the_next_source_from_where_the_first_stopped",
+            "fetcher/test_hub.py::test_a_file_that_stays_corrupted_is_an_error_and_gets_no_name",
+            "fetcher/test_interrupted.py::test_a_killed_fetcher_leaves_what_the_next_one_goes_on_with",
+        ),
+    ),
     "F16": FaultClass("the disk is full", (f"{_AROUND}::test_a_full_disk_stops_no_answer_and_takes_no_request_away",
          "machine/test_disk.py::test_a_node_serves_on_a_full_disk_says_so_and_recovers")),
     "F17": FaultClass(

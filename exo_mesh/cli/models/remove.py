@@ -13,7 +13,6 @@ from exo_mesh.cli.models import facts
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import peer_names, print_json
 from exo_mesh.client.api_client import ApiClient
-from exo_mesh.telemetry.tables import human_bytes
 
 _DEADLINE_S = 60.0
 
@@ -35,6 +34,5 @@ def run(args: argparse.Namespace) -> int:
         print_json(answer)
         return exit_codes.OK
     where = ", ".join(names.get(peer, peer[:8]) for peer in answer["peers"])
-    freed = answer.get("freed_bytes")
-    print(f"deleted {args.model} from {where}{f', {human_bytes(freed)} freed' if freed else ''}")
+    print(f"deleted {args.model} from {where}")
     return exit_codes.OK
