@@ -8,14 +8,17 @@ import resource
 import signal
 import sys
 import threading
+from functools import partial
 
 import msgspec
 
 from exo_mesh.errors import FetchError
 from exo_mesh.fetcher import peer_source
+from exo_mesh.fetcher.duty import DutyCycle
 from exo_mesh.fetcher.service import FetcherService
 from exo_mesh.fetcher.source import ModelFiles
 from exo_mesh.fetcher.wire import MAX_LINE_BYTES, Answer, Request, Source, Tls
+from exo_mesh.files.pace import CopyPace
 
 MEMORY_BYTES = 2 * 2**30
 """Of address space, on Linux: most of it is reserved and never used."""
@@ -32,16 +35,18 @@ def main() -> None:
     if sys.platform == "linux":
         _limit_memory()
     threading.stack_size(STACK_BYTES)
-    service = FetcherService(_Output().send, open_peer)
+    duty = DutyCycle()
+    opener = partial(open_peer, pace=CopyPace(lambda: duty.is_busy))
+    service = FetcherService(_Output().send, opener, duty)
     while line := sys.stdin.buffer.readline(MAX_LINE_BYTES):
         service.handle(_requests.decode(line))
     os._exit(0)
 
 
-def open_peer(source: Source, name: str, tls: Tls | None) -> ModelFiles:
-    """The files of a model at a peer. Raises FetchError."""
+def open_peer(source: Source, name: str, tls: Tls | None, *, pace: CopyPace) -> ModelFiles:
+    """The files of a model at a peer. pace: of all copies of this process. Raises FetchError."""
     try:
-        return peer_source.open_peer(source, name, tls)
+        return peer_source.open_peer(source, name, tls, pace=pace)
     except ValueError as exc:
         raise FetchError(f"the credentials of this node cannot be used: {exc}", is_final=True) from exc
 

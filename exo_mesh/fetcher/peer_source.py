@@ -132,10 +132,10 @@ class PeerFiles:
                     num_read = response.readinto(buffer[: there - start])
                 if not num_read:
                     raise SourceError(f"peer {self.peer} has hung up at byte {start} of {file}")
-                sink(buffer[:num_read])
+                took_s = monotonic() - began
+                sink(buffer[:num_read])  # which may rest as well, by the processor time that it takes
                 start += num_read
-                now = monotonic()
-                self._pace.rest(now - began, self._dialler.is_closed)
+                self._pace.rest(took_s, self._dialler.is_closed)
                 began = monotonic()
         patience.renew()
         return there

@@ -86,13 +86,13 @@ class _Sources:
 
 
 class FetcherService:
-    """Answers requests by `send`, which may be called from any thread."""
+    """Answers requests by `send`, which may be called from any thread. duty: set to busy when the node says so."""
 
-    def __init__(self, send: Callable[[Answer], None], open_peer: PeerOpener) -> None:
+    def __init__(self, send: Callable[[Answer], None], open_peer: PeerOpener, duty: DutyCycle | None = None) -> None:
         self._send = send
         self._open_peer = open_peer
         self._tls: Tls | None = None
-        self._duty = DutyCycle()
+        self._duty = duty or DutyCycle()
         self._writers = Writers()
         self._executor = ThreadPoolExecutor(MAX_AT_ONCE, "chunk")
         self._running: dict[int, Context] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +18,12 @@ from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher import peer_source
 from exo_mesh.fetcher.peer_source import open_peer
 from exo_mesh.fetcher.source import FileInfo, ModelFiles, SourceError
-from exo_mesh.fetcher.wire import Source
+from exo_mesh.fetcher.wire import Fetch, Fetched, FetchPace, Share, Source
+from exo_mesh.files.answering import Answerer
 from exo_mesh.files.pace import BUSY_PIECE_BYTES, CopyPace
+from exo_mesh.files.requests import FileRequest
 from exo_mesh.security.secret import new_secret
+from tests.support.fetcher_child import FetcherChild
 from tests.support.file_servers import (
     DEADLINE_S,
     DIGEST,
@@ -302,3 +307,26 @@ def test_while_streams_run_a_read_asks_for_small_pieces_and_rests_after_each(tmp
         model = open_peer(served.source(), NAME, None, pace=pace)
         model.read(WEIGHTS, 0, 5 * BUSY_PIECE_BYTES, lambda piece: sizes.append(len(piece)))
     assert sizes == [BUSY_PIECE_BYTES] * 5 and pace.num_rests == 5
+
+
+@pytest.mark.extended
+def test_a_fetcher_whose_node_is_busy_copies_from_peers_at_that_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    answer_file = Answerer._answer_file
+
+    def noted(self: Answerer, sock: socket.socket, request: FileRequest, *what: Any) -> None:
+        asked.append((request.stop or 0) - request.start)
+        answer_file(self, sock, request, *what)
+
+    monkeypatch.setattr(Answerer, "_answer_file", noted)
+    size = 3 * BUSY_PIECE_BYTES
+    with serving(tmp_path / "m", num_bytes=size) as served, FetcherChild(os.environ) as child:
+        Arriving(tmp_path / "own", served.content).bring((0, 8))
+        child.send(FetchPace(is_busy=True))
+        child.send(Fetch(1, str(tmp_path / "own"), (Share({WEIGHTS: ((0, size),)}, (served.source(),)),)))
+        answer = child.answer()
+    assert isinstance(answer, Fetched) and answer.num_bytes == {"p1": size - 8}
+    assert len(asked) == 3 and max(asked) <= BUSY_PIECE_BYTES
+    assert (tmp_path / "own" / WEIGHTS).read_bytes() == served.content
