@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ from exo_mesh.transport.channels import keep_poller
 if TYPE_CHECKING:
     from tests.support.questions import Reference
 
+NO_HUB = "http://127.0.0.1:9"
+"""Nobody listens there: no test asks a hub on the internet. Those that need one start one (tests/support/hub.py)."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -28,6 +32,7 @@ def pytest_configure() -> None:
     """A shell starts what it puts into the background with Ctrl-C ignored, and children would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["HF_ENDPOINT"] = NO_HUB
     asyncio.run(keep_poller())
 
 
