@@ -20,6 +20,7 @@ MeshError
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 ├── NotReadyError         the node is draining or stopping; another peer will do it
+├── NoStoreError          the mesh has no model store
 ├── DeadlineError         a wait ended without an answer
 ├── NoInvitationError     nobody can join with this code: it was used, has expired or was withdrawn
 ├── WrongCodeError        the code of an invitation is wrong
@@ -214,6 +215,12 @@ class NotReadyError(MeshError):
     code = "not_ready"
 
 
+class NoStoreError(MeshError):
+    """The mesh has no model store."""
+
+    code = "no_store"
+
+
 class DeadlineError(MeshError):
     """A wait ended without an answer."""
 
@@ -254,6 +261,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         StageLostError,
         OverloadError,
         NotReadyError,
+        NoStoreError,
         DeadlineError,
         SupersededError,
         CancelledRequestError,

@@ -14,7 +14,9 @@ from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.listed import RouteTable, model_object
 from exo_mesh.api.model_names import may_name_paths
 from exo_mesh.api.schema import decode_body
-from exo_mesh.errors import InputError
+from exo_mesh.domain.download import DownloadState
+from exo_mesh.errors import InputError, NoStoreError
+from exo_mesh.node.service import StoreService
 
 MAX_QUERY_CHARS = 200
 DEFAULT_RESULTS, MAX_RESULTS = 20, 100
@@ -46,9 +48,13 @@ class ModelRoutes:
             ("DELETE", ("/models/custom/{id:.+}",), self.delete_card),
             ("DELETE", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.delete),
             ("GET", ("/store/storage",), self.storage),
-            ("GET", ("/store/health", "/store/registry", "/store/downloads"), self.no_store),
-            ("POST", ("/store/models/{id:.+}/download", "/store/purge-staging"), self.no_store),
-            ("DELETE", ("/store/models/{id:.+}",), self.no_store),
+            ("GET", ("/store/health",), self.store_health),
+            ("GET", ("/store/registry",), self.store_registry),
+            ("GET", ("/store/downloads",), self.store_downloads),
+            ("GET", ("/store/models/{id:.+}/download/status",), self.store_status),
+            ("POST", ("/store/models/{id:.+}/download",), self.store_download),
+            ("POST", ("/store/purge-staging",), self.purge_staging),
+            ("DELETE", ("/store/models/{id:.+}",), self.store_delete),
         ]
 
     async def search(self, request: web.Request) -> web.Response:
@@ -93,10 +99,52 @@ class ModelRoutes:
         hidden = () if may_name_paths(request) else ("path",)
         return json_response({name: value for name, value in storage.items() if name not in hidden})
 
-    async def no_store(self, request: web.Request) -> web.Response:
-        """The routes of a model store, on a node that has none."""
-        message = "no model store is configured: peers copy models from each other, and fetch the rest from the hub"
-        return plain_error("no_store", message)
+    @property
+    def _store(self) -> StoreService:
+        store = self._service.store
+        if store is None:
+            raise NoStoreError(
+                "no model store is configured: peers copy models from each other, and fetch the rest from the hub"
+            )
+        return store
+
+    async def store_health(self, request: web.Request) -> web.Response:
+        """GET /store/health: which peer is the host, and whether it is there."""
+        return json_response(self._store.health())
+
+    async def store_registry(self, request: web.Request) -> web.Response:
+        """GET /store/registry: the models of the store."""
+        return json_response({"object": "list", "data": self._store.registry()})
+
+    async def store_downloads(self, request: web.Request) -> web.Response:
+        """GET /store/downloads: what the host fetches."""
+        return json_response({"object": "list", "data": [one.describe() for one in self._store.downloads()]})
+
+    async def store_status(self, request: web.Request) -> web.Response:
+        """GET /store/models/{id}/download/status: how far the host is with a model."""
+        name = request.match_info["id"]
+        if found := self._store.downloads(name):
+            return json_response(found[0].describe())
+        if any(model["id"] == name and model["whole"] for model in self._store.registry()):
+            return json_response({"model": name, "state": str(DownloadState.COMPLETED)})
+        return plain_error("model_not_found", f"the model store neither has {name} nor fetches it", "id")
+
+    async def store_download(self, request: web.Request) -> web.Response:
+        """POST /store/models/{id}/download: let the host fetch all files of a model."""
+        entries = await self._store.start(request.match_info["id"])
+        return json_response({"object": "list", "data": [one.describe() for one in entries]}, 202)
+
+    async def store_delete(self, request: web.Request) -> web.Response:
+        """DELETE /store/models/{id}: also all copies that were staged from it."""
+        name = request.match_info["id"]
+        if not await self._store.delete(name):
+            return plain_error("model_not_found", f"the model store has no {name}", "id")
+        return json_response({"id": name, "object": "store.model", "deleted": True})
+
+    async def purge_staging(self, request: web.Request) -> web.Response:
+        """POST /store/purge-staging[?peers=A,B]: delete the staged copies that nothing uses."""
+        peers = peer_names(request.query.get("peers", "").split(",") if "peers" in request.query else ())
+        return json_response({"object": "list", "peers": await self._store.purge(peers)})
 
 
 def peer_names(names: Any) -> tuple[str, ...]:

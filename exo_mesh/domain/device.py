@@ -91,7 +91,7 @@ class PeerInfo:
     disk. partial_models: of those of which it has config, tokenizer and headers, but not all weights. model_engines:
     for each model of both, the engines here that run its architecture, the one it would use first; a peer of an older
     version does not say. fetches: from where it gets files of models, see FETCHES. files_port: where other peers read
-    its files, 0 if they cannot.
+    its files, 0 if they cannot. has_store: it is the host of the model store.
     """
 
     id: str
@@ -110,6 +110,7 @@ class PeerInfo:
     fetches: str = ""
     files_port: int = 0
     partial_models: tuple[str, ...] = ()
+    has_store: bool = False
 
     def knows(self, model: str) -> bool:
         """Has it at least config, tokenizer and headers of a model?"""

@@ -110,8 +110,9 @@ class PeerClient(ControlPort, Protocol):
     async def release(self, request: pb.ReleaseRequest) -> None:
         """End a stage and free its reservation."""
 
-    async def introduce(self, model: str, digest: str) -> None:
-        """Let the peer get config, tokenizer and headers of a model from its peers, if it does not have them."""
+    async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
+        """Let the peer get config, tokenizer and headers of a model from its peers, if it does not have them; with
+        `repo`, from that repository of the hub."""
 
     async def describe_files(self, model: str) -> pb.DescribeFilesReply:
         """Which bytes of a model the peer has."""
@@ -119,8 +120,9 @@ class PeerClient(ControlPort, Protocol):
     async def pull(self, request: pb.PullRequest) -> None:
         """Let the peer start to fetch files of a model."""
 
-    async def drop_model(self, model: str, *, files: bool) -> bool:
-        """Let the peer end the fetching of a model, and delete what was fetched if `files`. False if there is none."""
+    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> bool:
+        """Let the peer end the fetching of a model, and delete what was fetched if `files`; with `staged`, delete the
+        staged copies of all models that nothing uses. False if there is none."""
 
     async def delete_card(self, model: str) -> bool:
         """Delete the custom model card that the peer has of a model. False if it has none."""

@@ -16,6 +16,8 @@ from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState,
 from exo_mesh.domain.fetch_plan import HUB, PlannedShare, fetch_plan
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.spans import Pieces, Spans, merged, minus
+from exo_mesh.domain.staging import StagedCopy, surplus
 from exo_mesh.errors import FetchError, InputError, MeshError, ModelError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel, Share, Source
 from exo_mesh.machine.disk import Disk
@@ -26,6 +28,7 @@ from exo_mesh.models.download_records import DownloadRecords
 from exo_mesh.models.fetching import OnBytes
 from exo_mesh.models.file_codec import holding_from_proto, holding_to_proto
 from exo_mesh.models.local_files import FetchedModel, Holding, Layers, LocalFiles, Wants, size_of_pieces
+from exo_mesh.models.mesh_store import MeshStore, StoreRules
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import ChangeSignal, TaskOwner
 from exo_mesh.weights.fetched import MANIFEST_FILE
@@ -80,6 +83,7 @@ class FetchRules:
     max_bytes: int | None = None
     evict_pinned: bool = False
     scheme: str = "http"
+    store: StoreRules = field(default_factory=StoreRules)
 
 
 @dataclass(eq=False)
@@ -131,6 +135,8 @@ class Downloads:
         self._evictable_bytes = 0
         self._tasks = TaskOwner()
         self._records = DownloadRecords(membership, self._tasks)
+        self.store = MeshStore(membership, rules.store)
+        self._swept: object = None
 
     async def close(self) -> None:
         """End all fetches, keeping what came."""
@@ -156,13 +162,14 @@ class Downloads:
         return free + self._evictable_bytes
 
     async def refresh(self) -> None:
-        """Look at the disk: note which models are in use, and how much could be deleted."""
+        """Look at the disk: note which models are in use, drop staged copies, and note how much could be deleted."""
+        await self.sweep()
         models = await asyncio.to_thread(self._files.fetched)
         used = self._used()
         for one in models:
             if one.name in used and time.time() - one.used_at > TOUCH_EVERY_S:
                 await asyncio.to_thread(self._files.touch, one.name)
-        evictable = sum(one.num_bytes for one in models if self._may_evict(one, used))
+        evictable = sum(one.num_bytes for one in models if self._may_evict(one))
         cap = self.rules.max_bytes
         if cap is not None:  # room_bytes must not exceed what the cap leaves
             free = max(0, self._disk.free_bytes - self._disk.floor_bytes)
@@ -187,6 +194,7 @@ class Downloads:
                     "bytes": one.num_bytes,
                     "whole": one.is_whole,
                     "pinned": one.is_pinned,
+                    "staged": bool(one.store),
                     "used_at": one.used_at,
                     "in_use": one.name in used,
                 }
@@ -217,6 +225,7 @@ class Downloads:
         Raises FetchError, and ModelError if this node has another model of that name.
         """
         if await self._is_here(name, digest):
+            await asyncio.to_thread(self._files.touch, name)
             return
         self._refuse_fetching(from_hub=False)
         found = [(peer, holding) for peer, holding in await self._holdings(name) if holding.digest == digest]
@@ -248,7 +257,7 @@ class Downloads:
                 await self._fetcher.resolve(
                     name, target, repo=repo, revision=revision, sources=sources, trust_remote_code=allows_code
                 )
-                await asyncio.to_thread(self._files.touch, name)
+                await asyncio.to_thread(self._files.touch, name, store=self.store.staged_from(name))
                 await self._on_change()
 
     def _refuse_fetching(self, *, from_hub: bool) -> None:
@@ -325,11 +334,9 @@ class Downloads:
         if model in self._used():
             raise InputError(f"{model} is in use; delete its instances first", param="model")
         await self.cancel(model)
-        async with self._turn(model):
-            gone = await asyncio.to_thread(self._files.delete, model)
+        gone = await self._drop(model)
         if gone:
             _log.info("deleted what was fetched of %s", model)
-            await self._on_change()
         return gone
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
@@ -400,14 +407,17 @@ class Downloads:
         others = [(peer, one) for peer, one in await self._holdings(job.model) if one.digest == own.digest]
         own_id = self._membership.own.id
         present = {own_id: own.present, **{peer.id: own.same_files(one) for peer, one in others}}
+        wanted = dict(job.wants)
+        if own.repo and any(minus(spans, _held(present, file)) for file, spans in missing.items()):
+            wanted |= await self._through_store(job.model, own.digest)
         wants = {
             peer_id: await asyncio.to_thread(self._files.pieces, job.model, layers)
-            for peer_id, layers in job.wants.items()
+            for peer_id, layers in wanted.items()
         }
         wants[own_id] = missing
-        ways = {peer.id: peer for peer in sorted(self._membership.peers, key=_way_rank) if peer.info.files_port}
+        ways = {peer.id: peer for peer in self._ways() if peer.info.files_port}
         planned = fetch_plan(own_id, wants, present, list(ways), self._hub_users(own) if own.repo else ())
-        _refuse_sourceless(job.model, planned, self.rules.fetches)
+        _refuse_sourceless(job.model, planned, self.rules)
         return [
             Share(
                 {file: tuple(spans) for file, spans in share.pieces.items()},
@@ -419,10 +429,33 @@ class Downloads:
             for share in planned
         ]
 
+    async def _through_store(self, model: str, digest: str) -> Wants:
+        """Let the store's host fetch all of a model from the hub, if there is one and it may, so that other peers copy
+        the bytes as they arrive there. Answers what the host wants then. Raises FetchError."""
+        host = self.store.remote
+        if host is None or host.info.fetches != "hub" or not self.rules.store.may_ask_hub:
+            return {}
+        wants = pb.PeerLayers(peer=host.id, whole=True)
+        try:
+            await host.client.pull(pb.PullRequest(model=model, model_digest=digest, wants=[wants]))
+        except MeshError as exc:
+            raise FetchError(f"the store at {host.info.name} cannot fetch {model}: {exc}") from exc
+        await asyncio.to_thread(self._files.touch, model, store=host.id)
+        return {host.id: None}
+
+    def _ways(self) -> list[Peer]:
+        """The other peers: the store's host first, then by the best measured way."""
+        host = self.store.remote
+        return sorted(self._membership.peers, key=lambda peer: (peer is not host, *_way_rank(peer)))
+
     def _hub_users(self, own: Holding) -> list[str]:
-        own_id = self._membership.own.id
+        """The peers that may ask the hub for a model: with a model store its host only, unless that is away."""
+        own_id, store = self._membership.own.id, self.store
         users = [peer.id for peer in self._membership.peers if peer.info.fetches == "hub"]
-        return [*users, own_id] if self.rules.fetches == "hub" else users
+        users += [own_id] if self.rules.fetches == "hub" else []
+        if not store.may_ask_hub:
+            return []
+        return [one for one in users if store.host is None or one == store.host.id]
 
     def _source(self, peer: Peer, *, is_arriving: bool = False) -> Source:
         urls = tuple(f"{self.rules.scheme}://{host}:{peer.info.files_port}" for host in peer.hosts)
@@ -430,8 +463,7 @@ class Downloads:
 
     async def _holdings(self, model: str) -> list[tuple[Peer, Holding]]:
         """What other peers have of a model, by the best way first; those that do not answer are left out."""
-        asked = [peer for peer in self._membership.peers if peer.info.files_port and peer.info.knows(model)]
-        asked.sort(key=_way_rank)
+        asked = [peer for peer in self._ways() if peer.info.files_port and peer.info.knows(model)]
         replies = await asyncio.gather(*(peer.client.describe_files(model) for peer in asked), return_exceptions=True)
         found = []
         for peer, reply in zip(asked, replies, strict=True):
@@ -449,23 +481,59 @@ class Downloads:
         """Models that an instance of the mesh uses."""
         return {instance.plan.model for _, instance in self._membership.view.records_of_instances()}
 
-    def _may_evict(self, model: FetchedModel, used: set[str]) -> bool:
-        is_fetching = any(job.model == model.name for job in self._jobs.values())
-        return model.name not in used and not is_fetching and (self.rules.evict_pinned or not model.is_pinned)
+    def _is_idle(self, model: str) -> bool:
+        """Whether no instance uses the model and nothing fetches it."""
+        return model not in self._used() and not any(job.model == model for job in self._jobs.values())
+
+    def _may_evict(self, model: FetchedModel) -> bool:
+        may_go = (self.rules.evict_pinned or not model.is_pinned) and not self.rules.store.is_here
+        return may_go and self._is_idle(model.name)
+
+    async def sweep_if_changed(self) -> None:
+        """Sweep at the first call, and when instances, or the models of the store, are others than at the last."""
+        host = self.store.remote
+        state = self._used(), None if host is None else (host.id, host.info.models, host.info.partial_models)
+        if state != self._swept:
+            self._swept = state
+            await self.sweep()
+
+    async def sweep(self, *, keeps_recent: bool = True) -> bool:
+        """Delete staged copies that nothing uses: of models that the store has deleted, and what is over the room for
+        recent ones. keeps_recent: False deletes them all. Says whether any was deleted."""
+        staged = [one for one in await asyncio.to_thread(self._files.fetched) if one.store]
+        lost = {one.name for one in staged if not keeps_recent or await self.store.has_lost(one.store, one.name)}
+        copies = [
+            StagedCopy(one.name, one.num_bytes, one.used_at, not self._is_idle(one.name), one.name in lost)
+            for one in staged
+        ]
+        gone = surplus(copies, self.rules.store.keep_bytes, time.time())
+        for model in gone:
+            if self._is_idle(model):  # still, after the ones before it were deleted
+                _log.info("deleting the staged copy of %s, which nothing uses", model)
+                try:
+                    await self._drop(model)
+                except OSError as exc:
+                    _log.warning("the staged copy of %s cannot be deleted: %s", model, exc)
+        return bool(gone)
+
+    async def _drop(self, model: str) -> bool:
+        self._records.forget(model)
+        async with self._turn(model):
+            gone = await asyncio.to_thread(self._files.delete, model)
+        if gone:
+            await self._on_change()
+        return gone
 
     async def _make_room(self, model: str, num_bytes: int) -> None:
         """Delete what was not used for longest until there is room. Raises FetchError if there cannot be."""
         models = await asyncio.to_thread(self._files.fetched)
-        used = self._used()
         while self._files.room(self.rules.max_bytes, models) < num_bytes:
-            stale = next((one for one in models if one.name != model and self._may_evict(one, used)), None)
+            stale = next((one for one in models if one.name != model and self._may_evict(one)), None)
             if stale is None:
                 raise self._no_room(model, num_bytes, models)
             _log.warning("deleting %s, which nothing uses, to make room for %s", stale.name, model)
-            async with self._turn(stale.name):
-                await asyncio.to_thread(self._files.delete, stale.name)
+            await self._drop(stale.name)
             models = [one for one in models if one is not stale]
-            await self._on_change()
 
     def _no_room(self, model: str, num_bytes: int, models: Sequence[FetchedModel]) -> FetchError:
         room, cap = self._files.room(self.rules.max_bytes, models), self.rules.max_bytes
@@ -527,11 +595,20 @@ def _way_rank(peer: Peer) -> tuple[float, float, str]:
     return -speed, peer.rtt_ms if peer.rtt_ms is not None else float("inf"), peer.id
 
 
-def _refuse_sourceless(model: str, planned: Sequence[PlannedShare], fetches: str) -> None:
+def _held(present: Mapping[str, Pieces], file: str) -> Spans:
+    """The bytes of a file that any peer has."""
+    return merged([span for pieces in present.values() for span in pieces.get(file, ())])
+
+
+def _refuse_sourceless(model: str, planned: Sequence[PlannedShare], rules: FetchRules) -> None:
     lost_bytes = sum(size_of_pieces(share.pieces) for share in planned if not share.sources)
     if lost_bytes:
-        why = "and this node asks no hub (--offline)" if fetches == "peers" else "and it is from no hub"
-        remedy = "start a peer that has them" + (", or this node without --offline" if fetches == "peers" else "")
+        why, remedy = "and it is from no hub", "start a peer that has them"
+        if rules.fetches == "peers":
+            why, remedy = "and this node asks no hub (--offline)", f"{remedy}, or this node without --offline"
+        elif not rules.store.may_ask_hub:
+            why = "and what the model store does not have is not fetched (--no-store-fallback)"
+            remedy = f"{remedy}, or fetch the model into the store: POST /store/models/{model}/download"
         raise FetchError(f"{gigabytes(lost_bytes)} of {model} are on no live peer, {why}", remedy=remedy)
 
 

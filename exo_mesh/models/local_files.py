@@ -35,9 +35,10 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\
 
 
 class _Use(msgspec.Struct):
-    """is_pinned: somebody has pulled the model by its name."""
+    """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged."""
 
     is_pinned: bool = False
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class FetchedModel:
-    """A model that was fetched. num_bytes: that it takes on disk. used_at: Unix seconds."""
+    """A model that was fetched. num_bytes: that it takes on disk. used_at: Unix seconds. store: id of the peer from
+    whose model store it is staged; "" if it is no staged copy."""
 
     name: str
     model_dir: Path
@@ -83,13 +85,24 @@ class FetchedModel:
     is_whole: bool
     is_pinned: bool
     used_at: float
+    store: str = ""
 
 
 class LocalFiles:
-    """root: below it are the models that were fetched. card, find: of any model on this machine, see Catalogue."""
+    """root: below it are the models that were fetched; is_store: and others of the model store, which may be deleted as
+    well. card, find: of any model on this machine, see Catalogue."""
 
-    def __init__(self, root: Path, card: Callable[[str], ModelCard], find: Callable[[str], Path], disk: Disk) -> None:
+    def __init__(
+        self,
+        root: Path,
+        card: Callable[[str], ModelCard],
+        find: Callable[[str], Path],
+        disk: Disk,
+        *,
+        is_store: bool = False,
+    ) -> None:
         self.root = root
+        self._is_store = is_store
         self._card = card
         self._find = find
         self._disk = disk
@@ -157,13 +170,14 @@ class LocalFiles:
 
     # use, and what may go
 
-    def touch(self, name: str, *, is_pinned: bool = False) -> None:
-        """A model was used just now, or pulled by its name. One that nobody fetched is left alone."""
+    def touch(self, name: str, *, is_pinned: bool = False, store: str = "") -> None:
+        """A model was used just now, or pulled by its name, or staged. One that nobody fetched is left alone."""
         with contextlib.suppress(UnknownModelError, ModelError):
             model_dir = self.model_dir(name)
             if not model_dir.is_relative_to(self.root) or read_manifest(model_dir) is None:
                 return
-            use = _Use(is_pinned or _read_use(model_dir).is_pinned)
+            before = _read_use(model_dir)
+            use = _Use(is_pinned or before.is_pinned, store or before.store)
             self._disk.write(model_dir / USE_FILE, msgspec.json.encode(use).decode(), "when models were used")
 
     def fetched(self) -> list[FetchedModel]:
@@ -177,19 +191,21 @@ class LocalFiles:
                 if manifest is not None:
                     used = model_dir / USE_FILE
                     used_at = (used if used.exists() else model_dir).stat().st_mtime
+                    use = _read_use(model_dir)
                     yield FetchedModel(
                         model_dir.relative_to(self.root).as_posix(),
                         model_dir,
                         _disk_bytes(model_dir),
                         manifest.is_whole,
-                        _read_use(model_dir).is_pinned,
+                        use.is_pinned,
                         used_at,
+                        "" if use.is_pinned else use.store,
                     )
 
     def delete(self, name: str) -> bool:
         """Delete what was fetched of a model; False if nothing was."""
         model_dir = self.target(name)
-        if read_manifest(model_dir) is None:
+        if read_manifest(model_dir) is None and not (self._is_store and (model_dir / "config.json").is_file()):
             return False
         scratch = self.root / f"{SCRATCH_PREFIX}gone-{os.getpid()}-{time.monotonic_ns()}"
         model_dir.rename(scratch)  # so that nobody finds half a model

@@ -15,6 +15,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads import Downloads, FetchRules
 from exo_mesh.models.file_exchange import FileExchange
 from exo_mesh.models.local_files import LocalFiles
+from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.models.mixing import Mixing
 from exo_mesh.models.profiles import Profiles
 from exo_mesh.models.selftests import SelfTests
@@ -67,15 +68,18 @@ class ModelParts:
         home, options = settings.home, settings.engine_options
         directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
         shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)
-        root = home / "models"
-        catalogue = Catalogue(ModelStore(tuple(dict.fromkeys((*settings.models_dirs, root)))), membership, shelf)
+        store = StoreRules.of(settings, membership.own.id)
+        root = settings.store if store.is_here and settings.store is not None else home / "models"
+        places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
+        catalogue = Catalogue(ModelStore(tuple(places)), membership, shelf)
         exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes)
-        files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk)
+        files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk, is_store=store.is_here)
         rules = FetchRules(
             ("peers" if settings.offline else "hub") if settings.fetch else "",
             settings.models_max_bytes,
             settings.evict_pinned,
             "http" if credentials is None else "https",
+            store,
         )
         downloads = Downloads(membership, catalogue, files, exchange.fetcher, disk, rules, on_change)
         surveys = Surveys(registry, catalogue, membership, home / "surveys", disk=disk, options=options)

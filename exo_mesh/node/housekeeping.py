@@ -53,6 +53,7 @@ async def keep_house(
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
         await catalogue.learn()
+        await downloads.sweep_if_changed()
         if disk.is_failing:
             await asyncio.to_thread(disk.check)
         if clock() >= rescan_at or catalogue.is_due:

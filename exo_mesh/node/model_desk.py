@@ -36,6 +36,9 @@ from exo_mesh.weights.card import read_json
 
 MAIN = "main"
 
+TOLD_S = 10.0
+"""How long news of a model that a peer got takes to come here, at most."""
+
 
 class ModelDesk:
     """Answers the model calls of MeshService, and those of peers."""
@@ -56,25 +59,43 @@ class ModelDesk:
 
     # for users
 
-    async def find(self, name: str, *, may_download: bool) -> ModelCard:
+    async def find(self, name: str, *, may_download: bool, is_asked_for: bool = False) -> ModelCard:
         """The card of a model of the mesh; of one that nobody has, from its headers at the hub.
 
         Raises UnknownModelError, and FetchError. may_download: else the hub is not asked, and the error is
-        NotFetchedError for a model that could be there.
+        NotFetchedError for a model that could be there. is_asked_for: somebody has asked for it to be fetched into the
+        model store, so that --no-store-fallback does not matter.
         """
         try:
             return await self._catalogue.card(name)
         except UnknownModelError as exc:
             meant = await self._catalogue.reference(name)
-            if not meant.repo or not self._downloads.rules.fetches:
+            if not meant.repo or not self._may_resolve(is_asked_for):
                 raise
             if not may_download:
                 raise NotFetchedError(str(exc), param="model") from exc
         if meant.quant:
             raise ModelError(f"{name} is GGUF, which no engine reads yet; `exo-mesh pull {name}` fetches it")
-        allows_code = self._shelf.allows_code(meant.name)
-        await self._downloads.resolve(meant.name, meant.repo, meant.revision or MAIN, allows_code=allows_code)
+        await self._resolve(meant.name, meant.repo, meant.revision or MAIN)
         return await self._catalogue.card(meant.name)
+
+    def _may_resolve(self, is_asked_for: bool) -> bool:
+        may_ask = is_asked_for or self._downloads.store.may_ask_hub
+        return may_ask and bool(self._downloads.rules.fetches)
+
+    async def _resolve(self, name: str, repo: str, revision: str) -> None:
+        """Get the headers of a model from the hub: to the store's host if there is one, and to this node else."""
+        host = self._downloads.store.remote
+        if host is None:
+            allows_code = self._shelf.allows_code(name)
+            await self._downloads.resolve(name, repo, revision, allows_code=allows_code)
+            return
+        await host.client.introduce(name, "", repo=repo, revision=revision)
+        deadline = asyncio.get_running_loop().time() + TOLD_S
+        while not self._catalogue.holders(name):
+            if asyncio.get_running_loop().time() > deadline:
+                raise FetchError(f"the store at {host.info.name} has {name} but does not say so", remedy="try again")
+            await self._membership.changed.wait(1.0)
 
     async def add_card(self, repo: str) -> ModelCard:
         """Make a custom card of a model, from its config and headers; answers what those say. Raises as `find`."""
@@ -91,12 +112,14 @@ class ModelDesk:
     def entries(self) -> list[DownloadEntry]:
         return self._downloads.entries()
 
-    async def start(self, model: str, *, peers: Sequence[str] = (), whole: bool = False) -> list[DownloadEntry]:
-        """See MeshService.start_download."""
+    async def start(
+        self, model: str, *, peers: Sequence[str] = (), whole: bool = False, is_asked_for: bool = False
+    ) -> list[DownloadEntry]:
+        """See MeshService.start_download; is_asked_for: see `find`."""
         meant = await self._catalogue.reference(model)
         if meant.quant:
             return await self._start_gguf(meant, peers)
-        card = await self.find(model, may_download=True)
+        card = await self.find(model, may_download=True, is_asked_for=is_asked_for)
         wants = await self._wants(card, peers, whole=whole)
         messages = wants_to_proto(wants)
         # all must have the headers before one waits for bytes that arrive at another
@@ -119,14 +142,34 @@ class ModelDesk:
         return await self._at(peer_id, lambda: self._downloads.cancel(name), name, files=False)
 
     async def delete(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
-        """Delete what was fetched of a model; answers the peers that did. Raises InputError if an instance uses it."""
+        """Delete what was fetched of a model; answers the peers that did. What is in the model store is deleted only if
+        its host is among `peers`. Raises InputError if an instance uses it."""
         name = await self._first_name(name)
-        known = self._membership.view.peers()
-        asked = [_peer_named(one, known) for one in peers] if peers else [peer.id for peer in known]
-        answers = await asyncio.gather(
-            *(self._at(peer_id, lambda: self._downloads.delete(name), name, files=True) for peer_id in asked),
-            return_exceptions=True,
+        host = self._downloads.store.host
+        asked = self._peers_named(peers) if peers else self._peers_named((), but=None if host is None else host.id)
+        return await self._all(
+            asked, lambda peer_id: self._at(peer_id, lambda: self._downloads.delete(name), name, files=True)
         )
+
+    async def purge_staged(self, peers: Sequence[str] = ()) -> list[str]:
+        """Delete the staged copies that nothing uses; answers the peers that had any."""
+
+        async def purge_at(peer_id: str) -> bool:
+            if peer_id == self._membership.own.id:
+                return await self._downloads.sweep(keeps_recent=False)
+            peer = self._membership.peer(peer_id)
+            return peer is not None and await peer.client.drop_model("", files=True, staged=True)
+
+        return await self._all(self._peers_named(peers), purge_at)
+
+    def _peers_named(self, names: Sequence[str], *, but: str | None = None) -> list[str]:
+        """The ids of these peers, or of all if none is named, without `but`. Raises InputError."""
+        known = self._membership.view.peers()
+        return [_peer_named(one, known) for one in names] or [peer.id for peer in known if peer.id != but]
+
+    async def _all(self, asked: Sequence[str], work: Callable[[str], Awaitable[bool]]) -> list[str]:
+        """Do it at all of these peers; answers those where it did something. Raises the first failure if none did."""
+        answers = await asyncio.gather(*map(work, asked), return_exceptions=True)
         deleted = [peer_id for peer_id, answer in zip(asked, answers, strict=True) if answer is True]
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
         if failures and not deleted:
@@ -185,7 +228,12 @@ class ModelDesk:
     # for peers
 
     async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
-        await _with_remedy(self._downloads.introduce(request.model, request.model_digest))
+        if request.repo:
+            allows_code = self._shelf.allows_code(request.model)
+            work = self._downloads.resolve(request.model, request.repo, request.revision, allows_code=allows_code)
+        else:
+            work = self._downloads.introduce(request.model, request.model_digest)
+        await _with_remedy(work)
         return pb.IntroduceReply()
 
     async def answer_describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
@@ -197,6 +245,8 @@ class ModelDesk:
         return pb.PullReply()
 
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
+        if request.staged:
+            return pb.DropModelReply(found=await self._downloads.sweep(keeps_recent=False))
         drop = self._downloads.delete if request.files else self._downloads.cancel
         return pb.DropModelReply(found=await drop(request.model))
 

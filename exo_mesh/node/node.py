@@ -51,6 +51,7 @@ from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
+from exo_mesh.node.store_desk import StoreDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
@@ -256,6 +257,7 @@ class Node:
                 model_engines=model_engines,
                 fetches=self._models.downloads.rules.fetches,
                 files_port=self._models.exchange.port,
+                has_store=self._models.downloads.rules.store.is_here,
                 static_rank=self._static_rank,
             )
         )
@@ -375,6 +377,11 @@ class Node:
 
     async def delete_card(self, name: str) -> bool:
         return await self._desk.delete_card(name)
+
+    @property
+    def store(self) -> StoreDesk | None:
+        store = self._models.downloads.store
+        return StoreDesk(self.membership, self._models.catalogue, store, self._desk) if store.is_configured else None
 
     async def storage(self) -> dict[str, Any]:
         return await self._desk.storage()

@@ -87,6 +87,30 @@ class MeshObservation(Protocol):
         """{"entries": [phases of all runners of the mesh by time], "left_out", "unreachable"}"""
 
 
+class StoreService(Protocol):
+    """The model store of the mesh. All raise NotReadyError, but for `health`, while its host is away."""
+
+    def health(self) -> dict[str, Any]:
+        """{"status": "ok" | "unreachable", "host": {"id", "name"}, "is_here", "models", "room_bytes", "hub_fallback",
+        "keep_recent_bytes"}; keep_recent_bytes: None if idle staged copies are not deleted here."""
+
+    def registry(self) -> list[dict[str, Any]]:
+        """[{"id", "object", "whole", "bytes", "staged_at": ids of peers}]: the models of the host."""
+
+    def downloads(self, model: str = "") -> list[DownloadEntry]:
+        """What the host fetches, or has fetched or failed to fetch of late; of one model, if it is named."""
+
+    async def start(self, model: str) -> list[DownloadEntry]:
+        """Let the host fetch all files of a model. Raises as MeshService.start_download."""
+
+    async def delete(self, model: str) -> bool:
+        """Delete a model of the store; peers delete their staged copies when they hear of it. False if the store does
+        not have the model. Raises InputError if an instance uses it."""
+
+    async def purge(self, peers: Sequence[str]) -> list[str]:
+        """Delete all staged copies that nothing uses, everywhere or on these peers; answers the peers that had any."""
+
+
 class MeshService(Protocol):
     """All failures are MeshErrors; every await has a deadline inside."""
 
@@ -134,9 +158,13 @@ class MeshService(Protocol):
     async def delete_card(self, name: str) -> bool:
         """Delete a card that add_card has made, at all peers; False if there is none."""
 
+    @property
+    def store(self) -> StoreService | None:
+        """The model store; None while there is none."""
+
     async def storage(self) -> dict[str, Any]:
         """{"path", "total_bytes", "free_bytes", "floor_bytes", "max_bytes", "used_bytes", "models": [{"name", "bytes",
-        "whole", "pinned", "used_at", "in_use"}]} of the models that this node has fetched."""
+        "whole", "pinned", "staged", "used_at", "in_use"}]} of the models that this node has fetched."""
 
     async def model_at(self, path: Path) -> str:
         """The name of the model in a directory of this machine, which must be one that the node lists. Raises

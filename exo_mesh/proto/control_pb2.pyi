@@ -87,7 +87,7 @@ class ModelEngines(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class PeerInfo(_message.Message):
     FETCHES_FIELD_NUMBER: _ClassVar[int]
     FILES_PORT_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_MODELS_FIELD_NUMBER: _ClassVar[int]
+    HAS_STORE_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
     name: str
@@ -120,7 +121,8 @@ class PeerInfo(_message.Message):
     fetches: str
     files_port: int
     partial_models: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ...) -> None: ...
+    has_store: bool
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ...) -> None: ...
 
 class RdmaPort(_message.Message):
     __slots__ = ("device", "active", "uuid", "other_uuid", "speed")
@@ -780,12 +782,16 @@ class ShareKeysReply(_message.Message):
     def __init__(self, digest: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[SharedKey, _Mapping]]] = ...) -> None: ...
 
 class IntroduceRequest(_message.Message):
-    __slots__ = ("model", "model_digest")
+    __slots__ = ("model", "model_digest", "repo", "revision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REPO_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_digest: str
-    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ...) -> None: ...
+    repo: str
+    revision: str
+    def __init__(self, model: _Optional[str] = ..., model_digest: _Optional[str] = ..., repo: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
 
 class IntroduceReply(_message.Message):
     __slots__ = ()
@@ -850,12 +856,14 @@ class PullReply(_message.Message):
     def __init__(self) -> None: ...
 
 class DropModelRequest(_message.Message):
-    __slots__ = ("model", "files")
+    __slots__ = ("model", "files", "staged")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    STAGED_FIELD_NUMBER: _ClassVar[int]
     model: str
     files: bool
-    def __init__(self, model: _Optional[str] = ..., files: bool = ...) -> None: ...
+    staged: bool
+    def __init__(self, model: _Optional[str] = ..., files: bool = ..., staged: bool = ...) -> None: ...
 
 class DropModelReply(_message.Message):
     __slots__ = ("found",)

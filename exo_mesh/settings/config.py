@@ -21,6 +21,7 @@ from exo_mesh.errors import InputError
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings import values as values
 from exo_mesh.settings.aliases import alias_texts
+from exo_mesh.settings.store_table import store_keys
 
 PREFIX = "EXO_MESH_"
 SECRET_FILE_NAME = "mesh.secret"
@@ -91,6 +92,12 @@ class Settings:
     fetch: bool = True
     models_max_bytes: int | None = None
     evict_pinned: bool = False
+    store: Path | None = None
+    store_host: str = ""
+    store_enabled: bool = True
+    store_fallback: bool = True
+    store_cleanup: bool = True
+    store_keep_gb: int = 40
 
     default_model: str = ""
     custom_model_cards_dir: Path | None = None
@@ -281,6 +288,16 @@ SETTINGS: Mapping[str, Setting] = {
                 values.size, "models_max_bytes", (str, int)),
         Setting("evict_pinned", "", "to make room, also delete models that were pulled by name", values.switched_on,
                 toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("store", "DIR", "be the host of the mesh's model store, which is in this directory", values.path),
+        Setting("store_host", "PEER", "name or id of the peer that has the store; by default whoever says so", _NAME),
+        Setting("no_store", "", "use no model store, and be none", values.switched_off, "store_enabled", (bool,),
+                show=lambda on: str(not on).lower()),
+        Setting("no_store_fallback", "", "fetch from the hub nothing that the store does not have",
+                values.switched_off, "store_fallback", (bool,), show=lambda on: str(not on).lower()),
+        Setting("no_store_cleanup", "", "keep copies of the store's models that nothing uses", values.switched_off,
+                "store_cleanup", (bool,), show=lambda on: str(not on).lower()),
+        Setting("store_keep_gb", "N", "GiB of those copies that are kept, the newest first; 0 = none",
+                values.whole(0, 1_000_000), toml=(int,)),
         Setting("default_model", "NAME", "the model of requests that name none; by default the only one there is",
                 values.matching(r"\S.{0,4095}", "the name of a model")),
         Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
@@ -426,6 +443,14 @@ def _file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not valid TOML: {exc}") from exc
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}") from exc
+    table = keys.pop("model_store", {})
+    try:
+        stored = store_keys(table)
+    except ValueError as exc:
+        raise ConfigError(f"{path}: {exc}") from exc
+    if twice := sorted(keys.keys() & stored.keys()):
+        raise ConfigError(f"{path}: {', '.join(twice)} and the table [model_store] say the same: leave one out")
+    keys |= stored
     for key in keys:
         if key == "home":
             raise ConfigError(f"{path}: home cannot be set in here; use --home or {PREFIX}HOME")

@@ -206,8 +206,8 @@ class ControlClient:
         reply: pb.ShareKeysReply = await self._call(self._stub.ShareKeys, request, timeout_s)
         return reply
 
-    async def introduce(self, model: str, digest: str) -> None:
-        request = pb.IntroduceRequest(model=model, model_digest=digest)
+    async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
+        request = pb.IntroduceRequest(model=model, model_digest=digest, repo=repo, revision=revision)
         await self._call(self._stub.Introduce, request, INTRODUCE_S)
 
     async def describe_files(self, model: str) -> pb.DescribeFilesReply:
@@ -218,8 +218,8 @@ class ControlClient:
     async def pull(self, request: pb.PullRequest) -> None:
         await self._call(self._stub.Pull, request, INTRODUCE_S)
 
-    async def drop_model(self, model: str, *, files: bool) -> bool:
-        request = pb.DropModelRequest(model=model, files=files)
+    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> bool:
+        request = pb.DropModelRequest(model=model, files=files, staged=staged)
         reply: pb.DropModelReply = await self._call(self._stub.DropModel, request, 2 * CALL_S)
         return reply.found
 

@@ -66,6 +66,7 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         fetches=peer.fetches,
         files_port=peer.files_port,
         partial_models=peer.partial_models[: _num_within(peer.partial_models)],
+        has_store=peer.has_store,
     )
 
 
@@ -95,6 +96,7 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         fetches=message.fetches if message.fetches in FETCHES else "",
         files_port=message.files_port if message.files_port < 65_536 else 0,
         partial_models=tuple(message.partial_models[:MAX_ITEMS]),
+        has_store=message.has_store,
     )
 
 

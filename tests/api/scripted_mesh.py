@@ -25,7 +25,7 @@ from exo_mesh.errors import CancelledRequestError, FetchError, NotFetchedError, 
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.toml_card import TomlCard
-from exo_mesh.node.service import ModelEntry
+from exo_mesh.node.service import ModelEntry, StoreService
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
@@ -55,6 +55,7 @@ class ScriptedMesh:
     progress: list[DownloadEntry] = field(default_factory=list)
     cards: list[str] = field(default_factory=list)
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    store: StoreService | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
 

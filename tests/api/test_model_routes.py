@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from aiohttp import ClientResponse
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.domain.download import DownloadInfo, DownloadState, entry_of
+from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.errors import FetchError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
@@ -98,10 +98,58 @@ async def test_storage_is_shown_and_a_store_that_is_not_there_is_named(api: Serv
         ("POST", "/store/models/org/name/download"),
         ("DELETE", "/store/models/org/name"),
         ("POST", "/store/purge-staging"),
+        ("GET", "/store/models/org/name/download/status"),
     ):
         status, answer = await call(api, method, path)
         assert (status, answer["error"]["code"]) == (503, "no_store")
         assert "no model store is configured" in answer["error"]["message"]
+
+
+class ScriptedStore:
+    """A store with the models `names`, which fetches whatever it is asked for, and never comes to an end."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.fetching: list[str] = []
+        self.purged: list[tuple[str, ...]] = []
+
+    def health(self) -> dict[str, Any]:
+        return {"status": "ok", "host": {"id": "peer1", "name": "alpha"}}
+
+    def registry(self) -> list[dict[str, Any]]:
+        return [{"id": name, "whole": True} for name in self.names]
+
+    def downloads(self, model: str = "") -> list[DownloadEntry]:
+        entries = [entry_of("peer1", "alpha", DownloadInfo(name, DownloadState.PENDING)) for name in self.fetching]
+        return [one for one in entries if model in ("", one.model)]
+
+    async def start(self, model: str) -> list[DownloadEntry]:
+        self.fetching.append(model)
+        return self.downloads(model)
+
+    async def delete(self, model: str) -> bool:
+        return model in self.names
+
+    async def purge(self, peers: Sequence[str]) -> list[str]:
+        self.purged.append(tuple(peers))
+        return list(peers)
+
+
+async def test_the_model_store_is_shown_filled_and_emptied(api: Served) -> None:
+    api.mesh.store = store = ScriptedStore("org/here")
+    assert (await call(api, "GET", "/store/health"))[1]["host"]["name"] == "alpha"
+    assert [one["id"] for one in (await call(api, "GET", "/store/registry"))[1]["data"]] == ["org/here"]
+    status, answer = await call(api, "POST", "/store/models/org/new/download")
+    assert (status, answer["data"][0]["model"]) == (202, "org/new")
+    assert (await call(api, "GET", "/store/downloads"))[1] == answer
+    for name, state in (("org/new", "pending"), ("org/here", "completed")):
+        assert (await call(api, "GET", f"/store/models/{name}/download/status"))[1]["state"] == state
+    assert (await call(api, "GET", "/store/models/org/other/download/status"))[0] == 404
+    assert (await call(api, "DELETE", "/store/models/org/here"))[1]["deleted"] is True
+    assert (await call(api, "DELETE", "/store/models/org/other"))[0] == 404
+    assert (await call(api, "POST", "/store/purge-staging?peers=beta"))[1]["peers"] == ["beta"]
+    assert (await call(api, "POST", "/store/purge-staging?peers=,"))[0] == 400
+    assert store.purged == [("beta",)]
 
 
 async def test_a_download_is_started_shown_and_cancelled(api: Served) -> None:

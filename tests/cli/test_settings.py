@@ -82,6 +82,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "no_fetch": "true",
         "models_max_size": "5GB",
         "evict_pinned": "true",
+        "store": "/data/store",
+        "store_host": "alpha",
+        "no_store": "true",
+        "no_store_fallback": "true",
+        "no_store_cleanup": "true",
+        "store_keep_gb": "0",
         "default_model": "qwen3:0.6b",
         "custom_model_cards_dir": "/etc/cards",
         "trust_remote_code": "true",
@@ -145,6 +151,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         fetch=False,
         models_max_bytes=5 * 10**9,
         evict_pinned=True,
+        store=Path("/data/store"),
+        store_host="alpha",
+        store_enabled=False,
+        store_fallback=False,
+        store_cleanup=False,
+        store_keep_gb=0,
         default_model="qwen3:0.6b",
         custom_model_cards_dir=Path("/etc/cards"),
         trust_remote_code=True,
@@ -179,6 +191,34 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
     for name, text in texts.items():
         if name not in {*sizes, "discovery"}:
             assert SETTINGS[name].text(loaded.settings) == text
+
+
+def test_the_table_of_the_model_store_stands_for_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        'name = "alpha"\n[model_store]\nenabled = true\nhost = "alpha"\npath = "/data"\nallow_hub_fallback = false\n'
+        "[model_store.staging]\ncleanup_on_deactivate = false\nkeep_recent_gb = 0\n"
+    )
+    settings = load(tmp_path).settings
+    assert (settings.store_enabled, settings.store_host, settings.store) == (True, "alpha", Path("/data"))
+    assert (settings.store_fallback, settings.store_cleanup, settings.store_keep_gb) == (False, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[model_store]\nport = 58080", "no setting 'model_store.port'; there are: enabled, host, path"),
+        ("model_store = 1", "model_store must be a table"),
+        ("[model_store]\nstaging = 1", "model_store.staging must be a table"),
+        ("[model_store]\nenabled = 'yes'", "a value like true is needed"),
+        ("[model_store.staging]\nkeep_recent_gb = -1", "a whole number from 0"),
+        ("store_host = 'a'\n[model_store]\nhost = 'b'", "store_host and the table [model_store] say the same"),
+    ],
+)
+def test_a_wrong_table_of_the_model_store_is_refused(tmp_path: Path, text: str, what: str) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path)
+    assert what in str(caught.value)
 
 
 def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.downloads import Downloads, FetchRules
 from exo_mesh.models.local_files import USE_FILE, LocalFiles
+from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.tasks import ChangeSignal
 from exo_mesh.weights.fetched import read_manifest, write_manifest
 from exo_mesh.weights.store import ModelStore
@@ -213,6 +214,35 @@ async def test_models_pulled_by_name_stay_unless_that_is_allowed(tmp_path: Path)
     bench.downloads.rules = FetchRules(max_bytes=need + bench.files.fetched()[0].num_bytes, evict_pinned=True)
     assert await bench.ensure("m", (0, 1))
     assert [one.name for one in bench.files.fetched()] == ["m"]
+    await bench.downloads.close()
+
+
+async def test_staged_copies_that_nothing_uses_go_by_their_age(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "older", "used", "newer", "own", "pulled")
+    for name in ("older", "used", "newer"):
+        bench.files.touch(name, store="host")
+    bench.files.touch("pulled", store="host")
+    bench.files.touch("pulled", is_pinned=True)
+    for age, name in enumerate(("newer", "used", "older")):
+        os.utime(tmp_path / "models" / name / USE_FILE, (10**9 - age, 10**9 - age))
+    bench.membership.used = ["used"]
+    (num_bytes,) = {one.num_bytes for one in bench.files.fetched() if one.name == "newer"}
+    bench.downloads.rules = FetchRules(store=StoreRules(keep_bytes=num_bytes))
+    assert await bench.downloads.sweep()
+    assert {one.name for one in bench.files.fetched()} == {"used", "newer", "own", "pulled"}
+    assert await bench.downloads.sweep(keeps_recent=False) and not await bench.downloads.sweep(keeps_recent=False)
+    assert {one.name for one in bench.files.fetched()} == {"used", "own", "pulled"}
+    bench.membership.used = []
+    bench.downloads.rules = FetchRules(store=StoreRules(keep_bytes=0))
+    await bench.downloads.sweep_if_changed()
+    assert {one.name for one in bench.files.fetched()} == {"own", "pulled"}, "its instance has gone"
+
+
+async def test_the_host_of_the_store_deletes_nothing_to_make_room(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "canonical", "m", max_bytes=1, store=StoreRules(is_here=True))
+    with pytest.raises(FetchError, match="--models-max-size"):
+        await bench.ensure("m", (0, 2))
+    assert {one.name for one in bench.files.fetched()} == {"canonical", "m"}
     await bench.downloads.close()
 
 

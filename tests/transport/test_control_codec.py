@@ -40,7 +40,9 @@ def test_a_peer_keeps_what_it_says_of_its_engines() -> None:
 
 
 def test_a_peer_keeps_what_it_says_of_its_files() -> None:
-    info = PeerInfo("p", 1, "n", "1", 2, "default", ("a:1",), fetches="hub", files_port=7000, partial_models=("m",))
+    info = PeerInfo(
+        "p", 1, "n", "1", 2, "default", ("a:1",), fetches="hub", files_port=7000, partial_models=("m",), has_store=True
+    )
     there = codec.peer_from_proto(codec.peer_to_proto(info))
     assert there == info and there.knows("m") and not there.knows("n")
 

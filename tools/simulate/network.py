@@ -307,7 +307,7 @@ class SimClient(PeerClient):
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         raise NotImplementedError
 
-    async def introduce(self, model: str, digest: str) -> None:
+    async def introduce(self, model: str, digest: str, *, repo: str = "", revision: str = "") -> None:
         raise NotImplementedError
 
     async def describe_files(self, model: str) -> pb.DescribeFilesReply:
@@ -316,5 +316,5 @@ class SimClient(PeerClient):
     async def pull(self, request: pb.PullRequest) -> None:
         raise NotImplementedError
 
-    async def drop_model(self, model: str, *, files: bool) -> bool:
+    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> bool:
         raise NotImplementedError
