@@ -112,7 +112,7 @@ class PeerInfo:
     partial_models: tuple[str, ...] = ()
 
     def knows(self, model: str) -> bool:
-        """Has it at least config, tokenizer and headers of a model?"""
+        """Whether the peer has at least config, tokenizer and headers of a model."""
         return model in self.models or model in self.partial_models
 
     @property
