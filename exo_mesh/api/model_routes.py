@@ -16,14 +16,13 @@ from exo_mesh.api.model_names import may_name_paths
 from exo_mesh.api.schema import decode_body
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import InputError, NoStoreError
+from exo_mesh.models.names import is_name
 from exo_mesh.node.service import StoreService
 
 MAX_QUERY_CHARS = 200
 DEFAULT_RESULTS, MAX_RESULTS = 20, 100
 MAX_PEERS = 64
 """Peers that one request may name."""
-
-_REPO = re.compile(r"(?=.{1,200}$)[\w.\-]+(/[\w.\-]+)?(@[\w.\-/]+)?", re.ASCII)
 
 
 class CardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +69,7 @@ class ModelRoutes:
     async def add_card(self, request: web.Request) -> web.Response:
         """POST /models/add: make a card from the headers of a repository, for all peers."""
         body = decode_body(await read_body(request, self._body_silence_s), CardBody)
-        if not _REPO.fullmatch(body.repo):
+        if not is_name(body.repo):
             message = f"repo must be a hub id such as Qwen/Qwen3-0.6B, or ID@REVISION, not {body.repo[:80]!r}"
             raise InputError(message, param="repo")
         entry = await self._service.add_card(body.repo)

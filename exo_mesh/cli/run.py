@@ -79,7 +79,7 @@ def _converse(client: ApiClient, args: argparse.Namespace) -> int:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives input() line editing and history)
     messages = _system(args)
-    print(f"Talking to {args.model}. /clear starts anew, /bye or Ctrl-D ends.")
+    print(f"Talking to {args.model}. /clear starts over, /bye or Ctrl-D ends.")
     while True:
         try:
             line = input(">>> ").strip()

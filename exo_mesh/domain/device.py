@@ -113,7 +113,7 @@ class PeerInfo:
     has_store: bool = False
 
     def knows(self, model: str) -> bool:
-        """Has it at least config, tokenizer and headers of a model?"""
+        """Whether the peer has at least config, tokenizer and headers of a model."""
         return model in self.models or model in self.partial_models
 
     @property

@@ -33,9 +33,9 @@ class FetchStep:
 class DownloadInfo:
     """A download as the peer that fetches describes it.
 
-    done_bytes, total_bytes: of what this peer is to have; total_bytes is 0 until that is known. eta_s: seconds that are
-    left, 0 if that is not known. layers: [start, stop) that it fetches. is_whole: all files, whatever engines need.
-    from_hub_bytes, from_peers_bytes: what came from where in this download.
+    done_bytes, total_bytes: of the bytes that were missing when the fetch was planned; total_bytes is 0 before that.
+    eta_s: seconds that are left, 0 if that is not known. layers: [start, stop) that it fetches. is_whole: all files,
+    whatever engines need. from_hub_bytes, from_peers_bytes: what came from where in this download.
     """
 
     model: str

@@ -17,17 +17,17 @@ TOMBSTONE_S = 60.0
 """How long a deletion is remembered: much longer than a live peer can lag behind (it is dead after 3 s)."""
 
 MAX_RECORDS_PER_OWNER = 256
-"""An owner has one peer record and an instance record per model it placed; more is a fault or an attack."""
-
+"""An owner has one peer record, an instance record per model that it placed, and some downloads and cards; more is a
+fault or an attack."""
 
 MAX_DOWNLOADS_PER_OWNER = 32
 """Download records among them; a peer fetches a few models at a time, and forgets what has ended."""
+
 MAX_CARDS_PER_OWNER = 32
 """Custom model cards among them. All of one owner take a quarter of a message at most."""
 
 MAX_CARD_BYTES = 4 * 1024
 """Of one card as TOML. The longest card that we ship has less than 1 KiB."""
-
 
 _MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER}
 
@@ -62,7 +62,7 @@ class InstanceInfo:
 
 @dataclass(frozen=True, slots=True)
 class CardInfo:
-    """A custom model card, as the text of its TOML file. Who uses it checks it first."""
+    """A custom model card, as the text of its TOML file, which is checked where it is used."""
 
     toml: str
 
@@ -193,7 +193,7 @@ class View:
         return sorted(found, key=lambda one: one[:2])
 
     def digest(self) -> str:
-        """SHA-256 over all live records of peers and instances; equal views have equal digests on every machine.
+        """SHA-256 over all live records of peers, instances and cards; equal views have equal digests on every machine.
 
         Downloads, which change twice a second, are left out: no two peers would ever show the same digest.
         """
@@ -212,7 +212,7 @@ class View:
 
 
 def _is_full(owned: dict[RecordKey, Record], kind: str) -> bool:
-    """May an owner have no further record of this kind? Deletions count until they are forgotten."""
+    """Whether an owner may have no further record of this kind. Deletions count until they are forgotten."""
     if len(owned) >= MAX_RECORDS_PER_OWNER:
         return True
     most = _MAX_OF_KIND.get(kind)

@@ -250,7 +250,7 @@ class Download:
         ]
 
     def _is_more_to_do(self) -> bool:
-        """When nothing is under way: are there files to be checked, or bytes that another request found wrong?"""
+        """When nothing is under way: start to check files, and order again bytes that another request found wrong."""
         for name in dict.fromkeys(name for pieces, _ in self._wanted for name in pieces):
             self._check_soon(name)
         if not self._running:

@@ -1,4 +1,8 @@
-"""How much of the machine fetching may take while it serves requests."""
+"""How much processor time fetching may take while this machine serves requests.
+
+That is for hashing and writing, whatever the source. Copies from peers also pause for the time that they take on the
+network: `CopyPace` in exo_mesh/files/pace.py, which the file server uses as well.
+"""
 
 from __future__ import annotations
 

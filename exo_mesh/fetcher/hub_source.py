@@ -265,6 +265,6 @@ def _reach() -> str:
 
 
 def _is_hub(url: str) -> bool:
-    """Is an address the hub's own, and not that of a storage, which must not see the token?"""
+    """Whether an address is the hub's own: only the hub may see the token, and not the storage that it redirects to."""
     parts, hub = urlsplit(url), urlsplit(constants.ENDPOINT)
     return (parts.scheme, parts.netloc) == (hub.scheme, hub.netloc)

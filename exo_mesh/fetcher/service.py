@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
 from exo_mesh.fetcher.cache_source import CacheFiles
@@ -96,7 +97,7 @@ class FetcherService:
         self._writers = Writers()
         self._executor = ThreadPoolExecutor(MAX_AT_ONCE, "chunk")
         self._running: dict[int, Context] = {}
-        self._resolving: dict[str, threading.Lock] = {}
+        self._resolving: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
         self._lock = threading.Lock()
 
     def handle(self, request: Request) -> None:

@@ -60,7 +60,7 @@ class SkeletonOrder:
 
 
 def is_made(target: Path) -> bool:
-    """Is there anything by this name that a skeleton would destroy?"""
+    """Whether the directory has anything that a skeleton would replace. Raises DiskError."""
     try:
         return next(target.iterdir(), None) is not None
     except FileNotFoundError:

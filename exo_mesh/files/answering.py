@@ -151,7 +151,7 @@ class Answerer:
 
 
 def _says_more(sock: socket.socket) -> bool:
-    """Wait a moment: does the peer close the connection meanwhile, or say what it should not?"""
+    """Wait LOOK_EVERY_S. Whether the peer has closed the connection meanwhile, or sent what it should not."""
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     return bool(poller.poll(LOOK_EVERY_S * 1e3))

@@ -39,7 +39,7 @@ class FileConnections:
 
     @property
     def is_crowded(self) -> bool:
-        """Somebody waits to be admitted. Whoever can come back later should make room."""
+        """Whether a new connection waits for room. Requests that only wait should end, since a client can retry."""
         return self._is_waiting
 
     def admit(self, sock: socket.socket) -> FileConnection | None:

@@ -21,7 +21,7 @@ _LOOK_EVERY_S = 0.05
 
 
 class CopyPace:
-    """Shared by all copies of a process, each in a thread of its own. is_busy: do streams run on this machine?"""
+    """Shared by all copies of a process, each in a thread of its own. is_busy: whether streams run on this machine."""
 
     def __init__(self, is_busy: Callable[[], bool] = lambda: False, clock: Clock = monotonic) -> None:
         self._is_busy = is_busy

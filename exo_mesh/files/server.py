@@ -29,8 +29,8 @@ class FileServer:
     """Serves the files of models to peers, and nothing else.
 
     models: (directory, card digest) of a model by its name; called in threads of this server. credentials: on a closed
-    mesh; those that are current are used for each new connection. is_busy: do streams run on this machine? Called in
-    threads of this server, after each piece.
+    mesh; those that are current are used for each new connection. is_busy: whether streams run on this machine;
+    called in threads of this server, after each piece.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class FileServer:
         def run() -> None:
             try:
                 work(*args)
-            except Exception:  # noqa: BLE001 - the thread has nobody else who would say it
+            except Exception:  # noqa: BLE001 - nothing else would log it
                 _log.exception("serving files to a peer failed")
             finally:
                 self._threads.discard(thread)

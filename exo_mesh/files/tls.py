@@ -21,7 +21,7 @@ _MAX_PEM_BYTES = 16 * 1024
 def server_context(own: Credentials) -> ssl.SSLContext:
     """A client must show a certificate of the same mesh before it may say anything."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # each connection proves itself anew
+    context.num_tickets = 0  # every connection shows its certificate; none resumes a session
     return _prepared(context, own)
 
 

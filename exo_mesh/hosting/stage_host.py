@@ -171,7 +171,7 @@ class StageHost:
         }
 
     def is_in_use(self) -> bool:
-        """Does a stage here work for requests just now?"""
+        """Whether a stage here has worked for a request within the last IN_USE_S seconds."""
         lately = self._clock() - IN_USE_S
         return any(lease.worked_at > lately for lease in self._started.values())
 

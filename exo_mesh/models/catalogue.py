@@ -27,7 +27,7 @@ MAX_REMOTE_CARDS = 1024
 LOOK_S = 2.0
 """How long a node waits for a look at its models; what is not read by then is served a little later."""
 
-MAX_TOLD = 16
+MAX_LOGGED = 16
 """Unusable models that get a log line each, of those that one look finds; a log shows 20 lines of a kind a minute."""
 
 CLOSE_S = 3.0
@@ -215,10 +215,10 @@ class Catalogue:
 
     def _note_unusable(self, found: dict[str, tuple[str, str]], *, is_all: bool) -> None:
         news = [name for name, (reason, _) in found.items() if self._unusable.get(name) != reason]
-        for name in news[:MAX_TOLD]:
+        for name in news[:MAX_LOGGED]:
             reason, where = found[name]
             _log.warning("model %s in %s cannot be used: %s", name, where, reason)
-        if more := news[MAX_TOLD:]:
+        if more := news[MAX_LOGGED:]:
             _log.warning("%d more models cannot be used; `exo-mesh models` lists all with their reasons", len(more))
         reasons = {name: reason for name, (reason, _) in found.items()}
         self._unusable = reasons if is_all else {**self._unusable, **reasons}

@@ -82,7 +82,7 @@ class _Child:
     last_words: deque[str] = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
 
     def send(self, request: Request) -> None:
-        """A child that is gone is found by whoever reads its answers."""
+        """Send a request. If the child has ended, `_listen` notices."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, RuntimeError):
             self.process.stdin.write(msgspec.json.encode(request) + b"\n")
@@ -275,7 +275,7 @@ class Fetcher:
             while line := await child.process.stdout.readline():
                 self._heard(_answers.decode(line))
         except (ValueError, msgspec.DecodeError, OSError):  # a line that is too long, or none of ours
-            _log.warning("the fetcher said something that nobody understands; it is ended")
+            _log.warning("the fetcher sent a line that cannot be decoded; restarting it")
             with contextlib.suppress(ProcessLookupError):
                 child.process.kill()
         await child.process.wait()

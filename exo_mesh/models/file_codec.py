@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from exo_mesh.domain.spans import Spans, common, merged
+from exo_mesh.errors import InputError
+from exo_mesh.membership.peers import MAX_PEERS
 from exo_mesh.models.local_files import FileHolding, Holding, Layers, Wants
 from exo_mesh.proto import control_pb2 as pb
+
+MAX_SPANS = 1024
+"""Of one file. A stage of 80 layers has about as many; a plan of the fetch cuts the file at each of them."""
 
 
 def holding_to_proto(holding: Holding) -> pb.DescribeFilesReply:
@@ -24,9 +30,11 @@ def holding_to_proto(holding: Holding) -> pb.DescribeFilesReply:
 
 
 def holding_from_proto(reply: pb.DescribeFilesReply) -> Holding:
+    """A peer with files that are cut into too many spans counts as one without these files."""
     files = {
-        file.name: FileHolding(file.size, file.sha256, tuple(zip(file.spans[::2], file.spans[1::2], strict=False)))
+        file.name: FileHolding(file.size, file.sha256[:64], _spans(file))
         for file in reply.files
+        if len(file.spans) <= 2 * MAX_SPANS
     }
     return Holding(reply.model_digest, reply.repo[:200], reply.revision[:200], files)
 
@@ -41,4 +49,16 @@ def wants_to_proto(wants: Wants) -> list[pb.PeerLayers]:
 
 
 def wants_from_proto(messages: Sequence[pb.PeerLayers]) -> dict[str, Layers]:
+    """Raises InputError for layers that are no range, and for more peers than a mesh has."""
+    if len(messages) > MAX_PEERS:
+        raise InputError(f"files are wanted for {len(messages)} peers; a mesh has {MAX_PEERS} at most")
+    for one in messages:
+        if not one.whole and one.layers.start >= one.layers.stop:
+            raise InputError(f"layers {one.layers.start} to {one.layers.stop} are wanted, which is no range")
     return {one.peer: None if one.whole else (one.layers.start, one.layers.stop) for one in messages}
+
+
+def _spans(file: pb.FileSpans) -> Spans:
+    """As spans have to be: in order, apart, inside the file."""
+    pairs = zip(file.spans[::2], file.spans[1::2], strict=False)
+    return common(merged(pairs), ((0, file.size),))

@@ -54,8 +54,8 @@ class FileExchange:
         return self._tasks.ended
 
     async def start(self, is_busy: Callable[[], bool]) -> None:
-        """Serve on `port`, one of --data-ports if there are several; it is 0 if that is not possible. is_busy: do
-        streams run here?"""
+        """Serve on `port`, one of --data-ports if there are several; it is 0 if that is not possible. is_busy:
+        whether streams run here."""
         failure = ""
         for port in self._ports:
             try:

@@ -25,6 +25,8 @@ from exo_mesh.weights.safetensors import read_tensor_table
 USE_FILE = "exo-mesh.used"
 """In the directory of a fetched model; its time says when the model was last used."""
 
+GONE_PREFIX = f"{SCRATCH_PREFIX}gone-"
+
 Layers = tuple[int, int] | None
 """Half-open layer range; None: all files, whatever engines need."""
 
@@ -203,11 +205,14 @@ class LocalFiles:
                     )
 
     def delete(self, name: str) -> bool:
-        """Delete what was fetched of a model; False if nothing was."""
+        """Delete what was fetched of a model, and what is left of deletions that a kill has ended; False if nothing was
+        fetched."""
+        for leftover in self.root.glob(f"{GONE_PREFIX}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         model_dir = self.target(name)
         if read_manifest(model_dir) is None and not (self._is_store and (model_dir / "config.json").is_file()):
             return False
-        scratch = self.root / f"{SCRATCH_PREFIX}gone-{os.getpid()}-{time.monotonic_ns()}"
+        scratch = self.root / f"{GONE_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
         model_dir.rename(scratch)  # so that nobody finds half a model
         shutil.rmtree(scratch, ignore_errors=True)
         with contextlib.suppress(OSError):

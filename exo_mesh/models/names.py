@@ -62,10 +62,9 @@ def find_reference(text: str, known: KnownNames) -> ModelReference:
 
     Raises UnknownModelError, with the nearest names, if it is neither that nor a known name.
     """
-    given = _HUB_PREFIX.sub("", text.strip(), count=1)
+    given, parts = _parsed(text)
     if given in known.local or given in known.peers:
         return _reference(given)
-    parts = _NAME.fullmatch(given) if len(given) <= MAX_NAME else None
     if parts is None:
         raise unknown_model(text, known)
     base, revision, tag = parts["base"], parts["revision"] or "", parts["tag"] or ""
@@ -78,6 +77,11 @@ def find_reference(text: str, known: KnownNames) -> ModelReference:
     if found is None:
         raise unknown_model(text, known)
     return _reference(found, revision, quant)
+
+
+def is_name(text: str) -> bool:
+    """Whether a text has the form of a name, whatever it stands for."""
+    return _parsed(text)[1] is not None
 
 
 def unknown_model(text: str, known: KnownNames) -> UnknownModelError:
@@ -95,6 +99,12 @@ def near_names(wanted: str, known: Iterable[str], most: int = NUM_NEAR) -> list[
             by_text.setdefault(text, name)
     texts = difflib.get_close_matches(wanted[:MAX_NAME].lower(), by_text, n=4 * most, cutoff=0.4)
     return list(dict.fromkeys(by_text[text] for text in texts))[:most]
+
+
+def _parsed(text: str) -> tuple[str, re.Match[str] | None]:
+    """(the name without the hub's address, its parts); None if it has not the form of a name."""
+    given = _HUB_PREFIX.sub("", text.strip(), count=1)
+    return given, _NAME.fullmatch(given) if len(given) <= MAX_NAME else None
 
 
 def _same_name(text: str, base: str, known: KnownNames) -> str | None:

@@ -20,8 +20,8 @@ from exo_mesh.proto.runner_pb2 import Heartbeat
 def describe_instance(
     instance: InstanceInfo, owner: str, downloads: Iterable[tuple[str, DownloadInfo]] = ()
 ) -> dict[str, Any]:
-    """An instance as in `state()["view"]["instances"]`. downloads: of the view; while it is loading, each stage tells
-    of those that its peers are at."""
+    """An instance as in `state()["view"]["instances"]`. downloads: of the view; while the instance is loading, each
+    stage lists those of its peers."""
     plan = instance.plan
     stages = plan.describe()
     for index, stage in enumerate(stages):

@@ -252,7 +252,7 @@ class ModelDesk:
 
 
 async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:
-    """Do all of it side by side. Raises the first failure if nothing succeeded."""
+    """Await all of it concurrently. Raises the first failure if nothing succeeded."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     failures = [one for one in outcomes if isinstance(one, BaseException)]
     if failures and len(failures) == len(outcomes):

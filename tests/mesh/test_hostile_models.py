@@ -15,7 +15,7 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.errors import MeshError
-from exo_mesh.models.catalogue import MAX_TOLD
+from exo_mesh.models.catalogue import MAX_LOGGED
 from exo_mesh.proto import control_pb2 as pb
 from tests.support.hostile_models import GOOD, SECRET, write_hostile_models
 from tests.support.peers import Peer, mesh, text_of
@@ -84,7 +84,7 @@ def test_it_has_said_each_once_and_lives_in_bounded_memory(besieged: Besieged) -
     """It needs about 85 MB without them."""
     log = besieged.peer.log
     summed_up = sum(map(int, re.findall(r"(\d+) more models cannot be used", log)))
-    assert MAX_TOLD <= log.count(" cannot be used: ") == len(besieged.words) - summed_up
+    assert MAX_LOGGED <= log.count(" cannot be used: ") == len(besieged.words) - summed_up
     assert peak_bytes(besieged.peer.child.pid) < 140 * 2**20
 
 

@@ -255,6 +255,14 @@ async def test_a_model_in_use_cannot_be_deleted(bench: Bench, tmp_path: Path) ->
     assert not await bench.downloads.delete("m")
 
 
+async def test_a_deletion_that_was_killed_is_finished_by_the_next_one(bench: Bench, tmp_path: Path) -> None:
+    leftover = tmp_path / "models" / ".fetch-gone-1-2"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"x")
+    await bench.downloads.delete("m")
+    assert not leftover.exists()
+
+
 async def test_a_node_that_fetches_nothing_says_so(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "m", fetches="")
     with pytest.raises(FetchError, match="--no-fetch"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.errors import UnknownModelError
-from exo_mesh.models.names import KnownNames, ModelReference, find_reference, near_names
+from exo_mesh.models.names import KnownNames, ModelReference, find_reference, is_name, near_names
 
 QWEN = "Qwen/Qwen3-0.6B"
 KNOWN = KnownNames(
@@ -73,3 +73,10 @@ def test_a_wrong_name_gets_the_three_nearest() -> None:
 def test_a_name_without_organisation_must_be_one_models() -> None:
     with pytest.raises(UnknownModelError, match=r"may be one of several models: one/twin, two/twin"):
         find_reference("twin", KNOWN)
+
+
+def test_a_name_has_one_form_everywhere() -> None:
+    for name in ("m", "org/m", "org/m@v1.0", "qwen3:0.6b", "org/m-GGUF:Q4_K_M", "https://huggingface.co/org/m"):
+        assert is_name(name), name
+    for text in ("", " ", "a b", "../../etc", "/etc", "org/m@", "a/b/c", "m\0", "m" * 201):
+        assert not is_name(text), text

@@ -26,14 +26,14 @@ class Bars:
         self._keeps = keeps
         self._progress: Any = None
         self._tasks: dict[str, Any] = {}
-        self._told: dict[str, tuple[str, int]] = {}
+        self._printed: dict[str, tuple[str, int]] = {}
 
     def show(self, downloads: Iterable[Download], phase: str = "") -> None:
         """phase: what is waited for besides, such as `loading 3/8`; only a terminal shows it."""
         downloads = list(downloads)
         if not self._stream.isatty():
             for entry in downloads:
-                self._tell(entry)
+                self._print_line(entry)
             return
         if downloads or phase:
             self._draw(downloads, phase)
@@ -44,12 +44,12 @@ class Bars:
             self._progress.stop()
             self._progress = None
 
-    def _tell(self, entry: Download) -> None:
+    def _print_line(self, entry: Download) -> None:
         if entry["state"] == "pending" and not entry["total_bytes"]:
             return
         step = percent(entry) // STEP_PERCENT
-        if self._told.get(_key(entry)) != (entry["state"], step):
-            self._told[_key(entry)] = entry["state"], step
+        if self._printed.get(_key(entry)) != (entry["state"], step):
+            self._printed[_key(entry)] = entry["state"], step
             print(f"{label(entry)}: {printable(figures(entry))}", file=self._stream, flush=True)
 
     def _draw(self, downloads: list[Download], phase: str) -> None:
