@@ -16,6 +16,7 @@ from exo_mesh.domain.spans import merged
 from exo_mesh.errors import FetchError, InputError
 from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
+from exo_mesh.models.download_tally import DownloadTally, FetchTally
 from exo_mesh.models.downloads import Downloads, FetchRules
 from exo_mesh.models.local_files import USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
@@ -30,7 +31,7 @@ LAYERS = 4
 
 
 class Alone:
-    """The membership of a node without peers. told: its records of downloads, in order."""
+    """The membership of a node without peers. told: its records of downloads, in order. elsewhere: those of others."""
 
     def __init__(self) -> None:
         self.own = SimpleNamespace(id="own", name="own")
@@ -38,10 +39,14 @@ class Alone:
         self.changed = ChangeSignal()
         self.told: list[tuple[str, DownloadInfo | None]] = []
         self.used: list[str] = []
+        self.elsewhere: list[tuple[str, DownloadInfo]] = []
         self.view = self
 
     def records_of_instances(self) -> list[Any]:
         return [("own", SimpleNamespace(plan=SimpleNamespace(model=name))) for name in self.used]
+
+    def downloads(self) -> list[tuple[str, DownloadInfo]]:
+        return self.elsewhere
 
     def put_download(self, model: str, info: DownloadInfo | None) -> None:
         self.told.append((model, info))
@@ -176,13 +181,28 @@ async def test_a_source_that_fails_is_planned_around(bench: Bench, monkeypatch: 
     assert await bench.ensure("m", (0, 2)) and len(bench.fetcher.asked) == 2
 
 
+async def test_it_is_planned_again_when_another_peer_begins_the_same_and_not_when_that_is_done(bench: Bench) -> None:
+    bench.fetcher.gate.clear()
+    waiter = asyncio.create_task(bench.ensure("m", (0, 2)))
+    await until(lambda: len(bench.fetcher.asked) == 1)
+    for state, num_plans in ((DownloadState.ONGOING, 2), (DownloadState.COMPLETED, 2)):
+        bench.membership.elsewhere = [("other", DownloadInfo("m", state, layers=(0, 4)))]
+        bench.membership.changed.beat()
+        await until(lambda num_plans=num_plans: len(bench.fetcher.asked) == num_plans)  # type: ignore[misc]
+    bench.fetcher.gate.set()
+    assert await waiter and len(bench.fetcher.asked) == 2
+
+
 async def test_a_failure_stays_to_be_seen_until_it_is_tried_again(bench: Bench) -> None:
     bench.fetcher.failures = [FetchError("gated", remedy="accept the license", is_final=True)]
     with pytest.raises(FetchError, match="gated"):
         await bench.ensure("m", (0, 2))
     (failed,) = bench.downloads.failed_here()
+    tally = bench.downloads.tally
+    assert (tally.running, tally.failed) == (0, {"fetch_failed": 1}) and not tally.received_bytes.total()
     assert (failed.reason, failed.remedy) == ("gated", "accept the license")
     assert await bench.ensure("m", (0, 2)) and bench.downloads.failed_here() == []
+    assert tally.received_bytes["hub"] == tally.received_bytes.total() > 0
 
 
 async def test_without_room_nothing_is_fetched_and_the_numbers_are_said(tmp_path: Path) -> None:
@@ -285,3 +305,11 @@ async def test_storage_lists_what_was_fetched(bench: Bench) -> None:
     (model,) = storage["models"]
     assert model["name"] == "m" and not model["whole"] and not model["pinned"] and not model["in_use"]
     assert storage["used_bytes"] == model["bytes"] > 0
+
+
+def test_bytes_are_counted_by_source_and_those_of_a_restarted_fetcher_once() -> None:
+    tally = DownloadTally()
+    fetch = FetchTally(tally)
+    for done, num_bytes in ((100, {}), (160, {"": 20, "p": 10}), (200, {"": 50, "p": 20}), (220, {"": 10})):
+        fetch.take(done, num_bytes)
+    assert tally.received_bytes == {"hub": 60, "peers": 20, "cache": 30}
