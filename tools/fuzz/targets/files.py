@@ -20,7 +20,7 @@ from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.fetcher.writing import LOCK_FILE, make_part
 from exo_mesh.files.messages import path_of
 from exo_mesh.files.requests import END_OF_HEAD
-from exo_mesh.models.fetching import HUB, Fetcher
+from exo_mesh.models.fetching import Fetcher
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.weights.fetched import MANIFEST_FILE, FetchedFile, Manifest, part_of, write_manifest
 from tools.fuzz.calls import many
@@ -123,7 +123,7 @@ async def _attack_fetcher(rig: Rig, seed: int, count: int) -> Counter[str]:
 async def _fetch(fetcher: Fetcher, liar: Liar, root: Path, seed: int, number: int) -> str:
     rng = random.Random(f"{seed}-{number}")
     model_dir, name = root / "models" / "org" / f"m{number}", f"org/m{number}"
-    source = rng.choice((HUB, Source("p" * 32, (liar.url,))))
+    source = rng.choice((Source(), Source("p" * 32, (liar.url,))))
     try:
         async with asyncio.timeout(FETCH_S):
             if number % 5 == 0:
