@@ -71,7 +71,7 @@ class _Output:
 def _limit_memory() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, wanted))
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))  # a child has limits of its own
 
 
 if __name__ == "__main__":

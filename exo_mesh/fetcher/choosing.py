@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from exo_mesh.errors import FetchError
+from exo_mesh.fetcher.conversion import older_form
 from exo_mesh.fetcher.source import FileInfo
 from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES
 from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FILE
@@ -19,7 +20,7 @@ _INDEXES = re.compile(r".*\.index\.json")
 _GGUF = re.compile(r"[\w\-][\w.\-]{0,230}\.gguf")
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 _QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(UD-)?(I?Q\d\w*|T?BF16|F16|F32|MXFP4\w*)(?=[.\-/])", re.IGNORECASE)
-_LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, INDEX_FILE: MAX_INDEX_BYTES}
+_LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, "tekken.json": MAX_TOKENIZER_BYTES, INDEX_FILE: MAX_INDEX_BYTES}
 
 
 def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
@@ -32,9 +33,9 @@ def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
             remedy="choose a repository in the layout of transformers, with config.json and tokenizer.json",
             is_final=True,
         )
-    if "tokenizer.json" not in files:
+    if "tokenizer.json" not in files and not older_form(files):
         raise FetchError(
-            f"{name} has no tokenizer.json, which exo-mesh needs to turn text into tokens",
+            f"{name} has no tokenizer.json, which exo-mesh needs to turn text into tokens, and nothing to make it from",
             remedy="choose another repository of the same model that has one (most conversions do), or make one: "
             f'`AutoTokenizer.from_pretrained("{name}").save_pretrained(DIR)` of transformers writes it; put it beside '
             "the weights in a directory below --models-dir",

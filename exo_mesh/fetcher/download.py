@@ -197,8 +197,8 @@ class Download:
 
     def run(self) -> None:
         """Return when all bytes are there, and files that are whole have their names. Raises FetchError."""
-        self._orders.extend(self._missing())
-        self._writer.require_free(sum(order.span[1] - order.span[0] for order in self._orders))
+        self._writer.require_free(sum(self._writer.missing_bytes(pieces) for pieces, _ in self._wanted))
+        self._orders.extend(self._missing())  # only now: a size that is a lie would make a list without end
         self._progress()
         try:
             while self._orders or self._running or self._blocked or self._is_more_to_do():

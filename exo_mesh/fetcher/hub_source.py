@@ -30,8 +30,11 @@ from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
+from exo_mesh.fetcher.hub_client import FILE
+from exo_mesh.fetcher.listings import field_of, is_repository, whole_number
 from exo_mesh.fetcher.source import FileInfo, Listing, NoRangesError, Sink, SourceError
 from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.printable import printable
 from exo_mesh.weights.safetensors import DTYPE_BITS
 
 ASK_TRIES = 4
@@ -39,6 +42,9 @@ ASK_LIMIT_S = 20.0
 FIRST_PAUSE_S = 0.5
 MAX_PATIENCE_S = 60.0
 """How long a question to the hub's API waits when the hub says Retry-After."""
+
+MAX_TAGS, MAX_TAG = 100, 100
+"""Tags of a model that a search has found, and characters of each."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _SEARCHED = ["downloads", "likes", "gated", "tags", "safetensors", "gguf", "usedStorage"]
@@ -65,8 +71,8 @@ class HubFiles:
                                               timeout=ASK_LIMIT_S), self.repo, self.revision)  # fmt: skip
         self.revision = info.sha or self.revision
         files = {
-            sibling.rfilename: FileInfo(
-                sibling.rfilename, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs is not None else ""
+            str(sibling.rfilename): FileInfo(
+                str(sibling.rfilename), sibling.size or 0, str(field_of(sibling.lfs, "sha256") or "")
             )
             for sibling in info.siblings or []
         }
@@ -83,7 +89,9 @@ class HubFiles:
             headers = build_hf_headers(headers=headers)
         limits = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
         try:
-            with get_session().stream("GET", location, headers=headers, timeout=limits) as response:
+            with get_session().stream(
+                "GET", location, headers=headers, timeout=limits, extensions={FILE: True}
+            ) as response:
                 skip = self._checked(response, file, start)
                 _pass_on(response, skip, stop - start, sink)
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OfflineModeIsEnabled, RuntimeError) as exc:
@@ -139,6 +147,8 @@ def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> No
         count -= len(view)
         if view:
             sink(view)
+        elif not count:
+            raise SourceError("the hub sends more bytes than it was asked for")
         if not count and response.status_code != 206:
             return  # with 206 the end is near: a connection that was read to its end is used again
     if count:
@@ -151,16 +161,22 @@ def search_hub(query: str, limit: int) -> tuple[HubModel, ...]:
                                                  expand=_SEARCHED)), query, "")  # type: ignore[arg-type]  # fmt: skip
     return tuple(
         HubModel(
-            info.id, info.downloads or 0, info.likes or 0, _weight_bytes(info), bool(info.gated), tuple(info.tags or ())
+            info.id,
+            whole_number(info.downloads),
+            whole_number(info.likes),
+            whole_number(_weight_bytes(info)),
+            bool(info.gated),
+            tuple(printable(str(tag), MAX_TAG) for tag in (info.tags or ())[:MAX_TAGS]),
         )
         for info in found
+        if is_repository(info.id)
     )
 
 
 def _weight_bytes(info: ModelInfo) -> int:
     parameters = info.safetensors.parameters if info.safetensors is not None else None
     if parameters and all(dtype in DTYPE_BITS for dtype in parameters):
-        return sum(count * DTYPE_BITS[dtype] // 8 for dtype, count in parameters.items())
+        return sum(whole_number(count) * DTYPE_BITS[dtype] // 8 for dtype, count in parameters.items())
     return info.used_storage or 0
 
 

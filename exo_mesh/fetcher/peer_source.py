@@ -89,7 +89,7 @@ class PeerFiles:
     def listing(self) -> Listing:
         listed = self._listed()
         files = {name: FileInfo(name, file.size, file.sha256) for name, file in listed.files.items()}
-        return Listing(listed.repo, listed.revision, files, listed.digest)
+        return Listing(listed.repo, listed.revision, files, listed.digest, listed.made)
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
         buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(1, stop - start))))

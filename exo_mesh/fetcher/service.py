@@ -15,7 +15,9 @@ from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelE
 from exo_mesh.fetcher.cache_source import CacheFiles
 from exo_mesh.fetcher.download import MAX_AT_ONCE, Context, Download, UsedSource
 from exo_mesh.fetcher.duty import DutyCycle
+from exo_mesh.fetcher.hub_client import use_bounded_client
 from exo_mesh.fetcher.hub_source import HubFiles, search_hub
+from exo_mesh.fetcher.listings import checked
 from exo_mesh.fetcher.skeleton import SkeletonOrder, fetch_headers, is_made, make_skeleton
 from exo_mesh.fetcher.source import Listing, ModelFiles, SourceError
 from exo_mesh.fetcher.wire import (
@@ -36,6 +38,7 @@ from exo_mesh.fetcher.wire import (
     Tls,
 )
 from exo_mesh.fetcher.writing import Writers
+from exo_mesh.printable import printable
 from exo_mesh.weights.card import read_card
 
 PeerOpener = Callable[[Source, str, Tls | None], ModelFiles]
@@ -90,6 +93,7 @@ class FetcherService:
     """Answers requests by `send`, which may be called from any thread. duty: set to busy when the node says so."""
 
     def __init__(self, send: Callable[[Answer], None], open_peer: PeerOpener, duty: DutyCycle | None = None) -> None:
+        use_bounded_client()
         self._send = send
         self._open_peer = open_peer
         self._tls: Tls | None = None
@@ -125,9 +129,9 @@ class FetcherService:
         except CancelledRequestError as exc:
             answer = FetchFailed(request.id, exc.code, str(exc))
         except FetchError as exc:
-            answer = FetchFailed(request.id, exc.code, str(exc), exc.remedy, exc.is_final)
+            answer = FetchFailed(request.id, exc.code, printable(str(exc)), printable(exc.remedy), exc.is_final)
         except MeshError as exc:
-            answer = FetchFailed(request.id, exc.code, str(exc), is_final=True)
+            answer = FetchFailed(request.id, exc.code, printable(str(exc)), is_final=True)
         except Exception as exc:  # noqa: BLE001 - the node must get an answer
             _log.exception("request %d failed", request.id)
             answer = FetchFailed(request.id, FetchError.code, f"internal error of the fetcher ({type(exc).__name__})")
@@ -209,6 +213,6 @@ def _digest(model_dir: Path, name: str) -> str:
 
 def _listing(source: UsedSource) -> Listing:
     try:
-        return source.files().listing()
+        return checked(source.files().listing())
     except SourceError as exc:
         raise FetchError(str(exc)) from exc

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
 from exo_mesh.fetcher.choosing import gguf_files, require_runnable, text_files, weight_files
+from exo_mesh.fetcher.conversion import TOKENIZER, make_tokenizer
 from exo_mesh.fetcher.download import Context, Download, UsedSource, read_whole
 from exo_mesh.fetcher.source import FileInfo, Listing
 from exo_mesh.fetcher.writing import (
@@ -87,10 +88,11 @@ def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Conte
         _lay_out(scratch, order, gguf_files(order.name, order.listing.files, order.quantisation))
         return
     _check_config(scratch, order)
+    made = () if TOKENIZER in order.listing.files else make_tokenizer(scratch, order.name, context)
     index = scratch / INDEX_FILE
     named = set(read_weight_map(index).values()) if index.exists() else ()
     weights = weight_files(order.name, order.listing.files, named)
-    _lay_out(scratch, order, weights)
+    _lay_out(scratch, order, weights, made)
     with writers.opened(scratch) as writer:
         fetch_headers(writer, [info.name for info in weights], order.sources, context)
         samples = digest_samples(read_tensor_table(scratch))
@@ -181,13 +183,15 @@ def _check_config(scratch: Path, order: SkeletonOrder) -> None:
         )
 
 
-def _lay_out(scratch: Path, order: SkeletonOrder, weights: Sequence[FileInfo]) -> None:
+def _lay_out(scratch: Path, order: SkeletonOrder, weights: Sequence[FileInfo], made: tuple[str, ...] = ()) -> None:
     """Write the manifest, and a part without content for each file of weights."""
     listing = order.listing
     for info in weights:
         make_part(part_of(scratch, info.name), info.size)
     files = {info.name: (info.size, info.sha256) for info in weights}
-    write_manifest(scratch, new_manifest(order.name, listing.repo, listing.revision, files))
+    manifest = new_manifest(order.name, listing.repo, listing.revision, files)
+    manifest.made = [name for name in (*listing.made, *made) if (scratch / name).exists()]
+    write_manifest(scratch, manifest)
 
 
 def _put_in_place(scratch: Path, target: Path) -> None:

@@ -36,13 +36,14 @@ class Listing(msgspec.Struct):
     """The files of a model at one source, by name.
 
     repo, revision: where the model is from, a hub id and a commit; "" for a model that is only in the mesh. digest: of
-    the model's card, "" if the source does not know it.
+    the model's card, "" if the source does not know it. made: files that a peer has made and that are at no hub.
     """
 
     repo: str
     revision: str
     files: dict[str, FileInfo]
     digest: str = ""
+    made: tuple[str, ...] = ()
 
 
 class ModelFiles(Protocol):

@@ -20,7 +20,7 @@ from pathlib import Path
 from exo_mesh.domain.spans import Pieces, Span, Spans, common, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError
 from exo_mesh.model_files import label
-from exo_mesh.weights.fetched import FetchedFile, Manifest, part_of, read_manifest, write_manifest
+from exo_mesh.weights.fetched import FetchedFile, Manifest, open_own_file, part_of, read_manifest, write_manifest
 
 LOCK_FILE = "exo-mesh.lock"
 LOCK_LIMIT_S = 2.0
@@ -229,7 +229,7 @@ class ModelWriter:
     def _descriptor(self, name: str) -> int:
         with self._changed:
             if name not in self._descriptors:
-                self._descriptors[name] = os.open(part_of(self.model_dir, name), os.O_WRONLY | os.O_CLOEXEC)
+                self._descriptors[name] = open_own_file(part_of(self.model_dir, name))
             return self._descriptors[name]
 
     def _keep_synced(self) -> None:
@@ -263,6 +263,8 @@ class ModelWriter:
 
     def _recover(self, name: str, file: FetchedFile) -> None:
         whole, part = self.model_dir / name, part_of(self.model_dir, name)
+        if part.is_symlink():
+            part.unlink()  # whoever made the directory may have put it there; nothing is written through it
         if whole.exists():
             if whole.stat().st_size != file.size:
                 raise FetchError(
@@ -313,7 +315,7 @@ class Writers:
 def lock_directory(directory: Path) -> int:
     """A descriptor that keeps other processes from writing there; close it to let them. Raises FetchError."""
     try:
-        lock = os.open(directory / LOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = open_own_file(directory / LOCK_FILE, os.O_CREAT, 0o600)
     except OSError as exc:
         reason = exc.strerror or type(exc).__name__
         raise DiskError(f"the directory of {label(directory)} cannot be written: {reason}") from exc
@@ -331,7 +333,7 @@ def lock_directory(directory: Path) -> int:
 
 def make_part(part: Path, size: int) -> None:
     """A file of this size without content; it takes no space until it is written. Raises OSError."""
-    with part.open("wb") as stream:
+    with os.fdopen(open_own_file(part, os.O_CREAT | os.O_TRUNC), "wb") as stream:
         stream.truncate(size)
 
 

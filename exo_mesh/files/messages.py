@@ -36,12 +36,16 @@ class ListedFile(msgspec.Struct, frozen=True):
 
 
 class ModelListing(msgspec.Struct, frozen=True):
-    """repo, revision: a hub id and a commit, "" if the model is only in the mesh. digest: of the model's card."""
+    """repo, revision: a hub id and a commit, "" if the model is only in the mesh. digest: of the model's card.
+
+    made: files that this or another peer has made and that are at no hub, see exo_mesh/weights/fetched.py.
+    """
 
     repo: str
     revision: str
     digest: str
     files: dict[str, ListedFile]
+    made: tuple[str, ...] = ()
 
 
 def path_of(model: str, file: str = "") -> str:

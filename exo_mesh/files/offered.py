@@ -92,7 +92,8 @@ class OfferedModel:
                     break
         found = {name: file for name in sorted(names) if (file := self.file(name))}
         listed = {name: ListedFile(file.size, file.sha256, file.present) for name, file in found.items()}
-        return ModelListing(*self._origin(), self.digest, listed)
+        made = tuple(self.manifest.made) if self.manifest else ()
+        return ModelListing(*self._origin(), self.digest, listed, made)
 
     def _origin(self) -> tuple[str, str]:
         """(repo, revision), by the manifest or by the place in a Hugging Face cache."""

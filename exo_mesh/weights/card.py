@@ -188,7 +188,9 @@ def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
     method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
     if not isinstance(method, str) or method not in QUANT_METHODS:
         known = ", ".join(sorted(QUANT_METHODS))
-        raise ModelError(f"{_config_of(model_dir)}: quantisation {shown(method)} is not supported; known: {known}")
+        raise ModelError(
+            f"{_config_of(model_dir)}: quantisation {shown(method)} is not supported by any engine; known: {known}"
+        )
 
 
 def _kv_bytes(model_dir: Path, text: Mapping[str, Any], hidden_size: int, dtype: str) -> int:

@@ -10,8 +10,10 @@ Only the process that fetches writes into such a directory. A span is put into t
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -57,12 +59,15 @@ class Manifest(msgspec.Struct):
 
     name: by which requests name it. repo, revision: where it is from, a hub id and a commit; "" for a model that is
     only in the mesh. files: checkpoint files by name; config and tokenizer files are always whole and not listed.
+    made: text files that are at no hub: a fetcher made them of others (tokenizer.json of vocab.json and merges.txt).
+    Peers copy them as they are, so that all have the same tokenizer, whatever versions of libraries they have.
     """
 
     name: str
     repo: str = ""
     revision: str = ""
     files: dict[str, FetchedFile] = {}
+    made: list[str] = []
 
     @property
     def is_whole(self) -> bool:
@@ -94,11 +99,21 @@ def write_manifest(model_dir: Path, manifest: Manifest) -> None:
     """Replace the manifest as a whole. Raises OSError."""
     file = model_dir / MANIFEST_FILE
     scratch = file.with_name(f"{file.name}.new")
-    with scratch.open("wb") as stream:
+    with os.fdopen(open_own_file(scratch, os.O_CREAT | os.O_TRUNC), "wb") as stream:
         stream.write(msgspec.json.encode(manifest))
         stream.flush()
         os.fsync(stream.fileno())
     scratch.replace(file)
+
+
+def open_own_file(file: Path, flags: int = 0, mode: int = 0o644) -> int:
+    """A descriptor to write a file of a model directory with. Raises OSError for a link or a pipe: whoever made the
+    directory may have put it there."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, mode)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file")
 
 
 def part_of(model_dir: Path, name: str) -> Path:

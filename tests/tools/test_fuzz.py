@@ -11,8 +11,9 @@ from tools.fuzz.__main__ import TARGETS, fuzz
 from tools.fuzz.mutate import mutated, random_message
 from tools.fuzz.targets.http import is_complete, request_bytes
 
-TENTH = {"tls": 1000, "frames": 1000}
-"""Of 10,000; a stream of frames that is well lasts for half a second."""
+TENTH = {"tls": 1000, "frames": 1000, "files": 400}
+"""tls and frames: of 10,000; a stream of frames that is well lasts for half a second. files: a fiftieth, for a fetcher
+waits before it asks a source again."""
 
 
 @pytest.mark.extended

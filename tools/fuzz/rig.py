@@ -34,7 +34,10 @@ PROBE_S = 10.0
 
 @dataclass(slots=True)
 class Rig:
-    """Nodes with the demo model over all of them. `secret` is empty in an open mesh."""
+    """Nodes with the demo model over all of them. `secret` is empty in an open mesh.
+
+    notes: what a target prints beside its line. harm: what it found done to others than the nodes.
+    """
 
     homes: list[Path]
     nodes: list[ChildNode]
@@ -43,6 +46,7 @@ class Rig:
     namespace: str
     answer: str = ""
     notes: list[str] = field(default_factory=list)
+    harm: list[str] = field(default_factory=list)
 
     @property
     def api(self) -> ApiClient:
@@ -59,6 +63,17 @@ class Rig:
     @property
     def control(self) -> str:
         return f"127.0.0.1:{_port(self.ready[0]['grpc_address'])}"
+
+    @property
+    def files_port(self) -> int:
+        """Where the first node's peers read its files: the one port that it listens on besides control and API."""
+        listening = {
+            connection.laddr.port
+            for connection in psutil.Process(self.nodes[0].pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        (port,) = listening - {self.api_port, _port(self.control)}
+        return int(port)
 
     def instance(self) -> dict[str, Any]:
         """The demo model as the first node sees it; placed over all nodes if it is not."""
@@ -176,7 +191,7 @@ def _healthz(url: str) -> float | None:
 
 def verdict(rig: Rig, before: Reading, after: Reading, prober: Prober) -> list[str]:
     """What is not as it must be."""
-    found = []
+    found = list(rig.harm)
     growth = max(after.rss_of[pid] / rss for pid, rss in before.rss_of.items() if pid in after.rss_of)
     if growth > MAX_GROWTH:
         found.append(f"a process has {growth:.2f} times the memory that it had")

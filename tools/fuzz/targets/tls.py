@@ -1,4 +1,4 @@
-"""TLS connections of junk to the control port and the data port of a closed mesh."""
+"""TLS connections of junk to the control port, the data port and the file server of a closed mesh."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
     """Mutated client hellos, whole handshakes without a certificate, HTTP/2 in the clear, and noise."""
     hello = client_hello()
     data_port = int(rig.instance()["stages"][-1]["endpoint"].rpartition(":")[2])
-    ports = (int(rig.control.rpartition(":")[2]), data_port)
+    ports = (int(rig.control.rpartition(":")[2]), data_port, rig.files_port)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
 
     async def one(number: int) -> str:
-        port = ports[number // 10 % 2]
+        port = ports[number // 10 % 3]
         try:
             if number % 10 == 0:
                 return await _handshake(port, context)

@@ -1,0 +1,67 @@
+"""Checks what a hub or a peer says it has, before anything is made of it: either may lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from exo_mesh.errors import FetchError
+from exo_mesh.fetcher.source import FileInfo, Listing
+
+MAX_FILES = 100_000
+"""The largest repositories of models have some thousands; a listing of so many takes about 50 MB."""
+
+MAX_FILE_BYTES = 2**50
+"""A PiB: more than any file system of one machine takes, and far from where sums of sizes overflow."""
+
+_PART = r"[\w\-][\w.\-]*"
+_PLACE = r"[\w\-][\w.\-+ ()]*"
+_NAME = re.compile(rf"{_PLACE}(?:/{_PLACE})*")
+_MAX_NAME = 500
+_REPO = re.compile(rf"(?:{_PART}/)?{_PART}", re.ASCII)
+_REVISION = re.compile(r"[\w][\w.\-/]{0,199}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def checked(listing: Listing) -> Listing:
+    """The listing without files of names that no checkpoint has. Raises FetchError if it cannot be true."""
+    if not _is_origin(listing.repo, listing.revision):
+        raise FetchError("the source names a repository or a commit that cannot be one", is_final=True)
+    if len(listing.files) > MAX_FILES:
+        raise FetchError(f"the source lists {len(listing.files)} files; at most {MAX_FILES} are read", is_final=True)
+    files = {name: _checked_file(info) for name, info in listing.files.items() if _is_name(name)}
+    made = tuple(dict.fromkeys(name for name in listing.made if name in files))
+    return Listing(listing.repo, listing.revision, files, listing.digest, made)
+
+
+def is_repository(name: Any) -> bool:
+    """Checks whether a hub's id of a repository has a form that ids have."""
+    return isinstance(name, str) and len(name) <= 200 and _REPO.fullmatch(name) is not None
+
+
+def whole_number(value: Any, most: int = 2**63 - 1) -> int:
+    """A count that somebody else gives, 0 if it is none."""
+    return value if isinstance(value, int) and 0 <= value <= most else 0
+
+
+def field_of(value: Any, name: str) -> Any:
+    """A field of an object or of a mapping, None if it has none."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _is_origin(repo: Any, revision: Any) -> bool:
+    if repo == "" and revision == "":
+        return True
+    is_revision = isinstance(revision, str) and _REVISION.fullmatch(revision) is not None and ".." not in revision
+    return is_repository(repo) and is_revision
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
+
+
+def _checked_file(info: FileInfo) -> FileInfo:
+    if not isinstance(info.size, int) or not 0 <= info.size <= MAX_FILE_BYTES:
+        raise FetchError(f"the source says that {info.name} has {info.size!r:.40} bytes", is_final=True)
+    return info if _SHA256.fullmatch(str(info.sha256)) else FileInfo(info.name, info.size)
