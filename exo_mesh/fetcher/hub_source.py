@@ -10,9 +10,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpx2
 from huggingface_hub import HfApi, constants, get_session, get_token, hf_hub_url
@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import ModelInfo
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, validate_repo_id  # type: ignore[attr-defined]
 
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
 from exo_mesh.fetcher.source import FileInfo, Listing, NoRangesError, Sink, SourceError
@@ -35,11 +35,19 @@ from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.weights.safetensors import DTYPE_BITS
 
 ASK_TRIES = 4
-ASK_LIMIT_S = 20.0
+ASK_LIMIT_S = 10.0
+"""For one attempt; a hub that connects and says nothing is asked once."""
+
 FIRST_PAUSE_S = 0.5
 MAX_PATIENCE_S = 60.0
 """How long a question to the hub's API waits when the hub says Retry-After."""
 
+ANSWER_LIMIT_S = 30.0
+MAX_ANSWER_BYTES = 32 * 2**20
+"""The listing of a repository with 100,000 files has 20 MB."""
+
+_OF_THE_BODY = ("content-encoding", "content-length", "transfer-encoding")
+_COMMIT = re.compile(r"\w[\w.\-/]{0,200}")
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _SEARCHED = ["downloads", "likes", "gated", "tags", "safetensors", "gguf", "usedStorage"]
 _T = TypeVar("_T")
@@ -61,8 +69,7 @@ class HubFiles:
 
     def listing(self) -> Listing:
         """Asks several times if the hub is busy. Raises UnknownModelError and FetchError."""
-        info = ask(lambda: HfApi().model_info(self.repo, revision=self.revision, files_metadata=True,
-                                              timeout=ASK_LIMIT_S), self.repo, self.revision)  # fmt: skip
+        info = ask(self._info, self.repo, self.revision)
         self.revision = info.sha or self.revision
         files = {
             sibling.rfilename: FileInfo(
@@ -73,6 +80,18 @@ class HubFiles:
         with self._lock:
             self._folders = {path.rpartition("/")[2]: path for path in files if path.endswith(".gguf")}
         return Listing(self.repo, self.revision, files)
+
+    def _info(self) -> ModelInfo:
+        """Raises as `asked_json`, and ValueError for what no hub says."""
+        validate_repo_id(self.repo)
+        place = f"/{self.repo}/revision/{quote(self.revision, safe='')}"
+        info = ModelInfo(**asked_json(place, {"blobs": True}))  # type: ignore[no-untyped-call]
+        if not _COMMIT.fullmatch(info.sha or self.revision):
+            raise ValueError("a revision that is none")
+        for sibling in info.siblings or []:
+            if not isinstance(sibling.rfilename, str) or not _is_size(sibling.size):
+                raise ValueError("a file with a name or size that none can have")
+        return info
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
         headers = {"Accept-Encoding": "identity"}
@@ -135,20 +154,25 @@ class HubFiles:
 def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> None:
     for piece in response.iter_raw():
         view = memoryview(piece)[skip : skip + count]
+        is_end_near = response.status_code == 206 and len(view) == len(piece)
         skip = max(0, skip - len(piece))
         count -= len(view)
         if view:
             sink(view)
-        if not count and response.status_code != 206:
-            return  # with 206 the end is near: a connection that was read to its end is used again
+        if not count and not is_end_near:
+            return  # else read on: a connection that was read to its end is used again
     if count:
         raise SourceError(f"the hub's connection ended {count} bytes too early")
 
 
 def search_hub(query: str, limit: int) -> tuple[HubModel, ...]:
     """Models whose names fit a query, the most downloaded first. Raises FetchError."""
-    found = ask(lambda: list(HfApi().list_models(search=query, limit=limit, sort="downloads",
-                                                 expand=_SEARCHED)), query, "")  # type: ignore[arg-type]  # fmt: skip
+    wanted = {"search": query, "limit": limit, "sort": "downloads", "expand": _SEARCHED}
+    found: list[ModelInfo] = ask(
+        lambda: [ModelInfo(**one) for one in asked_json("", wanted)[:limit]],  # type: ignore[no-untyped-call]
+        query,
+        "",
+    )
     return tuple(
         HubModel(
             info.id, info.downloads or 0, info.likes or 0, _weight_bytes(info), bool(info.gated), tuple(info.tags or ())
@@ -164,6 +188,27 @@ def _weight_bytes(info: ModelInfo) -> int:
     return info.used_storage or 0
 
 
+def asked_json(place: str, params: Mapping[str, Any]) -> Any:
+    """What the API of models says at a path. Raises what huggingface_hub does, and ValueError.
+
+    HfApi has no limit for the size and the time of an answer, and retries a search for more than a minute.
+    """
+    url = f"{constants.ENDPOINT}/api/models{place}"
+    end = time.monotonic() + ANSWER_LIMIT_S
+    content = bytearray()
+    with get_session().stream("GET", url, params=params, headers=build_hf_headers(), timeout=ASK_LIMIT_S) as response:
+        for piece in response.iter_bytes():
+            content += piece
+            if len(content) > MAX_ANSWER_BYTES:
+                raise ValueError(f"more than {MAX_ANSWER_BYTES} bytes")
+            if time.monotonic() > end:
+                raise httpx2.ReadTimeout("the answer does not end", request=response.request)
+    headers = {name: value for name, value in response.headers.items() if name.lower() not in _OF_THE_BODY}
+    answer = httpx2.Response(response.status_code, headers=headers, content=bytes(content), request=response.request)
+    hf_raise_for_status(answer)
+    return answer.json()
+
+
 def ask(question: Callable[[], _T], repo: str, revision: str) -> _T:
     """The answer of the hub's API, asked again while the hub is busy. Raises UnknownModelError and FetchError."""
     for attempt in range(1, ASK_TRIES + 1):
@@ -174,7 +219,7 @@ def ask(question: Callable[[], _T], repo: str, revision: str) -> _T:
             if not isinstance(problem, SourceError):
                 raise problem from exc
             pause_s = FIRST_PAUSE_S * 2 ** (attempt - 1) if problem.retry_after_s is None else problem.retry_after_s
-            if attempt == ASK_TRIES or pause_s > MAX_PATIENCE_S:
+            if attempt == ASK_TRIES or pause_s > MAX_PATIENCE_S or isinstance(exc, httpx2.TimeoutException):
                 raise FetchError(str(problem), remedy=_reach()) from exc
             time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")
@@ -262,6 +307,10 @@ def _host() -> str:
 
 def _reach() -> str:
     return f"check that this machine can reach {constants.ENDPOINT} (HF_ENDPOINT and HTTPS_PROXY change the way)"
+
+
+def _is_size(size: object) -> bool:
+    return size is None or (isinstance(size, int) and 0 <= size < 2**63)
 
 
 def _is_hub(url: str) -> bool:
