@@ -257,6 +257,11 @@ class Downloads:
                 await self._fetcher.resolve(
                     name, target, repo=repo, revision=revision, sources=sources, trust_remote_code=allows_code
                 )
+                if not await asyncio.to_thread(_is_model, target):  # the fetcher leaves what is there alone
+                    raise FetchError(
+                        f"the place of {name} below the directory of fetched models is taken by files of no model",
+                        remedy="move them away", is_final=True,
+                    )  # fmt: skip
                 await asyncio.to_thread(self._files.touch, name, store=self.store.staged_from(name))
                 await self._on_change()
 

@@ -203,9 +203,10 @@ class LocalFiles:
                     )
 
     def delete(self, name: str) -> bool:
-        """Delete what was fetched of a model; False if nothing was."""
+        """Delete what was fetched of a model, also if its manifest is damaged; False if nothing was."""
         model_dir = self.target(name)
-        if read_manifest(model_dir) is None and not (self._is_store and (model_dir / "config.json").is_file()):
+        is_fetched = (model_dir / MANIFEST_FILE).is_file()
+        if not is_fetched and not (self._is_store and (model_dir / "config.json").is_file()):
             return False
         scratch = self.root / f"{SCRATCH_PREFIX}gone-{os.getpid()}-{time.monotonic_ns()}"
         model_dir.rename(scratch)  # so that nobody finds half a model
