@@ -397,3 +397,14 @@ def test_answers_that_never_end_end_where_they_should(
     hub.faults.has_ends = False
     assert isinstance(child.fetch(tmp_path / "m"), Fetched)
     assert is_same_model(tmp_path / "m", original)
+
+
+def test_a_header_that_cannot_be_names_model_and_file(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path
+) -> None:
+    directory = variant(original, tmp_path / "hub")
+    file = directory / "model-00001-of-00003.safetensors"
+    file.write_bytes((90 * 2**20).to_bytes(8, "little") + file.read_bytes()[8:])
+    hub.add("org/header", directory)
+    message = failed(child.resolve("org/header", tmp_path / "m")).message
+    assert message.startswith(f"org/header: {file.name} is not a safetensors file"), message
