@@ -91,6 +91,8 @@ def error_response(error: MeshError) -> web.Response:
     """The reply that an error becomes."""
     rule = _RULES.get(error.code, _RULES["internal_error"])
     wait_s = math.ceil(error.retry_after_s) if isinstance(error, OverloadError) else rule.retry_after_s
+    if isinstance(error, FetchError) and error.is_final:
+        wait_s = None  # clients would wait and try again for nothing
     return json_response(error_body(error), rule.status, {"Retry-After": str(max(1, wait_s))} if wait_s else None)
 
 

@@ -52,9 +52,11 @@ def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> list[FileIn
         and (name == INDEX_FILE or not _INDEXES.fullmatch(name))
         and (name != INDEX_FILE or SINGLE_FILE not in files)
     ]
-    needed = [info for info in chosen if info.size <= _LIMITS.get(info.name, MAX_JSON_BYTES)]
+    needed = []
     for info in chosen:
-        if info not in needed and info.name in (*_LIMITS, "config.json"):
+        if info.size <= _LIMITS.get(info.name, MAX_JSON_BYTES):
+            needed.append(info)
+        elif info.name in (*_LIMITS, "config.json"):
             raise FetchError(f"{info.name} has {info.size} bytes, more than any model needs", is_final=True)
     return sorted(needed, key=lambda info: (info.name not in (*_LIMITS, "config.json"), info.name))[:MAX_TEXT_FILES]
 

@@ -8,6 +8,7 @@ import httpx2
 from huggingface_hub import set_client_factory
 from huggingface_hub.utils._http import default_client_factory
 
+from exo_mesh.clock import monotonic
 from exo_mesh.errors import FetchError
 
 FILE = "exo_mesh.file"
@@ -15,6 +16,10 @@ FILE = "exo_mesh.file"
 
 MAX_ANSWER_BYTES = 16 * 2**20
 """Of any other answer. A listing of 40,000 files has so many; the largest repositories have some thousands."""
+
+
+ANSWER_LIMIT_S = 30.0
+"""For one such answer, however slowly it comes."""
 
 
 def use_bounded_client() -> None:
@@ -46,17 +51,19 @@ def _bound(response: httpx2.Response) -> None:
 
 
 class _Bounded(httpx2.SyncByteStream):
-    """The same bytes, up to MAX_ANSWER_BYTES. Raises FetchError beyond."""
+    """The same bytes, up to MAX_ANSWER_BYTES and for ANSWER_LIMIT_S. Raises FetchError beyond."""
 
     def __init__(self, stream: httpx2.SyncByteStream) -> None:
         self._stream = stream
 
     def __iter__(self) -> Iterator[bytes]:
-        left = MAX_ANSWER_BYTES
+        left, end = MAX_ANSWER_BYTES, monotonic() + ANSWER_LIMIT_S
         for piece in self._stream:
             left -= len(piece)
             if left < 0:
                 raise FetchError(f"the hub answers with more than {MAX_ANSWER_BYTES} bytes", is_final=True)
+            if monotonic() > end:
+                raise FetchError(f"an answer of the hub takes more than {ANSWER_LIMIT_S:.0f} s", is_final=True)
             yield piece
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -38,7 +38,9 @@ from exo_mesh.printable import printable
 from exo_mesh.weights.safetensors import DTYPE_BITS
 
 ASK_TRIES = 4
-ASK_LIMIT_S = 20.0
+ASK_LIMIT_S = 10.0
+"""For one attempt; a hub that connects and says nothing is asked once."""
+
 FIRST_PAUSE_S = 0.5
 MAX_PATIENCE_S = 60.0
 """How long a question to the hub's API waits when the hub says Retry-After."""
@@ -157,8 +159,8 @@ def _pass_on(response: httpx2.Response, skip: int, count: int, sink: Sink) -> No
 
 def search_hub(query: str, limit: int) -> tuple[HubModel, ...]:
     """Models whose names fit a query, the most downloaded first. Raises FetchError."""
-    found = ask(lambda: list(HfApi().list_models(search=query, limit=limit, sort="downloads",
-                                                 expand=_SEARCHED)), query, "")  # type: ignore[arg-type]  # fmt: skip
+    wanted = {"search": query, "limit": limit, "sort": "downloads", "expand": _SEARCHED}
+    found = ask(lambda: _listed(wanted)[:limit], query, "")
     return tuple(
         HubModel(
             info.id,
@@ -171,6 +173,14 @@ def search_hub(query: str, limit: int) -> tuple[HubModel, ...]:
         for info in found
         if is_repository(info.id)
     )
+
+
+def _listed(params: Mapping[str, Any]) -> list[ModelInfo]:
+    """What the hub's list of models says: one question, where HfApi asks again for more than a minute."""
+    url = f"{constants.ENDPOINT}/api/models"
+    answer = get_session().get(url, params=params, headers=build_hf_headers(), timeout=ASK_LIMIT_S)
+    hf_raise_for_status(answer)
+    return [ModelInfo(**one) for one in answer.json()]  # type: ignore[no-untyped-call]
 
 
 def _weight_bytes(info: ModelInfo) -> int:
@@ -190,7 +200,7 @@ def ask(question: Callable[[], _T], repo: str, revision: str) -> _T:
             if not isinstance(problem, SourceError):
                 raise problem from exc
             pause_s = FIRST_PAUSE_S * 2 ** (attempt - 1) if problem.retry_after_s is None else problem.retry_after_s
-            if attempt == ASK_TRIES or pause_s > MAX_PATIENCE_S:
+            if attempt == ASK_TRIES or pause_s > MAX_PATIENCE_S or isinstance(exc, httpx2.TimeoutException):
                 raise FetchError(str(problem), remedy=_reach()) from exc
             time.sleep(pause_s)
     raise AssertionError("the last attempt returns or raises")

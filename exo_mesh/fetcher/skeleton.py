@@ -30,6 +30,7 @@ from exo_mesh.fetcher.writing import (
     sha256_of,
     sync_directory,
 )
+from exo_mesh.model_files import label
 from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
 from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
 from exo_mesh.weights.safetensors import (
@@ -124,7 +125,9 @@ def header_stop(model_dir: Path, name: str, size: int) -> int:
         prefix = stream.read(8)
     stop = 8 + (struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else MAX_HEADER_BYTES)
     if stop > min(size, MAX_HEADER_BYTES):
-        raise ModelError(f"{name} is not a safetensors file: its header would end at byte {stop} of {size}")
+        raise ModelError(
+            f"{label(model_dir)}: {name} is not a safetensors file: its header would end at byte {stop} of {size}"
+        )
     return int(stop)
 
 

@@ -266,6 +266,11 @@ class Downloads:
                     name, target, repo=repo, revision=revision, sources=sources, trust_remote_code=allows_code
                 )
                 self.tally.add(num_bytes)
+                if not await asyncio.to_thread(_is_model, target):  # the fetcher leaves what is there alone
+                    raise FetchError(
+                        f"the place of {name} below the directory of fetched models is taken by files of no model",
+                        remedy="move them away", is_final=True,
+                    )  # fmt: skip
                 await asyncio.to_thread(self._files.touch, name, store=self.store.staged_from(name))
                 await self._on_change()
 

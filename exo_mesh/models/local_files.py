@@ -205,12 +205,13 @@ class LocalFiles:
                     )
 
     def delete(self, name: str) -> bool:
-        """Delete what was fetched of a model, and what is left of deletions that a kill has ended; False if nothing was
-        fetched."""
+        """Delete what was fetched of a model, also if its manifest is damaged, and what is left of deletions that a
+        kill has ended; False if nothing was fetched."""
         for leftover in self.root.glob(f"{GONE_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         model_dir = self.target(name)
-        if read_manifest(model_dir) is None and not (self._is_store and (model_dir / "config.json").is_file()):
+        is_fetched = (model_dir / MANIFEST_FILE).is_file()
+        if not is_fetched and not (self._is_store and (model_dir / "config.json").is_file()):
             return False
         scratch = self.root / f"{GONE_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
         model_dir.rename(scratch)  # so that nobody finds half a model

@@ -15,6 +15,7 @@ from aiohttp import ClientResponse
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.errors import error_response
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.errors import FetchError
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
@@ -227,6 +228,12 @@ async def test_a_key_is_enough_to_chat_with_a_model_of_the_hub(mesh: ScriptedMes
         chat = {"model": "org/at-hub", "messages": HI}
         assert (await call(api, "POST", "/v1/chat/completions", chat, text))[0] == 200
         assert (await call(api, "POST", "/download/start", {"model": "org/at-hub"}, text))[0] == 403
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+def test_clients_are_told_to_try_again_only_where_that_can_help(is_final: bool) -> None:
+    answer = error_response(FetchError("m is gated", is_final=is_final))
+    assert ("Retry-After" in answer.headers) is not is_final
 
 
 async def test_a_download_that_failed_says_what_helps(mesh: ScriptedMesh) -> None:

@@ -281,8 +281,10 @@ def test_facts_of_a_model() -> None:
     assert fits == ["?", "yes, 1 peer", "yes, 2 peers", "no: 12 B of weights, 11 B usable"]
     model = {"id": "m", "peers": ["a", "b"]}
     peers = [{"id": "a", "name": "alpha"}, {"id": "b", "name": "beta", "partial_models": ["m"]}]
-    half = {"peer_id": "b", "model": "m", "layers": [0, 14]}
+    half = {"peer_id": "b", "model": "m", "layers": [0, 14], "state": "completed"}
     assert facts.held_layers(model, {"view": {"peers": peers}}, [half]) == "alpha all, beta 0-13"
+    failed = half | {"state": "failed"}
+    assert facts.held_layers(model, {"view": {"peers": peers}}, [failed]) == "alpha all, beta a part"
     assert facts.held_layers(model, {"view": {"peers": peers}}, []) == "alpha all, beta a part"
     assert facts.held_layers(model, {"view": {"peers": peers[:1]}}, []) == "all"
     refused = {"width": 1, "refused": {"message": "too large"}}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
+import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exo_mesh.domain.spans import num_bytes
+from exo_mesh.fetcher.choosing import MAX_TEXT_FILES, text_files
+from exo_mesh.fetcher.source import FileInfo
 from exo_mesh.fetcher.wire import Answer, CancelFetch, FetchPace, SearchResult
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.fetched import is_here, part_of, read_manifest
@@ -330,3 +336,75 @@ def test_a_busy_machine_still_gets_its_files(
     assert isinstance(child.pull(REPO, tmp_path / "m"), Fetched)
     child.send(FetchPace(is_busy=False))
     assert is_same_model(tmp_path / "m", original)
+
+
+@pytest.mark.extended
+def test_a_hub_that_is_not_there_or_says_nothing_is_given_up_in_seconds(tmp_path: Path, hub: LoopbackHub) -> None:
+    closed, silent = socket.create_server(("127.0.0.1", 0)), socket.create_server(("127.0.0.1", 0))
+    urls = [f"http://127.0.0.1:{one.getsockname()[1]}" for one in (closed, silent)]
+    closed.close()
+    with silent, contextlib.ExitStack() as stack:
+        children = [
+            stack.enter_context(FetcherChild(fetcher_environ(hub, tmp_path, HF_ENDPOINT=url, NO_PROXY="127.0.0.1")))
+            for url in urls
+            for _ in range(2)
+        ]
+        began = time.monotonic()
+        for child in children[::2]:
+            child.send_search("org/", 5)
+        for child in children[1::2]:
+            child.send_resolve(REPO, tmp_path / "m")
+        assert all("cannot be reached" in failed(child.answer()).message for child in children)
+        assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda info: "hello", "does not answer as a hub does"),
+        (lambda info: info | {"sha": "../../.."}, "a repository or a commit that cannot be one"),
+        (lambda info: info | {"siblings": [{"rfilename": None}]}, "it has no weights"),
+        (lambda info: info | {"siblings": [one | {"size": -1} for one in info["siblings"]]}, "has -1 bytes"),
+        (lambda info: info | {"siblings": [one | {"size": 2**70} for one in info["siblings"]]}, f"has {2**70} bytes"),
+        (lambda info: info | {"siblings": [one | {"size": "big"} for one in info["siblings"]]}, "has 'big' bytes"),
+        (lambda info: info | {"padding": " " * 17 * 2**20}, "more than 16777216 bytes"),
+    ],
+    ids=["no object", "revision", "no name", "negative size", "huge size", "no size", "17 MiB"],
+)
+def test_an_impossible_listing_is_refused_in_words(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, change: Callable[[dict[str, Any]], Any], message: str
+) -> None:
+    hub.faults.lists = change
+    assert message in failed(child.resolve(REPO, tmp_path / "m")).message
+    assert not list(tmp_path.iterdir())
+
+
+def test_choosing_from_many_files_takes_no_longer_than_reading_their_names() -> None:
+    names = [f"z{i}.json" for i in range(30_000)] + ["config.json"]
+    began = time.monotonic()
+    chosen = text_files({name: FileInfo(name, 10) for name in names}, with_code=False)
+    assert time.monotonic() - began < 3  # 0.1 s; with a look at all for each, 30 s
+    assert chosen[0].name == "config.json" and len(chosen) == MAX_TEXT_FILES
+
+
+def test_answers_that_never_end_end_where_they_should(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path
+) -> None:
+    hub.faults.lists = lambda info: setattr(hub.faults, "has_ends", False) or info
+    assert "more than 16777216 bytes" in failed(child.resolve(REPO, tmp_path / "m")).message
+    hub.faults.has_ends, hub.faults.lists = True, lambda info: info
+    assert not isinstance(child.resolve(REPO, tmp_path / "m"), FetchFailed)
+    hub.faults.has_ends = False
+    assert isinstance(child.fetch(tmp_path / "m"), Fetched)
+    assert is_same_model(tmp_path / "m", original)
+
+
+def test_a_header_that_cannot_be_names_model_and_file(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild, original: Path
+) -> None:
+    directory = variant(original, tmp_path / "hub")
+    file = directory / "model-00001-of-00003.safetensors"
+    file.write_bytes((90 * 2**20).to_bytes(8, "little") + file.read_bytes()[8:])
+    hub.add("org/header", directory)
+    message = failed(child.resolve("org/header", tmp_path / "m")).message
+    assert message.startswith(f"org/header: {file.name} is not a safetensors file"), message

@@ -21,7 +21,7 @@ from exo_mesh.models.downloads import Downloads, FetchRules
 from exo_mesh.models.local_files import USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.tasks import ChangeSignal
-from exo_mesh.weights.fetched import read_manifest, write_manifest
+from exo_mesh.weights.fetched import MANIFEST_FILE, read_manifest, write_manifest
 from exo_mesh.weights.store import ModelStore
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.nodes import until
@@ -281,6 +281,25 @@ async def test_a_deletion_that_was_killed_is_finished_by_the_next_one(bench: Ben
     (leftover / "model.safetensors").write_bytes(b"x")
     await bench.downloads.delete("m")
     assert not leftover.exists()
+
+
+async def test_a_model_whose_manifest_is_damaged_can_be_deleted(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "models" / "m" / MANIFEST_FILE).write_text("garbage")
+    assert await bench.downloads.delete("m")
+    assert not (tmp_path / "models" / "m").exists()
+
+
+async def test_files_of_no_model_in_the_place_of_one_are_named_as_the_reason(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(*args: Any, **where: Any) -> Mapping[str, int]:  # as the fetcher does where something is
+        return {}
+
+    monkeypatch.setattr(bench.fetcher, "resolve", resolve)
+    (tmp_path / "models" / "other").mkdir()
+    (tmp_path / "models" / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(FetchError, match="the place of other "):
+        await bench.downloads.resolve("other", "org/other", "main")
 
 
 async def test_a_node_that_fetches_nothing_says_so(tmp_path: Path) -> None:

@@ -106,8 +106,11 @@ class FetcherChild:
         return answer if isinstance(answer, FetchFailed) else self.fetch(model_dir)
 
     def search(self, query: str, limit: int) -> Answer:
-        self.send(Search(next(self._ids), query, limit))
+        self.send_search(query, limit)
         return self.answer()
+
+    def send_search(self, query: str, limit: int) -> None:
+        self.send(Search(next(self._ids), query, limit))
 
 
 def is_same_model(model_dir: Path, original: Path) -> bool:

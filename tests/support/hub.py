@@ -9,7 +9,7 @@ import hashlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,6 +60,8 @@ class Faults:
     refusals: in order, the first that fits a request is used. has_ranges: False means that it sends whole files.
     cut_bytes: it cuts a connection after so many bytes of a file. corrupt: so many times for a file, by its name, one
     byte in the middle of it is wrong. pause_s: before each block of BLOCK_BYTES. hold: while set, no file goes on.
+    lists: makes what the API says of a repository out of what is true. has_ends: False means that every answer goes on
+    with blanks until the client hangs up.
     """
 
     refusals: list[Refusal] = field(default_factory=list)
@@ -68,6 +70,8 @@ class Faults:
     corrupt: dict[str, int] = field(default_factory=dict)
     pause_s: float = 0.0
     hold: threading.Event = field(default_factory=threading.Event)
+    lists: Callable[[dict[str, Any]], Any] = lambda info: info
+    has_ends: bool = True
 
     def refusal(self, path: str) -> Refusal | None:
         found = next((one for one in self.refusals if one.times > 0 and one.path in path), None)
@@ -207,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not found.is_revision(revision):
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         if not rest or rest[0] == "revision":
-            return self._json(self._info(name, found, with_blobs="blobs" in query))
+            return self._json(self.server.hub.faults.lists(self._info(name, found, with_blobs="blobs" in query)))
         tree = [self._entry(found, file) for file in found.files()]
         if rest[0] == "tree":
             return self._json(tree)
@@ -296,7 +300,11 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         for block in self._blocks(f"{repo}/{file.name}", file, start, stop):
             self.wfile.write(block)
-        return None
+        return self._go_on_for_ever()
+
+    def _go_on_for_ever(self) -> None:
+        while not self.server.hub.faults.has_ends:
+            self.wfile.write(b" " * BLOCK_BYTES)
 
     def _blocks(self, key: str, file: Path, start: int, stop: int) -> Iterator[bytes]:
         hub, faults, sent = self.server.hub, self.server.hub.faults, 0
@@ -326,6 +334,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(HTTPStatus.OK, {"Content-Type": "application/json", "Content-Length": str(len(body))})
         if self.command != "HEAD":
             self.wfile.write(body)
+            self._go_on_for_ever()
 
     def _refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps({"error": message}).encode()
@@ -338,5 +347,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _head(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
         for name, value in headers.items():
-            self.send_header(name, value)
+            if self.server.hub.faults.has_ends or name != "Content-Length" or self.command == "HEAD":
+                self.send_header(name, value)
         self.end_headers()

@@ -43,7 +43,7 @@ def held_layers(model: Mapping[str, Any], state: Mapping[str, Any], downloads: I
     layers = {
         entry["peer_id"]: layers_text(entry["layers"])
         for entry in downloads
-        if entry["model"] == model["id"] and entry["layers"][1] > entry["layers"][0]
+        if entry["model"] == model["id"] and entry["layers"][1] > entry["layers"][0] and entry["state"] != "failed"
     }
     if partial.isdisjoint(model["peers"]):
         return "all" if model["peers"] else "-"
