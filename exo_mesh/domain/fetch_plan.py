@@ -43,7 +43,7 @@ def fetch_plan(
     ways: Sequence[str],
     hub_users: Collection[str],
 ) -> list[PlannedShare]:
-    """The shares of one peer, which together are what it wants and does not have.
+    """The shares of one peer, which together are what it wants and does not have, in the order to fetch them.
 
     wants: what each peer that fetches now is to have. present: what each peer has. ways: the peers that `own_id` can
     read from, the best measured way first. hub_users: peers that may ask the hub, which is the last source of each.
@@ -62,10 +62,17 @@ def fetch_plan(
             if own_id in hub_users:
                 sources.append(PlannedSource(HUB))
             cells.setdefault(tuple(sources), {}).setdefault(file, []).append(cell)
-    return [
+    shares = [
         PlannedShare({file: merged(spans) for file, spans in files.items()}, sources)
         for sources, files in cells.items()
     ]
+    return sorted(shares, key=_turn_of)
+
+
+def _turn_of(share: PlannedShare) -> int:
+    """First what this peer takes from the hub, for others wait for that; last what it waits for itself."""
+    first = share.sources[0] if share.sources else PlannedSource(HUB)
+    return 0 if first.peer == HUB else 2 if first.is_arriving else 1
 
 
 def _cells(missing: Spans, others: Iterable[Spans]) -> list[Span]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +46,9 @@ MAX_TRIES = 3
 """A fetch whose sources have failed is planned again, since peers may have come, gone, or got more meanwhile."""
 
 RETRY_S = 1.0
+
+PLAN_AGAIN_S = 1.0
+"""Between two new plans of one fetch because of what others fetch; the first of them is made at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,7 +91,8 @@ class FetchRules:
 
 @dataclass(eq=False)
 class _Job:
-    """One fetch. wants: of all peers that fetch the model for the same reason. is_pull: nobody needs to wait for it."""
+    """One fetch. wants: of all peers that fetch the model for the same reason. is_pull: nobody needs to wait for it.
+    elsewhere: what others fetched of the model for reasons of their own, when the fetch was planned last."""
 
     model: str
     layers: Layers
@@ -96,6 +100,8 @@ class _Job:
     info: DownloadInfo
     is_pull: bool = False
     watchers: int = 0
+    num_plans: int = 0
+    elsewhere: frozenset[tuple[str, Layers]] = frozenset()
     changed: ChangeSignal = field(default_factory=ChangeSignal)
     task: asyncio.Task[None] | None = None
 
@@ -383,9 +389,8 @@ class Downloads:
         model_dir = await asyncio.to_thread(self._files.model_dir, job.model)
         for attempt in range(MAX_TRIES):
             try:
-                shares = await self._shares(job)
-                if shares:
-                    await self._fetcher.fetch(model_dir, shares, _Meter(job, self._update).take)
+                while not await self._fetch_as_planned(job, model_dir):
+                    _log.info("another peer fetches %s as well, or no longer; planning it again", job.model)
                 break
             except FetchError as exc:
                 if exc.is_final or attempt == MAX_TRIES - 1:
@@ -397,24 +402,65 @@ class Downloads:
         if left := size_of_pieces(await asyncio.to_thread(self._files.missing, job.model, job.layers)):
             raise FetchError(f"{gigabytes(left)} of {job.model} did not come")
 
+    async def _fetch_as_planned(self, job: _Job, model_dir: Path) -> bool:
+        """Fetch by a plan of now. False if another peer has begun to fetch the same model meanwhile, or has ended
+        without it: by a new plan each byte comes from the hub once. Raises FetchError."""
+        shares = await self._shares(job)
+        if not shares:
+            return True
+        job.num_plans += 1
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (PLAN_AGAIN_S if job.num_plans > 1 else 0.0)
+        fetching = asyncio.ensure_future(self._fetch_all(job, model_dir, shares))
+        try:
+            while not fetching.done():
+                if loop.time() >= until and self._is_outdated(job):
+                    return False
+                await _either(fetching, self._membership.changed, PLAN_AGAIN_S)
+            fetching.result()
+            return True
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+
+    async def _fetch_all(self, job: _Job, model_dir: Path, shares: Sequence[Share]) -> None:
+        await self._fetcher.fetch(model_dir, shares, _Meter(job, self._update).take)
+
+    def _fetched_elsewhere(self, job: _Job) -> frozenset[tuple[str, Layers]]:
+        """What other peers fetch of the model now, besides what they fetch for the same reason."""
+        return frozenset(
+            (owner, None if info.is_whole else info.layers)
+            for owner, info in self._membership.view.downloads()
+            if info.model == job.model and info.state.is_active and owner != self._membership.own.id
+        ) - frozenset(job.wants.items())
+
+    def _is_outdated(self, job: _Job) -> bool:
+        """Do others fetch something else than when the plan was made? That one of them is done changes nothing."""
+        now = self._fetched_elsewhere(job)
+        completed = {
+            owner
+            for owner, info in self._membership.view.downloads()
+            if info.model == job.model and info.state is DownloadState.COMPLETED
+        }
+        return any(owner not in completed for owner, _ in job.elsewhere ^ now)
+
     async def _shares(self, job: _Job) -> list[Share]:
         """What is to be fetched from where, as things are now. Raises FetchError if there is no room, or no source."""
+        job.elsewhere = self._fetched_elsewhere(job)
         missing = await asyncio.to_thread(self._files.missing, job.model, job.layers)
         if not missing:
             return []
         await self._make_room(job.model, size_of_pieces(missing))
         own = await asyncio.to_thread(self._files.holding, job.model)
-        others = [(peer, one) for peer, one in await self._holdings(job.model) if one.digest == own.digest]
+        company = {peer_id for peer_id, _ in job.elsewhere}
+        others = [(peer, one) for peer, one in await self._holdings(job.model, company) if one.digest == own.digest]
         own_id = self._membership.own.id
         present = {own_id: own.present, **{peer.id: own.same_files(one) for peer, one in others}}
-        wanted = dict(job.wants)
+        readable = {peer.id for peer, _ in others}
+        wanted = [*job.wants.items(), *(one for one in job.elsewhere if one[0] in readable)]
         if own.repo and any(minus(spans, _held(present, file)) for file, spans in missing.items()):
-            wanted |= await self._through_store(job.model, own.digest)
-        wants = {
-            peer_id: await asyncio.to_thread(self._files.pieces, job.model, layers)
-            for peer_id, layers in wanted.items()
-        }
-        wants[own_id] = missing
+            wanted += (await self._through_store(job.model, own.digest)).items()
+        wants = {**await asyncio.to_thread(self._pieces_of_all, job.model, wanted), own_id: missing}
         ways = {peer.id: peer for peer in self._ways() if peer.info.files_port}
         planned = fetch_plan(own_id, wants, present, list(ways), self._hub_users(own) if own.repo else ())
         _refuse_sourceless(job.model, planned, self.rules)
@@ -448,6 +494,15 @@ class Downloads:
         host = self.store.remote
         return sorted(self._membership.peers, key=lambda peer: (peer is not host, *_way_rank(peer)))
 
+    def _pieces_of_all(self, model: str, wanted: Iterable[tuple[str, Layers]]) -> dict[str, Pieces]:
+        """By peer id."""
+        found: dict[str, dict[str, Spans]] = {}
+        for peer_id, layers in wanted:
+            pieces = found.setdefault(peer_id, {})
+            for file, spans in self._files.pieces(model, layers).items():
+                pieces[file] = merged((*pieces.get(file, ()), *spans))
+        return dict(found)
+
     def _hub_users(self, own: Holding) -> list[str]:
         """The peers that may ask the hub for a model: with a model store its host only, unless that is away."""
         own_id, store = self._membership.own.id, self.store
@@ -461,9 +516,11 @@ class Downloads:
         urls = tuple(f"{self.rules.scheme}://{host}:{peer.info.files_port}" for host in peer.hosts)
         return Source(peer.id, urls, is_arriving)
 
-    async def _holdings(self, model: str) -> list[tuple[Peer, Holding]]:
-        """What other peers have of a model, by the best way first; those that do not answer are left out."""
-        asked = [peer for peer in self._ways() if peer.info.files_port and peer.info.knows(model)]
+    async def _holdings(self, model: str, company: Collection[str] = ()) -> list[tuple[Peer, Holding]]:
+        """What other peers have of a model, by the best way first; those that do not answer are left out. company: ids
+        of peers that have it, though their own records may not say so yet."""
+        readable = [peer for peer in self._ways() if peer.info.files_port]
+        asked = [peer for peer in readable if peer.info.knows(model) or peer.id in company]
         replies = await asyncio.gather(*(peer.client.describe_files(model) for peer in asked), return_exceptions=True)
         found = []
         for peer, reply in zip(asked, replies, strict=True):
@@ -623,7 +680,7 @@ def _is_model(model_dir: Path) -> bool:
     return (model_dir / "config.json").exists() or (model_dir / MANIFEST_FILE).exists()
 
 
-async def _either(task: asyncio.Task[None], changed: ChangeSignal, timeout_s: float) -> None:
+async def _either(task: asyncio.Future[None], changed: ChangeSignal, timeout_s: float) -> None:
     """Wait for the end of a task, a change, or the time."""
     waiting: Coroutine[Any, Any, bool] = changed.wait(timeout_s)
     waiter = asyncio.ensure_future(waiting)

@@ -125,12 +125,42 @@ async def test_a_mesh_fetches_each_byte_from_the_hub_once(tmp_path: Path, monkey
             # whatever is asked for now comes from the peers
             before = hub.sent_bytes
             await c.start_download("org/tiny", whole=True)
-            await until(lambda: manifest_of(tmp_path, "c", "org/tiny").is_whole)
+            await until(lambda: is_fetched(tmp_path, "c", "org/tiny"))
             await delete_all(a)
             await until(lambda: "org/tiny" in c.membership.own.models)
             assert await tokens(c, a_request("alone"), "org/tiny") == wide
             assert [stage["peer"] for one in instances(c) for stage in one["stages"]] == [c.node_id]
             assert hub.sent_bytes == before
+
+
+async def test_two_peers_that_pull_the_same_at_once_take_it_from_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_dir = write_checkpoint(tmp_path / "tiny", TinyModel(layers=6, hidden=512, shards=4), repeat=True)
+    weights = sum(file.stat().st_size for file in model_dir.glob("*.safetensors"))
+    with LoopbackHub() as hub:
+        hub.add("org/tiny", model_dir)
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with nodes_at(tmp_path, "ab", engine="dummy") as (a, b):
+            await a.find_model("org/tiny", may_download=True)
+            await knows([a, b], "org/tiny")
+            hub.faults.pause_s = 0.01
+            hub.faults.hold.set()
+            await asyncio.gather(
+                *(node.start_download("org/tiny", peers=[node.node_id], whole=True) for node in (a, b))
+            )
+            jobs = [job for node in (a, b) for job in node._models.downloads._jobs.values()]
+            await until(lambda: len(jobs) == 2 and all(job.elsewhere for job in jobs))
+            hub.faults.hold.clear()
+            for name in "ab":
+                await until(lambda name=name: is_fetched(tmp_path, name, "org/tiny"), 30)  # type: ignore[misc]
+            assert hub.sent_of(".safetensors") <= 1.1 * weights, hub.sent
+
+
+def is_fetched(root: Path, name: str, model: str) -> bool:
+    manifest = read_manifest(root / name / "models" / model)
+    return manifest is not None and manifest.is_whole
 
 
 async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(

@@ -30,7 +30,7 @@ LAYERS = 4
 
 
 class Alone:
-    """The membership of a node without peers. told: its records of downloads, in order."""
+    """The membership of a node without peers. told: its records of downloads, in order. elsewhere: those of others."""
 
     def __init__(self) -> None:
         self.own = SimpleNamespace(id="own", name="own")
@@ -38,10 +38,14 @@ class Alone:
         self.changed = ChangeSignal()
         self.told: list[tuple[str, DownloadInfo | None]] = []
         self.used: list[str] = []
+        self.elsewhere: list[tuple[str, DownloadInfo]] = []
         self.view = self
 
     def records_of_instances(self) -> list[Any]:
         return [("own", SimpleNamespace(plan=SimpleNamespace(model=name))) for name in self.used]
+
+    def downloads(self) -> list[tuple[str, DownloadInfo]]:
+        return self.elsewhere
 
     def put_download(self, model: str, info: DownloadInfo | None) -> None:
         self.told.append((model, info))
@@ -174,6 +178,18 @@ async def test_a_source_that_fails_is_planned_around(bench: Bench, monkeypatch: 
     monkeypatch.setattr("exo_mesh.models.downloads.RETRY_S", 0.0)
     bench.fetcher.failures = [FetchError("the peer is gone")]
     assert await bench.ensure("m", (0, 2)) and len(bench.fetcher.asked) == 2
+
+
+async def test_it_is_planned_again_when_another_peer_begins_the_same_and_not_when_that_is_done(bench: Bench) -> None:
+    bench.fetcher.gate.clear()
+    waiter = asyncio.create_task(bench.ensure("m", (0, 2)))
+    await until(lambda: len(bench.fetcher.asked) == 1)
+    for state, num_plans in ((DownloadState.ONGOING, 2), (DownloadState.COMPLETED, 2)):
+        bench.membership.elsewhere = [("other", DownloadInfo("m", state, layers=(0, 4)))]
+        bench.membership.changed.beat()
+        await until(lambda num_plans=num_plans: len(bench.fetcher.asked) == num_plans)  # type: ignore[misc]
+    bench.fetcher.gate.set()
+    assert await waiter and len(bench.fetcher.asked) == 2
 
 
 async def test_a_failure_stays_to_be_seen_until_it_is_tried_again(bench: Bench) -> None:
