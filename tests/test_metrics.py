@@ -101,3 +101,12 @@ def test_what_failed_is_counted_by_its_code_and_what_was_cancelled_is_not() -> N
     assert value("exo_mesh_requests_failed_total", {"code": "overloaded"}) == 2
     assert value("exo_mesh_requests_failed_total", {"code": "cancelled"}) is None
     assert (value("exo_mesh_requests_running"), value("exo_mesh_tokens_total", {"kind": "prompt"})) == (0, 20)
+
+
+def test_downloads_are_shown_by_source_and_by_code() -> None:
+    metrics = Metrics()
+    metrics.set_downloads(2, {"hub": 5, "peers": 7}, {"fetch_failed": 1})
+    value = metrics.registry.get_sample_value
+    assert value("exo_mesh_downloads_running") == 2
+    assert value("exo_mesh_download_received_bytes_total", {"source": "peers"}) == 7
+    assert value("exo_mesh_downloads_failed_total", {"code": "fetch_failed"}) == 1

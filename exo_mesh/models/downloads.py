@@ -25,6 +25,7 @@ from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.download_records import DownloadRecords
+from exo_mesh.models.download_tally import DownloadTally, FetchTally
 from exo_mesh.models.fetching import OnBytes
 from exo_mesh.models.file_codec import holding_from_proto, holding_to_proto
 from exo_mesh.models.local_files import FetchedModel, Holding, Layers, LocalFiles, Wants, size_of_pieces
@@ -135,6 +136,7 @@ class Downloads:
         self._fetcher = fetcher
         self._disk = disk
         self.rules = rules
+        self.tally = DownloadTally()
         self._on_change = on_change
         self._jobs: dict[tuple[str, Layers], _Job] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -260,9 +262,10 @@ class Downloads:
         target = self._files.target(name)
         async with self._turn(name):
             if not await asyncio.to_thread(_is_model, target):
-                await self._fetcher.resolve(
+                num_bytes = await self._fetcher.resolve(
                     name, target, repo=repo, revision=revision, sources=sources, trust_remote_code=allows_code
                 )
+                self.tally.add(num_bytes)
                 await asyncio.to_thread(self._files.touch, name, store=self.store.staged_from(name))
                 await self._on_change()
 
@@ -364,11 +367,13 @@ class Downloads:
             job.task.cancel()
 
     async def _run(self, job: _Job) -> None:
+        self.tally.running += 1
         try:
             async with self._turn(job.model):
                 self._refuse_fetching(from_hub=False)
                 await self._fetch(job)
         except FetchError as exc:
+            self.tally.failed[exc.code] += 1
             _log.warning("fetching %s failed: %s", job.model, exc)
             failed = replace(job.info, state=DownloadState.FAILED, reason=str(exc), remedy=exc.remedy)
             self._update(job, replace(failed, bytes_per_s=0.0, eta_s=0.0))
@@ -381,6 +386,7 @@ class Downloads:
             self._update(job, done)
             await self._on_change()
         finally:
+            self.tally.running -= 1
             if self._jobs.get((job.model, job.layers)) is job:
                 del self._jobs[job.model, job.layers]
 
@@ -424,7 +430,7 @@ class Downloads:
             await asyncio.gather(fetching, return_exceptions=True)
 
     async def _fetch_all(self, job: _Job, model_dir: Path, shares: Sequence[Share]) -> None:
-        await self._fetcher.fetch(model_dir, shares, _Meter(job, self._update).take)
+        await self._fetcher.fetch(model_dir, shares, _Meter(job, self._update, self.tally).take)
 
     def _fetched_elsewhere(self, job: _Job) -> frozenset[tuple[str, Layers]]:
         """What other peers fetch of the model now, besides what they fetch for the same reason."""
@@ -613,14 +619,16 @@ class Downloads:
 class _Meter:
     """Turns the progress of one fetch into what is told of it. Bytes by source go on from an earlier try."""
 
-    def __init__(self, job: _Job, update: Callable[[_Job, DownloadInfo], None]) -> None:
+    def __init__(self, job: _Job, update: Callable[[_Job, DownloadInfo], None], tally: DownloadTally) -> None:
         self._job = job
+        self._tally = FetchTally(tally)
         self._update = update
         self._hub_before, self._peers_before = job.info.from_hub_bytes, job.info.from_peers_bytes
         self._last: tuple[float, int] | None = None
         self._bytes_per_s = 0.0
 
     def take(self, done: int, total: int, num_bytes: Mapping[str, int]) -> None:
+        self._tally.take(done, num_bytes)
         now = asyncio.get_running_loop().time()
         if self._last is not None and now > self._last[0]:
             speed = max(0, done - self._last[1]) / (now - self._last[0])

@@ -68,6 +68,8 @@ async def keep_house(
         metrics.disk_free.labels("home").set(disk.free_bytes)
         metrics.disk_refused.set(disk.refused)
         metrics.set_reasons((reason.code, reason.level) for reason in health.reasons())
+        tally = downloads.tally
+        metrics.set_downloads(tally.running, tally.received_bytes, tally.failed)
         metrics.memory_peak.set(monitor.peak_share)
         metrics.memory_level.set(monitor.level)
         metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})

@@ -84,6 +84,9 @@ class Metrics:
         self.stage_busy_ratio = gauge("stage_busy_ratio", "Share of the last 10 s in its engine.", _STAGE)
         self.stage_bubble = gauge("stage_bubble_ratio", "Same, waiting for frames with sequences on it.", _STAGE)
         self.failed = counter("requests_failed_total", "Requests that entered here and ended in an error.", ("code",))
+        self.downloads = gauge("downloads_running", "Downloads of models that run or wait here.")
+        self.downloads_failed = gauge("downloads_failed_total", "Downloads here that failed, by code.", ("code",))
+        self.download_bytes = gauge("download_received_bytes_total", "Of models, by source.", ("source",))
         self._histograms = DriverHistograms()
         self.registry.register(self._histograms)
         self._shares: dict[tuple[str, str], StageShares] = {}
@@ -102,6 +105,14 @@ class Metrics:
         self.recovery_detection.observe(trouble_s)
         self.recovery.observe(took_s)
         self.recovery_loaded.inc(loaded_bytes)
+
+    def set_downloads(self, running: int, received_bytes: Mapping[str, int], failed: Mapping[str, int]) -> None:
+        """What the downloads here have come to. received_bytes: by source. failed: by code."""
+        self.downloads.set(running)
+        for source, count in received_bytes.items():
+            self.download_bytes.labels(source).set(count)
+        for code, count in failed.items():
+            self.downloads_failed.labels(code).set(count)
 
     def set_reasons(self, reasons: Iterable[tuple[str, str]]) -> None:
         """Replace what is wrong with this node: (code, level)."""

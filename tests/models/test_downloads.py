@@ -16,6 +16,7 @@ from exo_mesh.domain.spans import merged
 from exo_mesh.errors import FetchError, InputError
 from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
+from exo_mesh.models.download_tally import DownloadTally, FetchTally
 from exo_mesh.models.downloads import Downloads, FetchRules
 from exo_mesh.models.local_files import USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
@@ -197,8 +198,11 @@ async def test_a_failure_stays_to_be_seen_until_it_is_tried_again(bench: Bench) 
     with pytest.raises(FetchError, match="gated"):
         await bench.ensure("m", (0, 2))
     (failed,) = bench.downloads.failed_here()
+    tally = bench.downloads.tally
+    assert (tally.running, tally.failed) == (0, {"fetch_failed": 1}) and not tally.received_bytes.total()
     assert (failed.reason, failed.remedy) == ("gated", "accept the license")
     assert await bench.ensure("m", (0, 2)) and bench.downloads.failed_here() == []
+    assert tally.received_bytes["hub"] == tally.received_bytes.total() > 0
 
 
 async def test_without_room_nothing_is_fetched_and_the_numbers_are_said(tmp_path: Path) -> None:
@@ -301,3 +305,11 @@ async def test_storage_lists_what_was_fetched(bench: Bench) -> None:
     (model,) = storage["models"]
     assert model["name"] == "m" and not model["whole"] and not model["pinned"] and not model["in_use"]
     assert storage["used_bytes"] == model["bytes"] > 0
+
+
+def test_bytes_are_counted_by_source_and_those_of_a_restarted_fetcher_once() -> None:
+    tally = DownloadTally()
+    fetch = FetchTally(tally)
+    for done, num_bytes in ((100, {}), (160, {"": 20, "p": 10}), (200, {"": 50, "p": 20}), (220, {"": 10})):
+        fetch.take(done, num_bytes)
+    assert tally.received_bytes == {"hub": 60, "peers": 20, "cache": 30}
