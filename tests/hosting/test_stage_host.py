@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import InputError, PlacementError, StageLostError
+from exo_mesh.hosting.reservations import LEASE_S
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
 from tests.support.nodes import MODEL, a_request, instances, mesh, runners, tokens, until
@@ -48,6 +52,54 @@ async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, mon
             assert runners() and node._hosting.host.reserved_bytes > 0, "as long as it is watched it stays"
         await until(lambda: not runners())
         assert node._hosting.host.reserved_bytes == 0
+
+
+@pytest.mark.extended
+async def test_a_lease_holds_however_long_its_files_are_fetched(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        host, plan, now = node._hosting.host, await a_plan(node, "slow-1"), [node._clock()]
+        host._clock = lambda: now[0]
+        expired = []
+
+        async def slow(plan: Plan, index: int) -> AsyncGenerator[FetchStep, None]:
+            for done in range(10):
+                yield FetchStep(done, 10)
+                now[0] += 0.9 * LEASE_S
+                expired.extend(host._reservations.expire(now[0]))
+
+        host._models = replace(host._models, fetch=slow)
+        assert (await host.reserve(plan, 0)).granted
+        fetched = []
+        async with aclosing(host.commit(plan.instance_id, plan.ballot)) as reports:
+            async for report in reports:
+                if report.HasField("fetching"):
+                    fetched.append(report.fetching.done)
+                if report.HasField("ready"):
+                    break
+        assert fetched == list(range(10)) and not expired and host.reserved_bytes > 0
+        await host.release(plan.instance_id, plan.ballot)
+
+
+@pytest.mark.extended
+async def test_a_fetch_for_a_plan_that_was_released_ends(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        host, plan = node._hosting.host, await a_plan(node, "released-1")
+        ended = []
+
+        async def endless(plan: Plan, index: int) -> AsyncGenerator[FetchStep, None]:
+            try:
+                while True:
+                    yield FetchStep(0, 10)
+            finally:
+                ended.append(plan.instance_id)
+
+        host._models = replace(host._models, fetch=endless)
+        assert (await host.reserve(plan, 0)).granted
+        with pytest.raises(StageLostError, match="given up while its files were fetched"):
+            async with aclosing(host.commit(plan.instance_id, plan.ballot)) as reports:
+                async for _ in reports:
+                    await host.release(plan.instance_id, plan.ballot)
+        assert ended == ["released-1"] and not runners() and host.reserved_bytes == 0
 
 
 async def test_a_node_that_stops_takes_no_stage(tmp_path: Path) -> None:
