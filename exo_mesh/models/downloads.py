@@ -467,12 +467,11 @@ class Downloads:
         others = [(peer, one) for peer, one in await self._holdings(job.model, company) if one.digest == own.digest]
         own_id = self._membership.own.id
         present = {own_id: own.present, **{peer.id: own.same_files(one) for peer, one in others}}
-        wanted = dict(job.wants)
-        if own.repo and any(minus(spans, _held(present, file)) for file, spans in missing.items()):
-            wanted |= await self._through_store(job.model, own.digest)
         readable = {peer.id for peer, _ in others}
-        every = [*wanted.items(), *(one for one in job.elsewhere if one[0] in readable)]
-        wants = {**await asyncio.to_thread(self._pieces_of_all, job.model, every), own_id: missing}
+        wanted = [*job.wants.items(), *(one for one in job.elsewhere if one[0] in readable)]
+        if own.repo and any(minus(spans, _held(present, file)) for file, spans in missing.items()):
+            wanted += (await self._through_store(job.model, own.digest)).items()
+        wants = {**await asyncio.to_thread(self._pieces_of_all, job.model, wanted), own_id: missing}
         ways = {peer.id: peer for peer in self._ways() if peer.info.files_port}
         planned = fetch_plan(own_id, wants, present, list(ways), self._hub_users(own) if own.repo else ())
         _refuse_sourceless(job.model, planned, self.rules)
