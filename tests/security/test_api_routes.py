@@ -48,6 +48,7 @@ READ = {
     "/store/health",
     "/store/registry",
     "/store/downloads",
+    "/store/models/{id}/download/status",
 }
 CHAT = {"/v1/chat/completions", "/chat/completions", "/v1/completions", "/completions", "/v1/cancel/{id}"}
 ROUTES: dict[tuple[str, str], str] = {
