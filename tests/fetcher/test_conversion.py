@@ -80,7 +80,7 @@ def test_which_files_a_tokenizer_can_be_made_of() -> None:
     assert older_form({"vocab.json", "config.json"}) == ()
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_what_is_made_gives_the_same_ids_and_is_copied_by_peers_as_it_is(tmp_path: Path) -> None:
     original = slow_repository(tmp_path / "hub")
     model_dir, copy = tmp_path / "models" / "m", tmp_path / "other" / "m"
@@ -124,7 +124,7 @@ def test_without_transformers_it_is_said_what_to_install(tmp_path: Path) -> None
         assert hub.sent_of(".safetensors") == 0 and not list((tmp_path / "models").iterdir())
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_tokenizer_of_mistral_is_converted_too(tmp_path: Path) -> None:
     directory = tmp_path / "hub"
     write_checkpoint(directory, TinyModel(layers=2, vocab=300))
@@ -148,7 +148,7 @@ def test_the_tokenizer_of_mistral_is_converted_too(tmp_path: Path) -> None:
     assert manifest is not None and manifest.made == [TOKENIZER, "tokenizer_config.json"]
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_vocabulary_that_cannot_be_converted_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     slow_repository(tmp_path / "hub")
     with LoopbackHub() as hub:

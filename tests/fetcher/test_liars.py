@@ -79,7 +79,7 @@ def test_a_file_that_is_larger_than_the_disk_is_refused_before_a_list_of_its_chu
     writer.close()
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_redirect_does_not_take_the_token_elsewhere(tmp_path: Path, hub: LoopbackHub) -> None:
     hub.seen_tokens.clear()
     elsewhere = {"Location": f"{hub.storage_url}/blob/{quote(REPO, safe='')}/config.json"}

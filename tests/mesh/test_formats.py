@@ -13,7 +13,7 @@ from tests.mesh.test_fetching import nodes_at
 from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
 from tests.support.hub import LoopbackHub
 
-pytestmark = pytest.mark.extended
+pytestmark = pytest.mark.slow
 
 MODEL = TinyModel(layers=4, hidden=128, heads=4, kv_heads=2, intermediate=384, vocab=2000)
 FORMATS = {

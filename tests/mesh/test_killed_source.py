@@ -18,7 +18,7 @@ MODEL = TinyModel(layers=16, hidden=1024, heads=16, kv_heads=8, intermediate=307
 """820 MB: copying it takes seconds."""
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_copy_goes_on_elsewhere_when_its_source_is_killed(tmp_path: Path) -> None:
     original = write_checkpoint(tmp_path / "models" / "big", MODEL, repeat=True)
     size = sum(file.stat().st_size for file in original.glob("*.safetensors"))
