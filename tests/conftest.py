@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from zlib import crc32
 
+import hypothesis
 import pytest
 
 from exo_mesh.membership.paths import PathKeeper
@@ -33,6 +34,8 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["HF_ENDPOINT"] = NO_HUB
+    hypothesis.settings.register_profile("any machine", deadline=None)  # how long an example takes is no truth to test
+    hypothesis.settings.load_profile("any machine")
     asyncio.run(keep_poller())
 
 

@@ -47,7 +47,7 @@ def num_bytes(spans: Iterable[Span]) -> int:
 
 
 def covers(spans: Spans, wanted: Spans) -> bool:
-    """Are all bytes of `wanted` in `spans`?"""
+    """Checks whether all bytes of `wanted` are in `spans`."""
     return not minus(wanted, spans)
 
 

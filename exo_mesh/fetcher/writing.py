@@ -68,7 +68,7 @@ class ModelWriter:
         self.name = label(model_dir)
         self.floor_bytes = floor_bytes
         self._changed = threading.Condition()
-        self._syncing = threading.RLock()  # held by whoever changes the manifest
+        self._syncing = threading.RLock()  # held by the thread that changes the manifest
         self._checking = threading.Lock()
         self._written: dict[str, Spans] = {}
         self._flushing: dict[str, Spans] = {}
@@ -264,7 +264,7 @@ class ModelWriter:
     def _recover(self, name: str, file: FetchedFile) -> None:
         whole, part = self.model_dir / name, part_of(self.model_dir, name)
         if part.is_symlink():
-            part.unlink()  # whoever made the directory may have put it there; nothing is written through it
+            part.unlink()  # the author of the model may have put it there; nothing is written through it
         if whole.exists():
             if whole.stat().st_size != file.size:
                 raise FetchError(

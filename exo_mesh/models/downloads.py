@@ -129,7 +129,7 @@ class Downloads:
         rules: FetchRules,
         on_change: Callable[[], Awaitable[None]],
     ) -> None:
-        """on_change: tells the mesh which models are here now."""
+        """on_change: publishes which models are here now."""
         self._membership = membership
         self._catalogue = catalogue
         self._files = files
@@ -446,7 +446,7 @@ class Downloads:
         ) - frozenset(job.wants.items())
 
     def _is_outdated(self, job: _Job) -> bool:
-        """Do others fetch something else than when the plan was made? That one of them is done changes nothing."""
+        """Checks whether others fetch something else than when the plan was made. One that is done changes nothing."""
         now = self._fetched_elsewhere(job)
         completed = {
             owner

@@ -52,7 +52,7 @@ class MeshStore:
 
     @property
     def is_configured(self) -> bool:
-        """Whether this node was told of a store, or a live peer has one. The store's host may be away."""
+        """Whether the settings name a store, or a live peer has one. The store's host may be away."""
         return self.rules.is_enabled and (bool(self.rules.host) or self.host is not None)
 
     @property

@@ -64,7 +64,7 @@ class ModelParts:
         credentials: CredentialSource | None,
         on_change: Callable[[], Awaitable[None]],
     ) -> ModelParts:
-        """on_change: tells the mesh which models are here now."""
+        """on_change: publishes which models are here now."""
         home, options = settings.home, settings.engine_options
         directories = (*filter(None, [settings.custom_model_cards_dir]), home / "cards")
         shelf = CardShelf(directories, membership, disk, allow_code=settings.trust_remote_code)

@@ -79,7 +79,7 @@ async def keep_house(
 async def announce_models(
     catalogue: Catalogue, membership: Membership, model_engines: Callable[[], ModelEngines], *, is_sure: bool = False
 ) -> None:
-    """Look at the models here, and tell the mesh if they are others than before. is_sure: files have just changed, so
+    """Look at the models here, and publish them if they are others than before. is_sure: files have just changed, so
     that a look that is under way does not do."""
     if is_sure:
         catalogue.look_soon()

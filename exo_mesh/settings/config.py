@@ -289,7 +289,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("evict_pinned", "", "to make room, also delete models that were pulled by name", values.switched_on,
                 toml=(bool,), show=lambda on: str(on).lower()),
         Setting("store", "DIR", "be the host of the mesh's model store, which is in this directory", values.path),
-        Setting("store_host", "PEER", "name or id of the peer that has the store; by default whoever says so", _NAME),
+        Setting("store_host", "PEER", "name or id of the peer that has the store; by default whichever has one", _NAME),
         Setting("no_store", "", "use no model store, and be none", values.switched_off, "store_enabled", (bool,),
                 show=lambda on: str(not on).lower()),
         Setting("no_store_fallback", "", "fetch from the hub nothing that the store does not have",

@@ -83,7 +83,7 @@ def is_vocabulary(tensor_name: str) -> bool:
 
 
 def is_head(tensor_name: str) -> bool:
-    """Does a tensor belong to an output head of its own?"""
+    """Checks whether a tensor belongs to an output head of its own."""
     return _HEAD.search(tensor_name) is not None and _EMBEDDING.search(tensor_name) is None
 
 

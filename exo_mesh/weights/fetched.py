@@ -107,7 +107,7 @@ def write_manifest(model_dir: Path, manifest: Manifest) -> None:
 
 
 def open_own_file(file: Path, flags: int = 0, mode: int = 0o644) -> int:
-    """A descriptor to write a file of a model directory with. Raises OSError for a link or a pipe: whoever made the
+    """A descriptor to write a file of a model directory with. Raises OSError for a link or a pipe: the author of the
     directory may have put it there."""
     descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, mode)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -149,7 +149,7 @@ def pieces_of_layers(
 
 
 def is_here(manifest: Manifest | None, pieces: Pieces) -> bool:
-    """Are these bytes on disk? Without a manifest all are."""
+    """Checks whether these bytes are on disk. Without a manifest all are."""
     return manifest is None or all(
         name in manifest.files and covers(tuple(manifest.files[name].present), spans) for name, spans in pieces.items()
     )

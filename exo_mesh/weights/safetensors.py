@@ -126,8 +126,8 @@ def read_tensor_table(model_dir: Path) -> TensorTable:
 
 
 def on_disk(file: Path) -> Path:
-    """A checkpoint file by its own name, or by that of its part if only that is there. Takes either name, so whoever
-    opens a file some time after its header asks again: it may have become whole since."""
+    """A checkpoint file by its own name, or by that of its part if only that is there. Takes either name: a caller
+    that opens a file some time after its header asks again, since the file may have become whole."""
     whole = file.with_name(file.name.removesuffix(PART))
     part = whole.with_name(f"{whole.name}{PART}")
     return part if not exists(whole) and exists(part) else whole

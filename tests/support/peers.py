@@ -14,6 +14,7 @@ import psutil
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.client.child_node import ChildNode
+from exo_mesh.errors import MeshError
 from tests.support.asked_node import AskedNode, knows, runner_processes
 from tests.support.processes import clean_environ, eventually, gone
 
@@ -45,7 +46,11 @@ class Peer(AskedNode):
 
     def place(self, **wish: Any) -> dict[str, Any]:
         """POST /instance and wait until it is ready."""
-        instance: dict[str, Any] = self.api.post("/instance", {"model": MODEL, **wish}, PLACE_S)
+        try:
+            instance: dict[str, Any] = self.api.post("/instance", {"model": MODEL, **wish}, PLACE_S)
+        except MeshError as exc:
+            exc.add_note(self.child.log_tail(30))
+            raise
         return instance
 
     def chat(self, question: str | list[dict[str, str]], **fields: Any) -> dict[str, Any]:

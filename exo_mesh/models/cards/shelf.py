@@ -90,7 +90,7 @@ class CardShelf:
     # what changes
 
     async def add_card(self, card: TomlCard) -> TomlCard:
-        """Keep a card in a file here and tell all peers; it replaces this machine's card of the same model.
+        """Keep a card in a file here and send it to all peers; it replaces this machine's card of the same model.
 
         Raises InputError if it cannot be kept, ModelError if it cannot be written.
         """
@@ -145,7 +145,7 @@ class CardShelf:
             return True
 
     async def rescan(self) -> None:
-        """Look at the files again, and tell the mesh what has changed."""
+        """Look at the files again, and publish what has changed."""
         async with self._turn:
             await self._read_files()
 
