@@ -16,7 +16,7 @@ from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads import Downloads
+from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.node.health import Health
 from exo_mesh.telemetry.metrics import Metrics
 

@@ -26,7 +26,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads import Downloads
+from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference

@@ -16,8 +16,8 @@ from exo_mesh.domain.spans import merged
 from exo_mesh.errors import FetchError, InputError
 from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
-from exo_mesh.models.download_tally import DownloadTally, FetchTally
-from exo_mesh.models.downloads import Downloads, FetchRules
+from exo_mesh.models.downloads.service import Downloads, FetchRules
+from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
 from exo_mesh.models.local_files import USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.tasks import ChangeSignal
@@ -176,7 +176,7 @@ async def test_a_cancelled_fetch_is_forgotten_and_its_waiters_hear_of_it(bench: 
 
 
 async def test_a_source_that_fails_is_planned_around(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.models.downloads.RETRY_S", 0.0)
+    monkeypatch.setattr("exo_mesh.models.downloads.service.RETRY_S", 0.0)
     bench.fetcher.failures = [FetchError("the peer is gone")]
     assert await bench.ensure("m", (0, 2)) and len(bench.fetcher.asked) == 2
 
@@ -311,7 +311,7 @@ async def test_a_node_that_fetches_nothing_says_so(tmp_path: Path) -> None:
 
 
 async def test_offline_it_says_which_bytes_no_peer_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.models.downloads.RETRY_S", 0.0)
+    monkeypatch.setattr("exo_mesh.models.downloads.service.RETRY_S", 0.0)
     bench = Bench(tmp_path, "m", fetches="peers")
     with pytest.raises(FetchError, match="on no live peer") as caught:
         await bench.ensure("m", (0, 2))

@@ -24,8 +24,8 @@ from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.download_records import DownloadRecords
-from exo_mesh.models.download_tally import DownloadTally, FetchTally
+from exo_mesh.models.downloads.records import DownloadRecords
+from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
 from exo_mesh.models.fetching import OnBytes
 from exo_mesh.models.file_codec import holding_from_proto, holding_to_proto
 from exo_mesh.models.local_files import FetchedModel, Holding, Layers, LocalFiles, Wants, size_of_pieces
