@@ -17,17 +17,17 @@ from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.body import refuse_expectations
 from exo_mesh.api.connections import STOP_S, follow_connection
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
+from exo_mesh.api.core.templates import TemplateRenderer
+from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.diagnostics import DiagnosticRoutes
 from exo_mesh.api.download_routes import DownloadRoutes
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.listed import RouteTable
 from exo_mesh.api.model_routes import ModelRoutes
-from exo_mesh.api.openai import OpenAIRoutes
+from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
-from exo_mesh.api.templates import TemplateRenderer
-from exo_mesh.api.texts import TextModels
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog

@@ -11,11 +11,11 @@ from aiohttp import hdrs, web
 
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.listed import RouteTable
 from exo_mesh.api.model_names import named_model
 from exo_mesh.api.model_routes import peer_names
-from exo_mesh.api.schema import decode_body
 from exo_mesh.api.sse import EventStream, comment_frame, data_frame
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.download import DownloadEntry

@@ -13,9 +13,10 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import find_model, named_model
-from exo_mesh.api.schema import InstanceBody, decode_body
+from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
 from exo_mesh.printable import printable

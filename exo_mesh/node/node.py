@@ -480,7 +480,7 @@ class Node:
             self._hosting.host.outstanding,
             self._health.problems(),
             self.keys.digest,
-            self._models.downloads.room_bytes,
+            self._models.downloads.room.num_bytes,
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from exo_mesh.api.convert import PreparedRequest
+from exo_mesh.api.openai.convert import PreparedRequest
 from exo_mesh.domain.request import Progress, TokenEvent
 from exo_mesh.errors import EngineError
 from exo_mesh.node.service import MeshService
