@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from exo_mesh.domain.spans import Spans
 from exo_mesh.errors import ModelError
-from exo_mesh.files.messages import ListedFile, ModelListing
+from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.model_files import HUB_DIR, label, open_model_file
 from exo_mesh.weights.fetched import MANIFEST_FILE, Manifest, read_manifest
 from exo_mesh.weights.safetensors import on_disk
@@ -82,7 +82,7 @@ class OfferedModel:
             return _whole(path)
         return None
 
-    def listing(self) -> ModelListing:
+    def listing(self) -> Listing:
         """All files that can be opened."""
         names = set(self.manifest.files) if self.manifest else set()
         with os.scandir(self.model_dir) as entries:
@@ -91,9 +91,10 @@ class OfferedModel:
                 if len(names) > MAX_FILES:
                     break
         found = {name: file for name in sorted(names) if (file := self.file(name))}
-        listed = {name: ListedFile(file.size, file.sha256, file.present) for name, file in found.items()}
+        listed = {name: FileInfo(file.size, file.sha256) for name, file in found.items()}
         made = tuple(self.manifest.made) if self.manifest else ()
-        return ModelListing(*self._origin(), self.digest, listed, made)
+        repo, revision = self._origin()
+        return Listing(repo, revision, listed, self.digest, made)
 
     def _origin(self) -> tuple[str, str]:
         """(repo, revision), by the manifest or by the place in a Hugging Face cache."""

@@ -39,9 +39,11 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class FetchedFile(msgspec.Struct):
-    """One checkpoint file. size: in bytes, of the whole file. sha256: of the whole file, "" if nobody says.
+    """One checkpoint file, and how much of it a machine has: this one by its manifest, or a peer as it says.
 
-    present: bytes that are on disk, merged. is_checked: the file is whole and its digest was found right.
+    What a source only lists is a files.listing.FileInfo. size: in bytes, of the whole file. sha256: of the whole file,
+    "" if nobody says. present: bytes that are on disk, merged. is_checked: the file is whole and its digest was found
+    right; peers do not say that of theirs.
     """
 
     size: _Size
