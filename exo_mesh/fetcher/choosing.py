@@ -9,15 +9,13 @@ from exo_mesh.errors import FetchError
 from exo_mesh.fetcher.conversion import older_form
 from exo_mesh.files.listing import FileInfo
 from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES
+from exo_mesh.weights.names import CODE_SUFFIX, is_text_file, suffix_of
 from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FILE
 
 MAX_TEXT_FILES = 64
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
-_TEXTS = re.compile(r"[\w\-][\w.\-]{0,200}\.(json|jinja|model|tiktoken|txt)|LICENSE[\w.\-]{0,40}")
-_CODE = re.compile(r"[\w\-][\w.\-]{0,200}\.py")
 _INDEXES = re.compile(r".*\.index\.json")
-_GGUF = re.compile(r"[\w\-][\w.\-]{0,230}\.gguf")
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 _QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(UD-)?(I?Q\d\w*|T?BF16|F16|F32|MXFP4\w*)(?=[.\-/])", re.IGNORECASE)
 _LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, "tekken.json": MAX_TOKENIZER_BYTES, INDEX_FILE: MAX_INDEX_BYTES}
@@ -48,7 +46,7 @@ def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> dict[str, F
     chosen = {
         name: info
         for name, info in files.items()
-        if (_TEXTS.fullmatch(name) or (with_code and _CODE.fullmatch(name)))
+        if (is_text_file(name) or (with_code and suffix_of(name) == CODE_SUFFIX))
         and (name == INDEX_FILE or not _INDEXES.fullmatch(name))
         and (name != INDEX_FILE or SINGLE_FILE not in files)
     }
@@ -78,7 +76,7 @@ def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> d
     models: dict[str, list[str]] = {}
     for path in files:
         base = path.rpartition("/")[2]
-        if _GGUF.fullmatch(base) and not base.startswith("mmproj"):
+        if suffix_of(base) == "gguf" and not base.startswith("mmproj"):
             models.setdefault(_SHARD.sub("", path), []).append(path)
     fitting = sorted((model for model in models if pattern.search(model.rpartition("/")[2])), key=len)
     if not fitting:

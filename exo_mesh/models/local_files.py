@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -27,6 +26,7 @@ from exo_mesh.weights.fetched import (
     pieces_of_layers,
     read_manifest,
 )
+from exo_mesh.weights.names import is_model_name
 from exo_mesh.weights.safetensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
@@ -39,8 +39,6 @@ Layers = tuple[int, int] | None
 
 Wants = Mapping[str, Layers]
 """What each peer is to have, by peer id."""
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-]*)?")
 
 
 class _Use(msgspec.Struct):
@@ -114,13 +112,13 @@ class LocalFiles:
 
     def target(self, name: str) -> Path:
         """Where a model of this name goes. Raises FetchError if no model can have the name."""
-        if not _NAME.fullmatch(name) or len(name) > 200:
+        if not is_model_name(name):
             raise FetchError(f"{name[:80]!r} is not the name of a model that can be fetched", is_final=True)
         return self.root / name
 
     def model_dir(self, name: str) -> Path:
         """Where a model is, also one that was fetched and cannot be used. Raises UnknownModelError or ModelError."""
-        if _NAME.fullmatch(name) and (self.root / name / MANIFEST_FILE).exists():
+        if is_model_name(name) and (self.root / name / MANIFEST_FILE).exists():
             return self.root / name
         return self._find(name)
 
