@@ -17,6 +17,10 @@ HIDDEN = "hidden"
 """Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""
 
 
+NO_COPY = "no_copy"
+"""Code of the fault of a sequence that a stage could not copy."""
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """`n` tokens of `sequence` starting at position `pos0`; logits are wanted for the last `num_logits` of them.
 
@@ -40,6 +44,19 @@ class Insert(msgspec.Struct, frozen=True, array_like=True, tag=True):
     max_tokens: int
 
 
+class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sequence begins with the KV of the first `upto` positions of `source`, which goes on as it was.
+
+    A stage that cannot copy begins the sequence empty and appends a fault with the code NO_COPY: the driver then
+    prefills the sequence.
+    """
+
+    sequence: int
+    source: int
+    upto: int
+    max_tokens: int
+
+
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence has ended, however it ended: every stage frees its KV."""
 
@@ -56,7 +73,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The ring ends after this frame."""
 
 
-Op = Insert | Remove | Retain | Shutdown
+Op = Insert | Copy | Remove | Retain | Shutdown
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
