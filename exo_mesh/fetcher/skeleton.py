@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelE
 from exo_mesh.fetcher.choosing import gguf_files, require_runnable, text_files, weight_files
 from exo_mesh.fetcher.conversion import TOKENIZER, make_tokenizer
 from exo_mesh.fetcher.download import Context, Download, UsedSource, read_whole
-from exo_mesh.fetcher.source import FileInfo, Listing
 from exo_mesh.fetcher.writing import (
     LOCK_FILE,
     DiskError,
@@ -30,6 +29,7 @@ from exo_mesh.fetcher.writing import (
     sha256_of,
     sync_directory,
 )
+from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.model_files import label
 from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
 from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
@@ -95,7 +95,7 @@ def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Conte
     weights = weight_files(order.name, order.listing.files, named)
     _lay_out(scratch, order, weights, made)
     with writers.opened(scratch) as writer:
-        fetch_headers(writer, [info.name for info in weights], order.sources, context)
+        fetch_headers(writer, list(weights), order.sources, context)
         samples = digest_samples(read_tensor_table(scratch))
         Download(writer, [(samples, order.sources)], context).run()
     card = read_card(scratch, order.name)
@@ -149,7 +149,9 @@ def _scratch_beside(target: Path) -> Iterator[Path]:
 
 def _fetch_texts(scratch: Path, order: SkeletonOrder, context: Context) -> None:
     chosen = text_files(order.listing.files, with_code=order.trust_remote_code)
-    under_way = [context.executor.submit(_fetch_text, scratch, info, order, context) for info in chosen]
+    under_way = [
+        context.executor.submit(_fetch_text, scratch, name, info, order, context) for name, info in chosen.items()
+    ]
     try:
         for future in under_way:
             future.result()
@@ -157,21 +159,21 @@ def _fetch_texts(scratch: Path, order: SkeletonOrder, context: Context) -> None:
         wait_for_futures(under_way)
 
 
-def _fetch_text(scratch: Path, info: FileInfo, order: SkeletonOrder, context: Context) -> None:
+def _fetch_text(scratch: Path, name: str, info: FileInfo, order: SkeletonOrder, context: Context) -> None:
     problem: MeshError | None = None
     for source in order.sources:
         try:
-            content = read_whole(source, info, context)
+            content = read_whole(source, name, info.size, context)
         except CancelledRequestError:
             raise
         except MeshError as exc:
             problem = exc
             continue
         if not info.sha256 or sha256_of(content) == info.sha256:
-            (scratch / info.name).write_bytes(content)
+            (scratch / name).write_bytes(content)
             return
-        problem = FetchError(f"{info.name} of {order.name} is not what its sha256 says")
-    raise problem or FetchError(f"no source has {info.name} of {order.name}")
+        problem = FetchError(f"{name} of {order.name} is not what its sha256 says")
+    raise problem or FetchError(f"no source has {name} of {order.name}")
 
 
 def _check_config(scratch: Path, order: SkeletonOrder) -> None:
@@ -186,12 +188,12 @@ def _check_config(scratch: Path, order: SkeletonOrder) -> None:
         )
 
 
-def _lay_out(scratch: Path, order: SkeletonOrder, weights: Sequence[FileInfo], made: tuple[str, ...] = ()) -> None:
+def _lay_out(scratch: Path, order: SkeletonOrder, weights: Mapping[str, FileInfo], made: tuple[str, ...] = ()) -> None:
     """Write the manifest, and a part without content for each file of weights."""
     listing = order.listing
-    for info in weights:
-        make_part(part_of(scratch, info.name), info.size)
-    files = {info.name: (info.size, info.sha256) for info in weights}
+    for name, info in weights.items():
+        make_part(part_of(scratch, name), info.size)
+    files = {name: (info.size, info.sha256) for name, info in weights.items()}
     manifest = new_manifest(order.name, listing.repo, listing.revision, files)
     manifest.made = [name for name in (*listing.made, *made) if (scratch / name).exists()]
     write_manifest(scratch, manifest)

@@ -21,6 +21,7 @@ from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
 from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
+from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
 from exo_mesh.clock import monotonic
@@ -38,6 +39,27 @@ class OpenAIRoutes:
         self._context = context
         self._service = context.service
         self._ids_by_header: dict[tuple[str, str], set[str]] = {}
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/v1/chat/completions", "/chat/completions"), self.chat_completions, USE,
+                "Answer a conversation", body=ChatBody, errors=GENERATION_ERRORS, events=True,
+            ),
+            Route(
+                "POST", ("/v1/completions", "/completions"), self.completions, USE, "Continue a prompt",
+                body=CompletionBody, errors=GENERATION_ERRORS, events=True,
+            ),
+            Route(
+                "GET", ("/v1/models", "/models"), self.models, USE, "Models that peers have",
+                errors=(400,), query={"status": "downloaded, loaded, known or unusable"},
+            ),
+            Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.model, USE, "One model", errors=(404,)),
+            Route("POST", ("/v1/cancel/{id}",), self.cancel, USE, "Cancel a running request", errors=(404,)),
+        ]
+        # fmt: on
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
