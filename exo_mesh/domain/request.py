@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from exo_mesh.domain.grammar import GrammarSpec
+
 
 class FinishReason(StrEnum):
     """Why a request ended well. Everything else ends in one typed error."""
@@ -36,6 +38,22 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How many tokens a thought may take. When they are used up, `end_ids` come next, whatever the model would say.
+
+    start_ids: what a thought begins with in the output; empty if the prompt has begun it. Neither marker counts.
+    """
+
+    end_ids: tuple[int, ...]
+    tokens: int
+    start_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.end_ids or self.tokens < 0:
+            raise ValueError(f"a thinking budget of {self.tokens} tokens, ended by {list(self.end_ids)}")
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """Token ids in. `resume_ids` were already emitted by an earlier plan: they count as output, and are not sent again.
 
@@ -64,6 +82,10 @@ class GenerateRequest:
     """Of what the client asked for: one key stands for one request."""
     key_id: str = ""
     """The API key that the request came with; empty without one. Only the entry peer knows it."""
+    grammar: GrammarSpec | None = None
+    """What the output is held to, from its first token on. It ends where the grammar is complete; stop_ids can be drawn
+    only where it may end, or where it names them."""
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
