@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from exo_mesh.domain.grammar import GrammarSpec
+
 
 class FinishReason(StrEnum):
     """Why a request ended well. Everything else ends in one typed error."""
@@ -33,6 +35,22 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """How many tokens a thought may take. When they are used up, `end_ids` come next, whatever the model would say.
+
+    start_ids: what a thought begins with in the output; empty if the prompt has begun it. Neither marker counts.
+    """
+
+    end_ids: tuple[int, ...]
+    tokens: int
+    start_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.end_ids or self.tokens < 0:
+            raise ValueError(f"a thinking budget of {self.tokens} tokens, ended by {list(self.end_ids)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +88,10 @@ class GenerateRequest:
     prompt_logprobs: int | None = None
     """None: not wanted. Else the log-probability of every prompt token but the first comes before the first output
     token, each with so many of the likeliest alternatives (0 to 20)."""
+    grammar: GrammarSpec | None = None
+    """What the output is held to, from its first token on. It ends where the grammar is complete; stop_ids can be drawn
+    only where it may end, or where it names them."""
+    thinking: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

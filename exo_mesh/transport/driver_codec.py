@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import cast, get_args
 
+from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import (
     FinishReason,
@@ -14,6 +16,7 @@ from exo_mesh.domain.request import (
     PromptLogprobs,
     SamplingParams,
     StageSpan,
+    ThinkingBudget,
     TokenEvent,
     TokenLogprob,
 )
@@ -27,6 +30,7 @@ MAX_CLIENT_CHARS = 64
 MAX_SHARE_ID_CHARS = 256
 MAX_PRIORITY = 10
 HASH_BYTES = 32
+MAX_MARKER_IDS = 256
 
 
 def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest:
@@ -63,6 +67,11 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
     )
     if sampling.logprobs is not None:
         message.sampling.logprobs = sampling.logprobs
+    if request.grammar is not None:
+        message.grammar.CopyFrom(pb.Grammar(kind=request.grammar.kind, text=request.grammar.text))
+    if (thinking := request.thinking) is not None:
+        budget = pb.ThinkingBudget(end_ids=thinking.end_ids, tokens=thinking.tokens, start_ids=thinking.start_ids)
+        message.thinking.CopyFrom(budget)
     return message
 
 
@@ -90,6 +99,8 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         fingerprint=_hash(message.fingerprint),
         share_id=message.share_id[:MAX_SHARE_ID_CHARS],
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
+        thinking=_thinking(message.thinking) if message.HasField("thinking") else None,
         sampling=SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -103,6 +114,19 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         ),
     )
+
+
+def _grammar(message: pb.Grammar) -> GrammarSpec:
+    if message.kind not in get_args(GrammarKind):
+        raise ValueError(f"{message.kind!r} is no kind of grammar")
+    return GrammarSpec(cast(GrammarKind, message.kind), message.text)
+
+
+def _thinking(message: pb.ThinkingBudget) -> ThinkingBudget:
+    ids = (*message.end_ids, *message.start_ids)
+    if len(ids) > MAX_MARKER_IDS or max(ids, default=0) > MAX_TOKEN_ID:
+        raise ValueError(f"the markers of thoughts have {len(ids)} token ids, more than {MAX_MARKER_IDS}, or too large")
+    return ThinkingBudget(tuple(message.end_ids), message.tokens, tuple(message.start_ids))
 
 
 def _hash(value: bytes) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 from exo_mesh.domain.request import FinishReason
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import OutputFormat
-from tests.text.output.family_calls import CALLS, DEEP, TOOLS, D, dsml, minicpm, qwen
+from tests.text.output.family_calls import CALLS, TOOLS
 from tests.text.output.outputs import Parsed, events_of, joined, parse
 
 FORMATS = {name: OutputFormat(name, "<think>", "</think>", name) for name in FAMILIES}
