@@ -77,9 +77,7 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 def error_body(error: MeshError) -> dict[str, Any]:
     """OpenAI's error object; all four fields are always there. `details` has the numbers of a refused placement, and
     what helps after files could not be fetched."""
-    text = str(error)
-    if isinstance(error, FetchError) and error.remedy:
-        text = f"{text}: {error.remedy}"
+    text = error.full if isinstance(error, FetchError) else str(error)
     body = _body(text, error.code, getattr(error, "param", None))
     if isinstance(error, PlacementError) and error.details:
         body["error"]["details"] = error.details

@@ -264,7 +264,7 @@ async def _with_remedy(work: Awaitable[None]) -> None:
     try:
         await work
     except FetchError as exc:
-        raise FetchError("; ".join(filter(None, [str(exc), exc.remedy]))) from exc
+        raise FetchError(exc.full) from exc
 
 
 def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:
