@@ -12,7 +12,6 @@ from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.harmony import HARMONY_MARKERS
 from exo_mesh.text.output.tools import Tool
 
-
 _PARTS = re.compile(r"<\|\w+\|>")
 """Tokens inside a marker of several."""
 
