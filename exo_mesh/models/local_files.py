@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -19,7 +18,15 @@ from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.weights.card import read_json, text_config
-from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, Manifest, pieces_of_layers, read_manifest
+from exo_mesh.weights.fetched import (
+    MANIFEST_FILE,
+    SCRATCH_PREFIX,
+    FetchedFile,
+    Manifest,
+    pieces_of_layers,
+    read_manifest,
+)
+from exo_mesh.weights.names import is_model_name
 from exo_mesh.weights.safetensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
@@ -33,8 +40,6 @@ Layers = tuple[int, int] | None
 Wants = Mapping[str, Layers]
 """What each peer is to have, by peer id."""
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-]*)?")
-
 
 class _Use(msgspec.Struct):
     """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged."""
@@ -44,31 +49,25 @@ class _Use(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class FileHolding:
-    """A checkpoint file: its size, its digest if that is known, and the bytes of it that are there."""
-
-    size: int
-    sha256: str
-    present: Spans
-
-
-@dataclass(frozen=True, slots=True)
 class Holding:
-    """What a machine has of a model. repo, revision: where that is from, "" if it is only in the mesh."""
+    """What a machine has of the checkpoint files of a model.
+
+    repo, revision: where they are from, "" if only the mesh has them.
+    """
 
     digest: str
     repo: str = ""
     revision: str = ""
-    files: Mapping[str, FileHolding] = field(default_factory=dict)
+    files: Mapping[str, FetchedFile] = field(default_factory=dict)
 
     @property
     def present(self) -> Pieces:
-        return {name: file.present for name, file in self.files.items()}
+        return {name: tuple(file.present) for name, file in self.files.items()}
 
     def same_files(self, other: Holding) -> Pieces:
         """What `other` has of the files that are the same there: of one name, size and, where both know it, digest."""
         return {
-            name: theirs.present
+            name: tuple(theirs.present)
             for name, theirs in other.files.items()
             if (ours := self.files.get(name)) is not None
             and ours.size == theirs.size
@@ -113,13 +112,13 @@ class LocalFiles:
 
     def target(self, name: str) -> Path:
         """Where a model of this name goes. Raises FetchError if no model can have the name."""
-        if not _NAME.fullmatch(name) or len(name) > 200:
+        if not is_model_name(name):
             raise FetchError(f"{name[:80]!r} is not the name of a model that can be fetched", is_final=True)
         return self.root / name
 
     def model_dir(self, name: str) -> Path:
         """Where a model is, also one that was fetched and cannot be used. Raises UnknownModelError or ModelError."""
-        if _NAME.fullmatch(name) and (self.root / name / MANIFEST_FILE).exists():
+        if is_model_name(name) and (self.root / name / MANIFEST_FILE).exists():
             return self.root / name
         return self._find(name)
 
@@ -134,11 +133,7 @@ class LocalFiles:
                 raise
         if manifest is None:
             return self._holding_of_whole(model_dir, digest)
-        files = {
-            file: FileHolding(fetched.size, fetched.sha256, tuple(fetched.present))
-            for file, fetched in manifest.files.items()
-        }
-        return Holding(digest, manifest.repo, manifest.revision, files)
+        return Holding(digest, manifest.repo, manifest.revision, manifest.files)
 
     def _holding_of_whole(self, model_dir: Path, digest: str) -> Holding:
         changed_ns = model_dir.stat().st_mtime_ns
@@ -147,7 +142,7 @@ class LocalFiles:
             if known is None or known[0] != changed_ns or known[1].digest != digest:
                 names = {info.file.name for info in read_tensor_table(model_dir).values()}
                 sizes = {name: (model_dir / name).stat().st_size for name in names}
-                files = {name: FileHolding(size, "", ((0, size),)) for name, size in sizes.items()}
+                files = {name: FetchedFile(size, present=[(0, size)]) for name, size in sizes.items()}
                 known = self._holdings[model_dir] = changed_ns, Holding(digest, files=files)
             return known[1]
 

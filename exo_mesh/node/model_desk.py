@@ -26,7 +26,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads import Downloads
+from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
@@ -156,7 +156,7 @@ class ModelDesk:
 
         async def purge_at(peer_id: str) -> bool:
             if peer_id == self._membership.own.id:
-                return await self._downloads.sweep(keeps_recent=False)
+                return await self._downloads.room.sweep(keeps_recent=False)
             peer = self._membership.peer(peer_id)
             return peer is not None and await peer.client.drop_model("", files=True, staged=True)
 
@@ -187,7 +187,7 @@ class ModelDesk:
         return await self._downloads.search(query, limit)
 
     async def storage(self) -> dict[str, Any]:
-        return await self._downloads.storage()
+        return await self._downloads.room.storage()
 
     async def _wants(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> Wants:
         """Which layers each peer is to have: those of the plan that a run would make, over these peers if any are
@@ -246,7 +246,7 @@ class ModelDesk:
 
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
         if request.staged:
-            return pb.DropModelReply(found=await self._downloads.sweep(keeps_recent=False))
+            return pb.DropModelReply(found=await self._downloads.room.sweep(keeps_recent=False))
         drop = self._downloads.delete if request.files else self._downloads.cancel
         return pb.DropModelReply(found=await drop(request.model))
 
@@ -264,7 +264,7 @@ async def _with_remedy(work: Awaitable[None]) -> None:
     try:
         await work
     except FetchError as exc:
-        raise FetchError("; ".join(filter(None, [str(exc), exc.remedy]))) from exc
+        raise FetchError(exc.full) from exc
 
 
 def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:

@@ -11,16 +11,17 @@ from aiohttp import web
 
 from exo_mesh.api.access import CALLER, Caller
 from exo_mesh.api.body import read_body
-from exo_mesh.api.checks import check_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
-from exo_mesh.api.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
+from exo_mesh.api.core.running import Run
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.listed import known_object, model_object
 from exo_mesh.api.model_names import model_of_request, named_model
-from exo_mesh.api.replies import ChatReply, CompletionReply, Reply
-from exo_mesh.api.running import Run
-from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, decode_body
+from exo_mesh.api.openai.checks import check_body
+from exo_mesh.api.openai.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
+from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
+from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
 from exo_mesh.clock import monotonic
@@ -39,9 +40,30 @@ class OpenAIRoutes:
         self._service = context.service
         self._ids_by_header: dict[tuple[str, str], set[str]] = {}
 
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/v1/chat/completions", "/chat/completions"), self.chat_completions, USE,
+                "Answer a conversation", body=ChatBody, errors=GENERATION_ERRORS, events=True,
+            ),
+            Route(
+                "POST", ("/v1/completions", "/completions"), self.completions, USE, "Continue a prompt",
+                body=CompletionBody, errors=GENERATION_ERRORS, events=True,
+            ),
+            Route(
+                "GET", ("/v1/models", "/models"), self.models, USE, "Models that peers have",
+                errors=(400,), query={"status": "downloaded, loaded, known or unusable"},
+            ),
+            Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.model, USE, "One model", errors=(404,)),
+            Route("POST", ("/v1/cancel/{id}",), self.cancel, USE, "Cancel a running request", errors=(404,)),
+        ]
+        # fmt: on
+
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions"""
-        body = decode_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
+        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
         check_body(body)
         key = idempotency_of(request, body, request[CALLER].key_id)
         await self._name_model(request, body)
@@ -53,7 +75,7 @@ class OpenAIRoutes:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
-        body = decode_body(await read_body(request, self._context.options.body_silence_s), CompletionBody)
+        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), CompletionBody)
         check_body(body)
         key = idempotency_of(request, body, request[CALLER].key_id)
         await self._name_model(request, body)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from exo_mesh.api.schema import Message
+from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
 from exo_mesh.text.template import ChatTemplate
 

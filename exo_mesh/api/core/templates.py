@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
-from exo_mesh.api.renderer_process import RendererLostError, RendererProcess
+from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.tasks import TaskOwner, Watchdog

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from exo_mesh.api.neutral import refuse_unless, show_json
-from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody
+from exo_mesh.api.openai.lenient import refuse_unless, show_json
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from exo_mesh.errors import InputError
 
 MAX_STOPS = 4

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from exo_mesh.api.checks import MAX_TOP_LOGPROBS, NO_LIMIT, stop_strings
+from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.idempotency import Idempotency
-from exo_mesh.api.messages import template_messages
 from exo_mesh.api.model_names import find_model
-from exo_mesh.api.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
-from exo_mesh.api.texts import TextModels
+from exo_mesh.api.openai.checks import MAX_TOP_LOGPROBS, NO_LIMIT, stop_strings
+from exo_mesh.api.openai.messages import template_messages
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.node.service import MeshService, ModelEntry

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from exo_mesh.api.neutral import ANY, NEUTRAL
-from exo_mesh.api.schema import ChatBody, CompletionBody
+from exo_mesh.api.openai.lenient import ANY, NEUTRAL
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody
 from tests.api.scripted_mesh import Served
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "a" * 100, "parameters": {}}}

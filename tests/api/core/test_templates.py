@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from exo_mesh.api.renderer_process import RendererLostError, RendererProcess, renderer_environment
-from exo_mesh.api.templates import IDLE_S, NUM_PROCESSES, TemplateRenderer
-from exo_mesh.api.texts import TextModels
+from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess, renderer_environment
+from exo_mesh.api.core.templates import IDLE_S, NUM_PROCESSES, TemplateRenderer
+from exo_mesh.api.core.texts import TextModels
 from exo_mesh.errors import InputError, ModelError, NotReadyError
 from exo_mesh.tasks import Watchdog
 from exo_mesh.text.template import ChatTemplate

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from exo_mesh import __version__
-from exo_mesh.api.running import Run
+from exo_mesh.api.core.running import Run
 from exo_mesh.text.assembler import Piece, TokenSpan
 from exo_mesh.text.tokenizer import TextModel
 

@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.convert import choose_model
-from exo_mesh.api.templates import TemplateRenderer
+from exo_mesh.api.core.templates import TemplateRenderer
+from exo_mesh.api.openai.convert import choose_model
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent
 from exo_mesh.errors import (
     DeadlineError,

@@ -1,4 +1,4 @@
-"""Publishes what this node fetches to the mesh: a record per model, changed at most twice a second."""
+"""Publishes what this node fetches to the mesh: a record per model, changed at most twice a second; and counts it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.membership.service import Membership
+from exo_mesh.models.downloads.tally import DownloadTally
 from exo_mesh.tasks import TaskOwner
 
 PUBLISH_EVERY_S = 0.5
@@ -24,6 +25,7 @@ class DownloadRecords:
     def __init__(self, membership: Membership, tasks: TaskOwner) -> None:
         self._membership = membership
         self._tasks = tasks
+        self.tally = DownloadTally()
         self._infos: dict[str, DownloadInfo] = {}
         self._publishing: set[str] = set()
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from exo_mesh.api.templates import TemplateRenderer
+from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
 from exo_mesh.tasks import TaskOwner

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from exo_mesh.api.running import MAX_BUFFERED, Feed
+from exo_mesh.api.core.running import MAX_BUFFERED, Feed
 from exo_mesh.clock import monotonic
 from exo_mesh.errors import EngineError
 from exo_mesh.tasks import Watchdog
