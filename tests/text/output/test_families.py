@@ -16,7 +16,6 @@ from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import OutputFormat
 from exo_mesh.text.output.parser import OutputParser
 from tests.text.output.family_calls import CALLS, TOOLS, D, minicpm, qwen
-from tests.text.output.family_calls import CALLS, TOOLS
 from tests.text.output.outputs import Parsed, events_of, joined, parse
 
 FORMATS = {name: OutputFormat(name, "<think>", "</think>", name) for name in FAMILIES}
