@@ -93,7 +93,8 @@ class FetchRules:
 @dataclass(eq=False)
 class _Job:
     """One fetch. wants: of all peers that fetch the model for the same reason. is_pull: nobody needs to wait for it.
-    elsewhere: what others fetched of the model for reasons of their own, when the fetch was planned last."""
+    elsewhere: what others fetched of the model for reasons of their own, when the fetch was planned last.
+    here_bytes: of what is wanted, what was on the disk then."""
 
     model: str
     layers: Layers
@@ -102,6 +103,7 @@ class _Job:
     is_pull: bool = False
     watchers: int = 0
     num_plans: int = 0
+    here_bytes: int = 0
     elsewhere: frozenset[tuple[str, Layers]] = frozenset()
     changed: ChangeSignal = field(default_factory=ChangeSignal)
     task: asyncio.Task[None] | None = None
@@ -328,11 +330,29 @@ class Downloads:
             raise InputError(f"nothing of {model} was asked of this peer")
         if digest:  # else it has no card, and `resolve` was called for it
             await self.introduce(model, digest)
-        await asyncio.to_thread(self._files.touch, model, is_pinned=True)
-        if await asyncio.to_thread(self._files.missing, model, wants[own_id]):
-            self._job(model, wants[own_id], wants).is_pull = True
+        layers = wants[own_id]
+        await asyncio.to_thread(self._files.note_pull, model, layers)
+        if await asyncio.to_thread(self._files.missing, model, layers):
+            self._job(model, layers, wants).is_pull = True
         else:
-            self._records.note(_new_info(model, wants[own_id], DownloadState.COMPLETED))
+            await asyncio.to_thread(self._files.forget_pulls, model, layers)
+            self._records.note(_new_info(model, layers, DownloadState.COMPLETED))
+
+    async def resume_pulls(self) -> None:
+        """Go on with the pulls that were under way, or had failed, when this node ended last."""
+        if not self.rules.fetches:
+            return
+        for model, layers in await asyncio.to_thread(self._files.unfinished_pulls):
+            try:
+                missing = await asyncio.to_thread(self._files.missing, model, layers)
+            except (UnknownModelError, ModelError, OSError) as exc:
+                _log.warning("the pull of %s cannot go on: %s", model, exc)
+                continue
+            if missing:
+                _log.info("going on with the pull of %s: %s are missing", model, gigabytes(size_of_pieces(missing)))
+                self._job(model, layers, {self._membership.own.id: layers}).is_pull = True
+            else:
+                await asyncio.to_thread(self._files.forget_pulls, model, layers)
 
     async def cancel(self, model: str) -> bool:
         """End the fetches of a model, and forget one that failed; what came is kept. False if there is none."""
@@ -341,6 +361,7 @@ class Downloads:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._files.forget_pulls, model)
         return self._records.forget(model) or bool(jobs)
 
     async def delete(self, model: str) -> bool:
@@ -389,6 +410,8 @@ class Downloads:
         else:
             done = replace(job.info, state=DownloadState.COMPLETED, done_bytes=job.info.total_bytes, eta_s=0.0)
             self._update(job, done)
+            if job.is_pull:
+                await asyncio.to_thread(self._files.forget_pulls, job.model, job.layers)
             await self._on_change()
         finally:
             self.tally.running -= 1
@@ -461,6 +484,8 @@ class Downloads:
         missing = await asyncio.to_thread(self._files.missing, job.model, job.layers)
         if not missing:
             return []
+        pieces = await asyncio.to_thread(self._files.pieces, job.model, job.layers)
+        job.here_bytes = size_of_pieces(pieces) - size_of_pieces(missing)
         await self._make_room(job.model, size_of_pieces(missing))
         own = await asyncio.to_thread(self._files.holding, job.model)
         company = {peer_id for peer_id, _ in job.elsewhere}
@@ -639,13 +664,13 @@ class _Meter:
             speed = max(0, done - self._last[1]) / (now - self._last[0])
             self._bytes_per_s = 0.7 * self._bytes_per_s + 0.3 * speed if self._bytes_per_s else speed
         self._last = now, done
-        left = max(0, total - done)
+        left, here = max(0, total - done), self._job.here_bytes
         from_hub = num_bytes.get(HUB, 0)
         info = replace(
             self._job.info,
             state=DownloadState.ONGOING,
-            done_bytes=done,
-            total_bytes=total,
+            done_bytes=here + done,
+            total_bytes=here + total,
             bytes_per_s=round(self._bytes_per_s, 1),
             eta_s=round(left / self._bytes_per_s, 1) if self._bytes_per_s else 0.0,
             from_hub_bytes=self._hub_before + from_hub,

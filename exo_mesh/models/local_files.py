@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
@@ -33,14 +34,19 @@ Layers = tuple[int, int] | None
 Wants = Mapping[str, Layers]
 """What each peer is to have, by peer id."""
 
+MAX_PULLS = 16
+"""Unfinished pulls of one model that are remembered; above this number the oldest are forgotten."""
+
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-]*)?")
 
 
-class _Use(msgspec.Struct):
-    """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged."""
+class _Use(msgspec.Struct, frozen=True):
+    """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged.
+    pulls: the layers of pulls that are not finished."""
 
     is_pinned: bool = False
     store: str = ""
+    pulls: tuple[Layers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,7 @@ class LocalFiles:
         self._disk = disk
         self._holdings: dict[Path, tuple[int, Holding]] = {}
         self._turn = threading.Lock()
+        self._using = threading.Lock()
 
     def target(self, name: str) -> Path:
         """Where a model of this name goes. Raises FetchError if no model can have the name."""
@@ -173,14 +180,40 @@ class LocalFiles:
     # use, and what may go
 
     def touch(self, name: str, *, is_pinned: bool = False, store: str = "") -> None:
-        """A model was used just now, or pulled by its name, or staged. One that nobody fetched is left alone."""
-        with contextlib.suppress(UnknownModelError, ModelError):
+        """A model was used just now, or pulled by its name, or staged."""
+        self._change_use(
+            name, lambda before: replace(before, is_pinned=is_pinned or before.is_pinned, store=store or before.store)
+        )
+
+    def note_pull(self, name: str, layers: Layers) -> None:
+        """Somebody has pulled these layers of a model by its name: remember that until `forget_pulls`."""
+
+        def note(before: _Use) -> _Use:
+            pulls = (*(one for one in before.pulls if one != layers), layers)
+            return replace(before, is_pinned=True, pulls=pulls[-MAX_PULLS:])
+
+        self._change_use(name, note)
+
+    def forget_pulls(self, name: str, *ended: Layers) -> None:
+        """The pulls of these layers have ended; without any, all pulls of the model."""
+
+        def forget(before: _Use) -> _Use:
+            return replace(before, pulls=tuple(one for one in before.pulls if ended and one not in ended))
+
+        self._change_use(name, forget)
+
+    def unfinished_pulls(self) -> list[tuple[str, Layers]]:
+        """(model, layers) of the pulls that have not ended, also before this process began."""
+        return [(one.name, layers) for one in self.fetched() for layers in _read_use(one.model_dir).pulls]
+
+    def _change_use(self, name: str, change: Callable[[_Use], _Use]) -> None:
+        """The time of the file says when the model was used. A model that nobody fetched is left alone."""
+        with self._using, contextlib.suppress(UnknownModelError, ModelError):
             model_dir = self.model_dir(name)
             if not model_dir.is_relative_to(self.root) or read_manifest(model_dir) is None:
                 return
-            before = _read_use(model_dir)
-            use = _Use(is_pinned or before.is_pinned, store or before.store)
-            self._disk.write(model_dir / USE_FILE, msgspec.json.encode(use).decode(), "when models were used")
+            use = msgspec.json.encode(change(_read_use(model_dir))).decode()
+            self._disk.write(model_dir / USE_FILE, use, "when models were used")
 
     def fetched(self) -> list[FetchedModel]:
         """All that was fetched, the one that was not used for longest first."""

@@ -16,6 +16,7 @@ from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import FetchError, ModelError, NotFetchedError, UnknownModelError
 from exo_mesh.fetcher.wire import Share
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.node import housekeeping
 from exo_mesh.node.node import Node
 from exo_mesh.weights.fetched import Manifest, read_manifest
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -161,6 +162,28 @@ async def test_two_peers_that_pull_the_same_at_once_take_it_from_each_other(
 def is_fetched(root: Path, name: str, model: str) -> bool:
     manifest = read_manifest(root / name / "models" / model)
     return manifest is not None and manifest.is_whole
+
+
+async def test_a_node_that_ends_in_mid_pull_goes_on_by_itself_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(housekeeping, "RESUME_AFTER_S", 0.0)
+    model_dir = write_checkpoint(tmp_path / "tiny", TinyModel(layers=6, hidden=512, shards=4), repeat=True)
+    with LoopbackHub() as hub:
+        hub.add("org/tiny", model_dir)
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with nodes_at(tmp_path, "a", engine="dummy") as (a,):
+            await a.find_model("org/tiny", may_download=True)
+            hub.faults.pause_s = 0.02
+            await a.start_download("org/tiny", whole=True)
+            await until(lambda: manifest_of(tmp_path, "a", "org/tiny").present_bytes > 2_000_000)
+        had = manifest_of(tmp_path, "a", "org/tiny").present_bytes
+        assert not is_fetched(tmp_path, "a", "org/tiny"), "it ended too late"
+        async with nodes_at(tmp_path, "a", engine="dummy") as (a,):
+            await until(lambda: is_fetched(tmp_path, "a", "org/tiny"), 30)
+            (entry,) = a.downloads()
+            assert entry.from_hub_bytes <= entry.total_bytes - had + 1_000_000, "in a crash, what came last is lost"
 
 
 async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(

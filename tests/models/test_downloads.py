@@ -18,7 +18,7 @@ from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.download_tally import DownloadTally, FetchTally
 from exo_mesh.models.downloads import Downloads, FetchRules
-from exo_mesh.models.local_files import USE_FILE, LocalFiles
+from exo_mesh.models.local_files import MAX_PULLS, USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.tasks import ChangeSignal
 from exo_mesh.weights.fetched import MANIFEST_FILE, read_manifest, write_manifest
@@ -107,18 +107,25 @@ class Bench:
         self.membership = Alone()
         self.free_bytes = free_bytes
         disk = Disk(root, read=lambda path: (10**12, self.free_bytes))
-        store = ModelStore((root / "models",))
-        self.files = LocalFiles(root / "models", store.card, store.find, disk)
+        self._store = ModelStore((root / "models",))
+        self.files = LocalFiles(root / "models", self._store.card, self._store.find, disk)
         self.fetcher = MarkingFetcher()
-        catalogue: Any = SimpleNamespace(local_card=store.card, local_dir=store.find)
+        self._disk = disk
+        self.downloads = self._new_downloads(FetchRules(**rules))
+
+    def _new_downloads(self, rules: FetchRules) -> Downloads:
+        catalogue: Any = SimpleNamespace(local_card=self._store.card, local_dir=self._store.find)
         membership: Any = self.membership
 
         async def on_change() -> None:
             pass
 
-        self.downloads = Downloads(
-            membership, catalogue, self.files, self.fetcher, disk, FetchRules(**rules), on_change
-        )
+        return Downloads(membership, catalogue, self.files, self.fetcher, self._disk, rules, on_change)
+
+    async def restart(self) -> None:
+        """The node ends and starts again."""
+        await self.downloads.close()
+        self.downloads = self._new_downloads(self.downloads.rules)
 
     async def ensure(self, model: str, layers: tuple[int, int]) -> list[tuple[int, int]]:
         return [(step.done, step.total) async for step in self.downloads.ensure(model, layers)]
@@ -161,8 +168,73 @@ async def test_the_mesh_hears_of_a_fetch_at_most_twice_a_second(bench: Bench) ->
     took_s = asyncio.get_running_loop().time() - began
     assert len(bench.membership.told) <= 1 + 2 * took_s
     told = bench.membership.last("m")
-    assert told is not None and told.done_bytes == told.total_bytes == told.from_hub_bytes > 0
+    assert told is not None and told.done_bytes == told.total_bytes > told.from_hub_bytes > 0, "headers were there"
     assert told.layers == (0, 2)
+
+
+async def test_what_is_on_the_disk_counts_from_the_start(bench: Bench) -> None:
+    await bench.ensure("m", (0, 3))
+    bench.fetcher.gate.clear()
+    waiter = asyncio.create_task(bench.ensure("m", (0, 4)))
+    await until(lambda: (info := bench.membership.last("m")) and info.layers == (0, 4) and info.done_bytes)
+    told = bench.membership.last("m")
+    assert told is not None and 0.5 < told.done_bytes / told.total_bytes < 1.0 and not told.from_hub_bytes
+    bench.fetcher.gate.set()
+    assert await waiter
+
+
+PULLED: list[tuple[int, int] | None] = [(1, 3), None]
+
+
+@pytest.mark.parametrize("layers", PULLED)
+async def test_an_unfinished_pull_goes_on_after_a_restart_and_a_finished_one_does_not(
+    bench: Bench, layers: tuple[int, int] | None
+) -> None:
+    bench.fetcher.gate.clear()
+    await bench.downloads.pull("m", "", {"own": layers})
+    await until(lambda: bench.fetcher.asked)
+    await bench.restart()
+    assert bench.files.missing("m", layers)
+    bench.fetcher.gate.set()
+    await bench.downloads.resume_pulls()
+    await until(lambda: not bench.files.unfinished_pulls())
+    assert not bench.files.missing("m", layers) and len(bench.fetcher.asked) == 2
+    await bench.restart()
+    await bench.downloads.resume_pulls()
+    assert len(bench.fetcher.asked) == 2
+
+
+async def test_a_failed_pull_is_tried_again_after_a_restart_and_a_cancelled_one_is_not(bench: Bench) -> None:
+    bench.fetcher.failures = [FetchError("the disk is full", is_final=True)]
+    await bench.downloads.pull("m", "", {"own": (0, 2)})
+    await until(bench.downloads.failed_here)
+    await bench.restart()
+    bench.fetcher.gate.clear()
+    await bench.downloads.resume_pulls()
+    await until(lambda: len(bench.fetcher.asked) == 2)
+    assert await bench.downloads.cancel("m")
+    await bench.restart()
+    await bench.downloads.resume_pulls()
+    assert len(bench.fetcher.asked) == 2
+
+
+async def test_what_was_fetched_for_a_ring_is_left_to_the_next_request(bench: Bench) -> None:
+    bench.fetcher.gate.clear()
+    waiter = asyncio.create_task(bench.ensure("m", (0, 2)))
+    await until(lambda: bench.fetcher.asked)
+    await bench.restart()
+    await asyncio.gather(waiter, return_exceptions=True)
+    await bench.downloads.resume_pulls()
+    assert len(bench.fetcher.asked) == 1 and bench.files.unfinished_pulls() == []
+
+
+def test_the_pulls_that_are_remembered_of_a_model_have_a_bound(tmp_path: Path) -> None:
+    files = Bench(tmp_path, "m").files
+    for start in range(MAX_PULLS + 4):
+        files.note_pull("m", (start, start + 1))
+    assert [layers for _, layers in files.unfinished_pulls()] == [
+        (start, start + 1) for start in range(4, MAX_PULLS + 4)
+    ]
 
 
 async def test_a_cancelled_fetch_is_forgotten_and_its_waiters_hear_of_it(bench: Bench) -> None:
