@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
-from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, FetchStep, entry_of
+from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, FetchStep, entry_of, new_info
 from exo_mesh.domain.fetch_plan import HUB, PlannedShare, fetch_plan
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import Plan
@@ -158,6 +158,15 @@ class Downloads:
         """The downloads of all peers."""
         names = {peer.id: peer.name for peer in self._membership.view.peers()}
         return [entry_of(owner, names.get(owner, ""), info) for owner, info in self._membership.view.downloads()]
+
+    def begun(self, model: str, wants: Wants) -> list[DownloadEntry]:
+        """The downloads of a model at these peers; of a peer from which nothing was heard yet, that it will begin."""
+        heard = {one.peer_id: one for one in self.entries() if one.model == model}
+        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        return [
+            heard.get(peer_id) or entry_of(peer_id, names.get(peer_id, ""), new_info(model, layers))
+            for peer_id, layers in wants.items()
+        ]
 
     def failed_here(self) -> list[DownloadInfo]:
         """What failed on this node and was not tried again since."""
@@ -336,7 +345,7 @@ class Downloads:
             self._job(model, layers, wants).is_pull = True
         else:
             await asyncio.to_thread(self._files.forget_pulls, model, layers)
-            self._records.note(_new_info(model, layers, DownloadState.COMPLETED))
+            self._records.note(new_info(model, layers, DownloadState.COMPLETED))
 
     async def resume_pulls(self) -> None:
         """Go on with the pulls that were under way, or had failed, when this node ended last."""
@@ -382,7 +391,7 @@ class Downloads:
         """The fetch that is under way, or a new one."""
         job = self._jobs.get((model, layers))
         if job is None:
-            job = _Job(model, layers, wants, _new_info(model, layers, DownloadState.PENDING))
+            job = _Job(model, layers, wants, new_info(model, layers))
             self._jobs[model, layers] = job
             self._records.note(job.info)
             job.task = self._tasks.start(self._run(job), f"fetch {model}")
@@ -489,6 +498,8 @@ class Downloads:
         await self._make_room(job.model, size_of_pieces(missing))
         own = await asyncio.to_thread(self._files.holding, job.model)
         company = {peer_id for peer_id, _ in job.elsewhere}
+        if not own.digest:  # no record of a peer names a model that has no card
+            company |= {peer.id for peer in self._membership.peers}
         others = [(peer, one) for peer, one in await self._holdings(job.model, company) if one.digest == own.digest]
         own_id = self._membership.own.id
         present = {own_id: own.present, **{peer.id: own.same_files(one) for peer, one in others}}
@@ -677,10 +688,6 @@ class _Meter:
             from_peers_bytes=self._peers_before + sum(num_bytes.values()) - from_hub,
         )
         self._update(self._job, info)
-
-
-def _new_info(model: str, layers: Layers, state: DownloadState) -> DownloadInfo:
-    return DownloadInfo(model, state, layers=layers or (0, 0), is_whole=layers is None)
 
 
 def _way_rank(peer: Peer) -> tuple[float, float, str]:

@@ -262,6 +262,15 @@ class LocalFiles:
         return min(free, max(0, max_bytes - sum(one.num_bytes for one in models)))
 
 
+def gguf_dir(root: Path, name: str) -> Path | None:
+    """Where the GGUF files are that were fetched under a name; None if it is the name of none."""
+    with contextlib.suppress(ModelError, OSError):
+        manifest = read_manifest(root / name) if _NAME.fullmatch(name) else None
+        if manifest is not None and manifest.files and all(file.endswith(".gguf") for file in manifest.files):
+            return root / name
+    return None
+
+
 def size_of_pieces(pieces: Pieces) -> int:
     return sum(num_bytes(spans) for spans in pieces.values())
 

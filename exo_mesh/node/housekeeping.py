@@ -31,9 +31,6 @@ ADDRESSES_EVERY_S = 3.0
 CABLES_EVERY_S = 5.0
 """A cable that is pulled is known everywhere within this, the tools' own second or two, and the gossip."""
 
-RESUME_AFTER_S = 5.0
-"""Unfinished pulls go on this long after the start, or when a peer is known: it may have the files."""
-
 _log = logging.getLogger(__name__)
 
 ModelEngines = tuple[tuple[str, tuple[str, ...]], ...]
@@ -96,15 +93,6 @@ async def announce_models(
         names, partial = catalogue.local_names, catalogue.partial_names
         own = replace(membership.own, models=names, partial_models=partial, model_engines=engines)
         membership.describe(own)
-
-
-async def resume_pulls(membership: Membership, downloads: Downloads) -> None:
-    """Go on with the pulls that this node has not finished when it ended. A node that asks no hub waits for a peer."""
-    loop = asyncio.get_running_loop()
-    resume_at = loop.time() + RESUME_AFTER_S
-    while not membership.peers and (downloads.rules.fetches != "hub" or loop.time() < resume_at):
-        await membership.changed.wait(ROUND_S)
-    await downloads.resume_pulls()
 
 
 async def keep_addresses(membership: Membership, host: str, port: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
@@ -121,21 +122,28 @@ class ModelDesk:
             return await self._start_gguf(meant, peers)
         card = await self.find(model, may_download=True, is_asked_for=is_asked_for)
         wants = await self._wants(card, peers, whole=whole)
-        messages = wants_to_proto(wants)
         # all must have the headers before one waits for bytes that arrive at another
         await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
-        await _first_failure_if_all(self._pull_at(peer_id, card, wants, messages) for peer_id in wants)
-        return [one for one in self.entries() if one.model == card.name and one.peer_id in wants]
+        await _first_failure_if_all(self._pull_at(peer_id, card.name, card.digest, wants) for peer_id in wants)
+        return self._downloads.begun(card.name, wants)
 
     async def _start_gguf(self, meant: ModelReference, peers: Sequence[str]) -> list[DownloadEntry]:
-        """Fetch all files of one quantisation to this node: no card is known, so that nothing can be cut."""
-        own = self._membership.own
-        if any(_peer_named(one, self._membership.view.peers()) != own.id for one in peers):
-            raise InputError("GGUF files can be pulled only by the node that is to have them", param="peers")
-        name = f"{meant.name}-{meant.quant}"
-        await self._downloads.resolve(name, f"{meant.repo}:{meant.quant}", meant.revision or MAIN)
-        await self._downloads.pull(name, "", {own.id: None})
-        return [one for one in self.entries() if one.model == name and one.peer_id == own.id]
+        """Fetch all files of one quantisation to the peers that are named, or else to this node: no card is known, so
+        that nothing can be cut."""
+        known = self._membership.view.peers()
+        wants: Wants = dict.fromkeys([_peer_named(one, known) for one in peers] or [self._membership.own.id])
+        name, origin = _gguf_name(meant), (f"{meant.repo}:{meant.quant}", meant.revision or MAIN)
+        # all must have the sizes before one waits for bytes that arrive at another
+        await _first_failure_if_all(self._resolve_at(peer_id, name, *origin) for peer_id in wants)
+        await _first_failure_if_all(self._pull_at(peer_id, name, "", wants) for peer_id in wants)
+        return self._downloads.begun(name, wants)
+
+    async def _resolve_at(self, peer_id: str, name: str, repo: str, revision: str) -> None:
+        peer = self._membership.peer(peer_id)
+        if peer_id == self._membership.own.id:
+            await self._downloads.resolve(name, repo, revision)
+        elif peer is not None:
+            await peer.client.introduce(name, "", repo=repo, revision=revision)
 
     async def cancel(self, peer_id: str, model: str) -> bool:
         name = await self._first_name(model)
@@ -181,6 +189,9 @@ class ModelDesk:
         try:
             return (await self._catalogue.card(name)).name
         except MeshError:
+            with contextlib.suppress(MeshError):
+                meant = await self._catalogue.reference(name)
+                return _gguf_name(meant) if meant.quant else name
             return name
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
@@ -210,14 +221,14 @@ class ModelDesk:
         elif peer is not None:
             await peer.client.introduce(card.name, card.digest)
 
-    async def _pull_at(self, peer_id: str, card: ModelCard, wants: Wants, messages: list[pb.PeerLayers]) -> None:
+    async def _pull_at(self, peer_id: str, name: str, digest: str, wants: Wants) -> None:
         if peer_id == self._membership.own.id:
-            await self._downloads.pull(card.name, card.digest, wants)
+            await self._downloads.pull(name, digest, wants)
             return
         peer = self._membership.peer(peer_id)
         if peer is None:
             raise PlacementError(f"peer {peer_id[:8]} is gone")
-        await peer.client.pull(pb.PullRequest(model=card.name, model_digest=card.digest, wants=messages))
+        await peer.client.pull(pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants)))
 
     async def _at(self, peer_id: str, here: Callable[[], Awaitable[bool]], model: str, *, files: bool) -> bool:
         if peer_id == self._membership.own.id:
@@ -249,6 +260,11 @@ class ModelDesk:
             return pb.DropModelReply(found=await self._downloads.sweep(keeps_recent=False))
         drop = self._downloads.delete if request.files else self._downloads.cancel
         return pb.DropModelReply(found=await drop(request.model))
+
+
+def _gguf_name(meant: ModelReference) -> str:
+    """The name of one quantisation's files, and of their directory."""
+    return f"{meant.name}-{meant.quant}"
 
 
 async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:

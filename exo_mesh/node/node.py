@@ -46,7 +46,7 @@ from exo_mesh.node.certificate_renewal import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
-from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_house, keep_rdma_ports, resume_pulls
+from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_house, keep_rdma_ports
 from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
@@ -290,7 +290,7 @@ class Node:
         )
         keep = self._tasks.keep
         keep(work, "housekeeping")
-        self._tasks.start(resume_pulls(self.membership, self._models.downloads), "unfinished pulls")
+        self._tasks.start(self._models.resume_pulls(self.membership), "unfinished pulls")
         keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")

@@ -7,7 +7,7 @@ import io
 import json
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -109,6 +109,20 @@ def test_pull_fetches_and_tells_of_each_tenth(say: Say, mesh: FetchingMesh, verb
     assert [line.partition("at-hub: ")[2][:5] for line in lines] == ["25 % ", "50 % ", "75 % ", "100 B"]
     assert lines[-1].endswith("done (100 B from the hub, 0 B from peers)")
     assert [entry.is_whole for entry in mesh.progress] == [True, True]
+
+
+def test_pull_of_gguf_says_where_the_files_go(say: Say, mesh: FetchingMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(model: str, *, peers: Sequence[str] = (), whole: bool = False) -> list[DownloadEntry]:
+        info = DownloadInfo("org/big-GGUF-Q4_K_M", DownloadState.PENDING, 0, 100, is_whole=True)
+        mesh.progress = [entry_of("peer1", "alpha", info)]
+        return mesh.progress
+
+    monkeypatch.setattr(mesh, "start_download", start)
+    code, shown, complaints = say("pull", "org/big-GGUF:q4_k_m")
+    assert (code, complaints) == (exit_codes.OK, "")
+    first, *_, last = shown.splitlines()
+    assert first.startswith("GGUF: all files of it go to alpha (--peers chooses others)")
+    assert last.startswith("alpha: org/big-GGUF-Q4_K_M: 100 B, done")
 
 
 def test_pull_with_json_prints_how_each_download_ended(say: Say) -> None:
