@@ -20,7 +20,14 @@ from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
 from exo_mesh.errors import FetchError, ModelError, UnknownModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.weights.card import read_json, text_config
-from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, Manifest, pieces_of_layers, read_manifest
+from exo_mesh.weights.fetched import (
+    MANIFEST_FILE,
+    SCRATCH_PREFIX,
+    Manifest,
+    pieces_of_layers,
+    read_manifest,
+    with_remedy,
+)
 from exo_mesh.weights.safetensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
@@ -120,7 +127,7 @@ class LocalFiles:
 
     def target(self, name: str) -> Path:
         """Where a model of this name goes. Raises FetchError if no model can have the name."""
-        if not _NAME.fullmatch(name) or len(name) > 200:
+        if not _can_name(name):
             raise FetchError(f"{name[:80]!r} is not the name of a model that can be fetched", is_final=True)
         return self.root / name
 
@@ -133,7 +140,7 @@ class LocalFiles:
     def holding(self, name: str) -> Holding:
         """Raises UnknownModelError or ModelError."""
         model_dir, digest = self.model_dir(name), ""
-        manifest = read_manifest(model_dir)
+        manifest = _manifest_of(name, model_dir)
         try:
             digest = self._card(name).digest
         except (UnknownModelError, ModelError):
@@ -170,7 +177,7 @@ class LocalFiles:
 
     def missing(self, name: str, layers: Layers) -> Pieces:
         """What is not here of what a stage of these layers needs. Raises UnknownModelError or ModelError."""
-        manifest = read_manifest(self.model_dir(name))
+        manifest = _manifest_of(name, self.model_dir(name))
         if manifest is None or manifest.is_whole:
             return {}
         wanted = self.pieces(name, layers)
@@ -239,10 +246,22 @@ class LocalFiles:
 
     def delete(self, name: str) -> bool:
         """Delete what was fetched of a model, also if its manifest is damaged, and what is left of deletions that a
-        kill has ended; False if nothing was fetched."""
+        kill has ended; False if nothing was fetched. Raises FetchError if the files cannot be deleted."""
+        try:
+            return self._delete(name)
+        except OSError as exc:
+            raise FetchError(
+                f"the files of {name} cannot be deleted: {exc.strerror or type(exc).__name__}",
+                remedy=f"delete them below {self.root.name} in the home of this node by hand",
+                is_final=True,
+            ) from exc
+
+    def _delete(self, name: str) -> bool:
         for leftover in self.root.glob(f"{GONE_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        model_dir = self.target(name)
+        if not _can_name(name):
+            return False
+        model_dir = self.root / name
         is_fetched = (model_dir / MANIFEST_FILE).is_file()
         if not is_fetched and not (self._is_store and (model_dir / "config.json").is_file()):
             return False
@@ -271,8 +290,21 @@ def gguf_dir(root: Path, name: str) -> Path | None:
     return None
 
 
+def _can_name(name: str) -> bool:
+    """Whether a model that is fetched can have the name."""
+    return bool(_NAME.fullmatch(name)) and len(name) <= 200
+
+
 def size_of_pieces(pieces: Pieces) -> int:
     return sum(num_bytes(spans) for spans in pieces.values())
+
+
+def _manifest_of(name: str, model_dir: Path) -> Manifest | None:
+    """As read_manifest, with what a person can do about a damaged one."""
+    try:
+        return read_manifest(model_dir)
+    except ModelError as exc:
+        raise ModelError(with_remedy(str(exc), name)) from exc
 
 
 def _present(manifest: Manifest, file: str) -> Spans:

@@ -108,7 +108,10 @@ class ModelDesk:
         return card
 
     async def delete_card(self, name: str) -> bool:
-        return await self._shelf.delete_card(name)
+        deleted = await self._shelf.delete_card(name)
+        if not deleted and (near := self._shelf.near_custom(name)):
+            raise UnknownModelError(f"there is no custom card {name}; near: {', '.join(near)}", param="id")
+        return deleted
 
     def entries(self) -> list[DownloadEntry]:
         return self._downloads.entries()

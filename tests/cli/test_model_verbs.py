@@ -111,6 +111,17 @@ def test_pull_fetches_and_tells_of_each_tenth(say: Say, mesh: FetchingMesh, verb
     assert [entry.is_whole for entry in mesh.progress] == [True, True]
 
 
+def test_run_of_a_directory_that_is_not_there_says_so(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name, complaint in (("./nope", "does not exist"), ("./file", "is no directory")):
+        code, shown, complaints = say("run", name, "Hi")
+        assert (code, shown) == (exit_codes.FAILED, "")
+        assert complaints == f"exo-mesh: {name} {complaint} ({tmp_path / name})\n"
+
+
 def test_pull_of_gguf_says_where_the_files_go(say: Say, mesh: FetchingMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(model: str, *, peers: Sequence[str] = (), whole: bool = False) -> list[DownloadEntry]:
         info = DownloadInfo("org/big-GGUF-Q4_K_M", DownloadState.PENDING, 0, 100, is_whole=True)

@@ -13,7 +13,7 @@ import pytest
 
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.spans import merged
-from exo_mesh.errors import FetchError, InputError
+from exo_mesh.errors import FetchError, InputError, ModelError
 from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.download_tally import DownloadTally, FetchTally
@@ -357,8 +357,31 @@ async def test_a_deletion_that_was_killed_is_finished_by_the_next_one(bench: Ben
 
 async def test_a_model_whose_manifest_is_damaged_can_be_deleted(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "models" / "m" / MANIFEST_FILE).write_text("garbage")
+    with pytest.raises(ModelError, match=r"cannot be used: .* `exo-mesh rm m`, .*`exo-mesh pull m`"):
+        await bench.ensure("m", (0, 2))
     assert await bench.downloads.delete("m")
     assert not (tmp_path / "models" / "m").exists()
+
+
+@pytest.mark.parametrize("name", ["plain", "plain/below", "org/plain", "org", "no!", "a/b/c", "../models/m"])
+async def test_what_is_no_model_is_not_deleted_and_that_is_no_failure(bench: Bench, tmp_path: Path, name: str) -> None:
+    (tmp_path / "models" / "org").mkdir()
+    for file in ("plain", "org/plain"):
+        (tmp_path / "models" / file).write_text("mine")
+    assert not await bench.downloads.delete(name)
+    assert (tmp_path / "models" / "plain").read_text() == (tmp_path / "models" / "org" / "plain").read_text() == "mine"
+    assert (tmp_path / "models" / "m").exists()
+
+
+async def test_files_that_cannot_be_deleted_are_named_with_the_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(FetchError, match="the files of m cannot be deleted: Permission denied"):
+        await bench.downloads.delete("m")
 
 
 async def test_files_of_no_model_in_the_place_of_one_are_named_as_the_reason(
