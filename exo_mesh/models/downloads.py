@@ -373,15 +373,17 @@ class Downloads:
         await asyncio.to_thread(self._files.forget_pulls, model)
         return self._records.forget(model) or bool(jobs)
 
-    async def delete(self, model: str) -> bool:
-        """Delete what was fetched of a model; False if nothing was. Raises InputError if an instance uses it."""
+    async def delete(self, model: str) -> int | None:
+        """Delete what was fetched of a model; answers the bytes that it took on the disk, None if nothing was fetched.
+
+        Raises InputError if an instance uses it, and FetchError if it cannot be deleted."""
         if model in self._used():
             raise InputError(f"{model} is in use; delete its instances first", param="model")
         await self.cancel(model)
-        gone = await self._drop(model)
-        if gone:
-            _log.info("deleted what was fetched of %s", model)
-        return gone
+        freed_bytes = await self._drop(model)
+        if freed_bytes is not None:
+            _log.info("deleted what was fetched of %s: %s", model, gigabytes(freed_bytes))
+        return freed_bytes
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
         self._refuse_fetching(from_hub=True)
@@ -616,17 +618,17 @@ class Downloads:
                 _log.info("deleting the staged copy of %s, which nothing uses", model)
                 try:
                     await self._drop(model)
-                except OSError as exc:
+                except FetchError as exc:
                     _log.warning("the staged copy of %s cannot be deleted: %s", model, exc)
         return bool(gone)
 
-    async def _drop(self, model: str) -> bool:
+    async def _drop(self, model: str) -> int | None:
         self._records.forget(model)
         async with self._turn(model):
-            gone = await asyncio.to_thread(self._files.delete, model)
-        if gone:
+            freed_bytes = await asyncio.to_thread(self._files.delete, model)
+        if freed_bytes is not None:
             await self._on_change()
-        return gone
+        return freed_bytes
 
     async def _make_room(self, model: str, num_bytes: int) -> None:
         """Delete what was not used for longest until there is room. Raises FetchError if there cannot be."""

@@ -244,9 +244,12 @@ class LocalFiles:
                         "" if use.is_pinned else use.store,
                     )
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str) -> int | None:
         """Delete what was fetched of a model, also if its manifest is damaged, and what is left of deletions that a
-        kill has ended; False if nothing was fetched. Raises FetchError if the files cannot be deleted."""
+        kill has ended. Answers the bytes that it took on the disk; None if nothing was fetched.
+
+        Raises FetchError if the files cannot be deleted.
+        """
         try:
             return self._delete(name)
         except OSError as exc:
@@ -256,22 +259,23 @@ class LocalFiles:
                 is_final=True,
             ) from exc
 
-    def _delete(self, name: str) -> bool:
+    def _delete(self, name: str) -> int | None:
         for leftover in self.root.glob(f"{GONE_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         if not _can_name(name):
-            return False
+            return None
         model_dir = self.root / name
         is_fetched = (model_dir / MANIFEST_FILE).is_file()
         if not is_fetched and not (self._is_store and (model_dir / "config.json").is_file()):
-            return False
+            return None
+        freed_bytes = _disk_bytes(model_dir)
         scratch = self.root / f"{GONE_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
         model_dir.rename(scratch)  # so that nobody finds half a model
         shutil.rmtree(scratch, ignore_errors=True)
         with contextlib.suppress(OSError):
             if model_dir.parent != self.root:
                 model_dir.parent.rmdir()
-        return True
+        return freed_bytes
 
     def room(self, max_bytes: int | None, models: Collection[FetchedModel]) -> int:
         """Bytes that may be fetched now, where `models` are there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo
@@ -149,43 +149,36 @@ class ModelDesk:
             await peer.client.introduce(name, "", repo=repo, revision=revision)
 
     async def cancel(self, peer_id: str, model: str) -> bool:
-        name = await self._first_name(model)
-        return await self._at(peer_id, lambda: self._downloads.cancel(name), name, files=False)
+        return await self._drop_at(peer_id, await self._first_name(model), files=False) is not None
 
-    async def delete(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
-        """Delete what was fetched of a model; answers the peers that did. What is in the model store is deleted only if
-        its host is among `peers`. Raises InputError if an instance uses it."""
+    async def delete(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
+        """Delete what was fetched of a model; answers the bytes that it took, by peer. What is in the model store is
+        deleted only if its host is among `peers`. Raises InputError if an instance uses it."""
         name = await self._first_name(name)
         host = self._downloads.store.host
         asked = self._peers_named(peers) if peers else self._peers_named((), but=None if host is None else host.id)
-        return await self._all(
-            asked, lambda peer_id: self._at(peer_id, lambda: self._downloads.delete(name), name, files=True)
-        )
+        return await self._drop_at_all(asked, name)
 
     async def purge_staged(self, peers: Sequence[str] = ()) -> list[str]:
         """Delete the staged copies that nothing uses; answers the peers that had any."""
-
-        async def purge_at(peer_id: str) -> bool:
-            if peer_id == self._membership.own.id:
-                return await self._downloads.sweep(keeps_recent=False)
-            peer = self._membership.peer(peer_id)
-            return peer is not None and await peer.client.drop_model("", files=True, staged=True)
-
-        return await self._all(self._peers_named(peers), purge_at)
+        return list(await self._drop_at_all(self._peers_named(peers), "", staged=True))
 
     def _peers_named(self, names: Sequence[str], *, but: str | None = None) -> list[str]:
         """The ids of these peers, or of all if none is named, without `but`. Raises InputError."""
         known = self._membership.view.peers()
         return [_peer_named(one, known) for one in names] or [peer.id for peer in known if peer.id != but]
 
-    async def _all(self, asked: Sequence[str], work: Callable[[str], Awaitable[bool]]) -> list[str]:
-        """Do it at all of these peers; answers those where it did something. Raises the first failure if none did."""
-        answers = await asyncio.gather(*map(work, asked), return_exceptions=True)
-        deleted = [peer_id for peer_id, answer in zip(asked, answers, strict=True) if answer is True]
+    async def _drop_at_all(self, asked: Sequence[str], model: str, *, staged: bool = False) -> dict[str, int]:
+        """Delete files at all of these peers; answers the bytes freed where there were any. Raises the first failure if
+        nothing was deleted."""
+        answers = await asyncio.gather(
+            *(self._drop_at(peer_id, model, files=True, staged=staged) for peer_id in asked), return_exceptions=True
+        )
+        freed = {peer_id: answer for peer_id, answer in zip(asked, answers, strict=True) if isinstance(answer, int)}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        if failures and not deleted:
+        if failures and not freed:
             raise failures[0]
-        return deleted
+        return freed
 
     async def _first_name(self, name: str) -> str:
         """The name by which the mesh knows a model; the same one if it knows none, or the model cannot be used."""
@@ -233,11 +226,18 @@ class ModelDesk:
             raise PlacementError(f"peer {peer_id[:8]} is gone")
         await peer.client.pull(pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants)))
 
-    async def _at(self, peer_id: str, here: Callable[[], Awaitable[bool]], model: str, *, files: bool) -> bool:
+    async def _drop_at(self, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:
+        """See DropModel; answers the bytes freed, None if there was nothing to drop."""
         if peer_id == self._membership.own.id:
-            return await here()
+            return await self._drop_here(model, files=files, staged=staged)
         peer = self._membership.peer(peer_id)
-        return peer is not None and await peer.client.drop_model(model, files=files)
+        return None if peer is None else await peer.client.drop_model(model, files=files, staged=staged)
+
+    async def _drop_here(self, model: str, *, files: bool, staged: bool) -> int | None:
+        if files and not staged:
+            return await self._downloads.delete(model)
+        work = self._downloads.sweep(keeps_recent=False) if staged else self._downloads.cancel(model)
+        return 0 if await work else None
 
     # for peers
 
@@ -259,10 +259,8 @@ class ModelDesk:
         return pb.PullReply()
 
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
-        if request.staged:
-            return pb.DropModelReply(found=await self._downloads.sweep(keeps_recent=False))
-        drop = self._downloads.delete if request.files else self._downloads.cancel
-        return pb.DropModelReply(found=await drop(request.model))
+        freed = await self._drop_here(request.model, files=request.files, staged=request.staged)
+        return pb.DropModelReply(found=freed is not None, freed_bytes=freed or 0)
 
 
 def _gguf_name(meant: ModelReference) -> str:

@@ -366,7 +366,7 @@ class Node:
     async def cancel_download(self, peer_id: str, model: str) -> bool:
         return await self._desk.cancel(peer_id, model)
 
-    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
         return await self._desk.delete(name, peers=peers)
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:

@@ -240,7 +240,7 @@ def test_search_shows_what_the_hub_has(say: Say, mesh: FetchingMesh) -> None:
 
 
 def test_rm_deletes_files_and_models_delete_a_card(say: Say, mesh: FetchingMesh) -> None:
-    assert say("rm", "exo-mesh-demo", "--peers", "alpha")[:2] == (0, "deleted exo-mesh-demo from peer1\n")
+    assert say("rm", "exo-mesh-demo", "--peers", "alpha")[:2] == (0, "deleted exo-mesh-demo from peer1; 1.5 MB freed\n")
     assert mesh.deleted == [("exo-mesh-demo", ("alpha",))]
     code, _, complaints = say("rm", "org/none")
     assert code == exit_codes.FAILED and "org/none" in complaints

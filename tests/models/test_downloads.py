@@ -343,8 +343,9 @@ async def test_a_model_in_use_cannot_be_deleted(bench: Bench, tmp_path: Path) ->
     with pytest.raises(InputError, match="in use"):
         await bench.downloads.delete("m")
     bench.membership.used = []
-    assert await bench.downloads.delete("m") and not (tmp_path / "models" / "m").exists()
-    assert not await bench.downloads.delete("m")
+    took = await bench.downloads.storage()
+    assert await bench.downloads.delete("m") == took["used_bytes"] > 0
+    assert not (tmp_path / "models" / "m").exists() and await bench.downloads.delete("m") is None
 
 
 async def test_a_deletion_that_was_killed_is_finished_by_the_next_one(bench: Bench, tmp_path: Path) -> None:
@@ -368,7 +369,7 @@ async def test_what_is_no_model_is_not_deleted_and_that_is_no_failure(bench: Ben
     (tmp_path / "models" / "org").mkdir()
     for file in ("plain", "org/plain"):
         (tmp_path / "models" / file).write_text("mine")
-    assert not await bench.downloads.delete(name)
+    assert await bench.downloads.delete(name) is None
     assert (tmp_path / "models" / "plain").read_text() == (tmp_path / "models" / "org" / "plain").read_text() == "mine"
     assert (tmp_path / "models" / "m").exists()
 
