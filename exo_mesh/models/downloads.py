@@ -48,6 +48,9 @@ MAX_TRIES = 3
 
 RETRY_S = 1.0
 
+MAX_JOBS = 64
+"""Fetches of one node that are under way or wait; each has a task and a record in the view."""
+
 PLAN_AGAIN_S = 1.0
 """Between two new plans of one fetch because of what others fetch; the first of them is made at once."""
 
@@ -358,6 +361,8 @@ class Downloads:
                 _log.warning("the pull of %s cannot go on: %s", model, exc)
                 continue
             if missing:
+                if len(self._jobs) >= MAX_JOBS:
+                    break
                 _log.info("going on with the pull of %s: %s are missing", model, gigabytes(size_of_pieces(missing)))
                 self._job(model, layers, {self._membership.own.id: layers}).is_pull = True
             else:
@@ -390,8 +395,10 @@ class Downloads:
         return list(await self._fetcher.search(query, limit))
 
     def _job(self, model: str, layers: Layers, wants: Wants) -> _Job:
-        """The fetch that is under way, or a new one."""
+        """The fetch that is under way, or a new one. Raises FetchError if there are too many."""
         job = self._jobs.get((model, layers))
+        if job is None and len(self._jobs) >= MAX_JOBS:
+            raise FetchError(f"{len(self._jobs)} downloads are under way here", remedy="try again when some are done")
         if job is None:
             job = _Job(model, layers, wants, new_info(model, layers))
             self._jobs[model, layers] = job

@@ -41,6 +41,9 @@ Layers = tuple[int, int] | None
 Wants = Mapping[str, Layers]
 """What each peer is to have, by peer id."""
 
+MAX_HOLDINGS = 256
+"""Models that nobody fetched of which is kept what files they have; above this number the oldest are forgotten."""
+
 MAX_PULLS = 16
 """Unfinished pulls of one model that are remembered; above this number the oldest are forgotten."""
 
@@ -162,6 +165,10 @@ class LocalFiles:
                 names = {info.file.name for info in read_tensor_table(model_dir).values()}
                 sizes = {name: (model_dir / name).stat().st_size for name in names}
                 files = {name: FileHolding(size, "", ((0, size),)) for name, size in sizes.items()}
+                for gone in [one for one in self._holdings if not one.is_dir()]:
+                    del self._holdings[gone]
+                while len(self._holdings) >= MAX_HOLDINGS:
+                    del self._holdings[next(iter(self._holdings))]
                 known = self._holdings[model_dir] = changed_ns, Holding(digest, files=files)
             return known[1]
 

@@ -33,9 +33,13 @@ from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
 from exo_mesh.models.profiles import facts_in
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import Bound
 from exo_mesh.weights.card import read_json
 
 MAIN = "main"
+
+MAX_ASKED = 32
+"""Models that peers may have this node look up, or begin to fetch, at once; each may take minutes."""
 
 TOLD_S = 10.0
 """How long news of a model that a peer got takes to come here, at most."""
@@ -57,6 +61,7 @@ class ModelDesk:
         self._downloads = downloads
         self._placer = placer
         self._shelf = shelf
+        self._asked = Bound(MAX_ASKED, "requests of peers to fetch models run here")
 
     # for users
 
@@ -242,12 +247,14 @@ class ModelDesk:
     # for peers
 
     async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
-        if request.repo:
-            allows_code = self._shelf.allows_code(request.model)
-            work = self._downloads.resolve(request.model, request.repo, request.revision, allows_code=allows_code)
-        else:
-            work = self._downloads.introduce(request.model, request.model_digest)
-        await _with_remedy(work)
+        with self._asked.taken():
+            if request.repo:
+                code = self._shelf.allows_code(request.model)
+                await _with_remedy(
+                    self._downloads.resolve(request.model, request.repo, request.revision, allows_code=code)
+                )
+            else:
+                await _with_remedy(self._downloads.introduce(request.model, request.model_digest))
         return pb.IntroduceReply()
 
     async def answer_describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
@@ -255,7 +262,8 @@ class ModelDesk:
 
     async def answer_pull(self, request: pb.PullRequest) -> pb.PullReply:
         wants = wants_from_proto(request.wants)
-        await _with_remedy(self._downloads.pull(request.model, request.model_digest, wants))
+        with self._asked.taken():
+            await _with_remedy(self._downloads.pull(request.model, request.model_digest, wants))
         return pb.PullReply()
 
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -216,6 +217,38 @@ async def test_a_failed_pull_is_tried_again_after_a_restart_and_a_cancelled_one_
     await bench.restart()
     await bench.downloads.resume_pulls()
     assert len(bench.fetcher.asked) == 2
+
+
+async def test_the_fetches_of_a_node_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.models.downloads.MAX_JOBS", 2)
+    bench = Bench(tmp_path, "a", "b", "c")
+    bench.fetcher.gate.clear()
+    for name in "ab":
+        await bench.downloads.pull(name, "", {"own": None})
+    with pytest.raises(FetchError, match="2 downloads are under way here"):
+        await bench.downloads.pull("c", "", {"own": None})
+    bench.fetcher.gate.set()
+    await until(lambda: [name for name, _ in bench.files.unfinished_pulls()] == ["c"])
+    await bench.downloads.pull("c", "", {"own": None})
+    await until(lambda: not bench.files.unfinished_pulls())
+    await bench.downloads.close()
+
+
+def test_what_is_kept_of_whole_models_has_a_bound_and_goes_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_mesh.models.local_files.MAX_HOLDINGS", 3)
+    names = [f"m{number}" for number in range(6)]
+    for name in names:
+        write_checkpoint(tmp_path / name, TinyModel(layers=1))
+    store = ModelStore((tmp_path,))
+    files = LocalFiles(tmp_path, store.card, store.find, Disk(tmp_path))
+    for name in names[:5]:
+        assert files.holding(name).files
+    assert [kept.name for kept in files._holdings] == ["m2", "m3", "m4"]
+    for name in ("m2", "m4"):
+        shutil.rmtree(tmp_path / name)
+    assert files.holding("m5").files and [kept.name for kept in files._holdings] == ["m3", "m5"]
 
 
 async def test_what_was_fetched_for_a_ring_is_left_to_the_next_request(bench: Bench) -> None:
