@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
+from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
@@ -35,6 +37,8 @@ from exo_mesh.models.profiles import facts_in
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import Bound
 from exo_mesh.weights.card import read_json
+
+_log = logging.getLogger(__name__)
 
 MAIN = "main"
 
@@ -129,6 +133,23 @@ class ModelDesk:
         if meant.quant:
             return await self._start_gguf(meant, peers)
         card = await self.find(model, may_download=True, is_asked_for=is_asked_for)
+        await self._start_companions(card.name, peers)
+        return await self._start_model(card, peers, whole=whole)
+
+    async def _start_companions(self, model: str, peers: Sequence[str]) -> None:
+        """Fetch the repositories that the model's card names, whole. Raises MeshError for one that is required."""
+        described = self._shelf.card(model)
+        for one in [] if described is None else companions_of(described):
+            try:
+                companion = await self.find(one.repo, may_download=True)
+                await self._start_model(companion, peers, whole=True)
+            except MeshError as exc:
+                what = f"{one.repo} ({one.field} of the card of {model}) cannot be fetched: {exc}"
+                if one.is_required:
+                    raise FetchError(what, remedy=getattr(exc, "remedy", ""), is_final=True) from exc
+                _log.warning("%s; the model works without it", what)
+
+    async def _start_model(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> list[DownloadEntry]:
         wants = await self._wants(card, peers, whole=whole)
         # all must have the headers before one waits for bytes that arrive at another
         await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)

@@ -17,6 +17,7 @@ from exo_mesh.errors import FetchError, ModelError, NotFetchedError, UnknownMode
 from exo_mesh.fetcher.wire import Share
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models import parts
+from exo_mesh.models.cards.toml_card import RuntimeSection, TomlCard, VisionSection
 from exo_mesh.node.node import Node
 from exo_mesh.weights.fetched import Manifest, read_manifest
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -184,6 +185,29 @@ async def test_a_node_that_ends_in_mid_pull_goes_on_by_itself_when_it_starts_aga
             await until(lambda: is_fetched(tmp_path, "a", "org/tiny"), 30)
             (entry,) = a.downloads()
             assert entry.from_hub_bytes <= entry.total_bytes - had + 1_000_000, "in a crash, what came last is lost"
+
+
+async def test_a_pull_brings_what_the_card_names_besides_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_dir = write_checkpoint(tmp_path / "tiny", TinyModel(layers=2))
+    with LoopbackHub() as hub:
+        for name in ("org/tiny", "org/small"):
+            hub.add(name, model_dir)
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with nodes_at(tmp_path, "a", engine="dummy") as (a,):
+            shelf = a._models.shelf
+            runtime = RuntimeSection(assistant_model_repo="org/small", mtp_sidecar_repo="org/none")
+            await shelf.add_card(TomlCard(id="org/tiny", runtime=runtime))
+            await a.start_download("org/tiny")
+            await until(lambda: is_completed(a, a, "org/tiny") and is_completed(a, a, "org/small"))
+            assert "org/none (runtime.mtp_sidecar_repo of the card of org/tiny) cannot be fetched" in caplog.text
+            await a.delete_model("org/tiny")
+            await shelf.add_card(TomlCard(id="org/tiny", vision=VisionSection(weights_repo="org/none")))
+            with pytest.raises(FetchError, match=r"org/none \(vision.weights_repo of the card of org/tiny\) cannot be"):
+                await a.start_download("org/tiny")
+            assert hub.sent["org/tiny/model.safetensors"] < 1.5 * (model_dir / "model.safetensors").stat().st_size
 
 
 async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
