@@ -82,6 +82,11 @@ class ModelError(MeshError):
     code = "model_unusable"
 
 
+def with_remedy(text: str, remedy: str) -> str:
+    """What happened, and what a person can do; the first alone if nothing is known to help."""
+    return f"{text}; {remedy}" if remedy else text
+
+
 class FetchError(MeshError):
     """Files of a model could not be fetched. `remedy` is what a person can do; is_final: until then, trying again will
     not help."""
@@ -92,6 +97,11 @@ class FetchError(MeshError):
         super().__init__(message)
         self.remedy = remedy
         self.is_final = is_final
+
+    @property
+    def full(self) -> str:
+        """The message and the remedy in one text, for those whom nothing else reaches."""
+        return with_remedy(str(self), self.remedy)
 
 
 class PlacementError(MeshError):

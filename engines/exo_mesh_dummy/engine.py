@@ -20,6 +20,7 @@ from exo_mesh.engine.contract import (
     StageInput,
     StageOutput,
     TensorSpec,
+    copy_defect,
     row_defect,
 )
 from exo_mesh.errors import CanaryError, EngineError, InputError
@@ -176,6 +177,13 @@ class DummyStage:
         if bytes(tensor.data) != bytes(wanted.data):
             raise EngineError("what was saved is of another shard")
         self._sequences[sequence] = _DummySequence(max_tokens, saved.length)
+
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceCopier."""
+        held = self._sequences.get(source)
+        if defect := copy_defect(source, None if held is None else held.length, upto, max_tokens):
+            raise EngineError(defect)
+        self._sequences[sequence] = _DummySequence(max_tokens, upto)
 
     def close(self) -> None:
         self._sequences.clear()

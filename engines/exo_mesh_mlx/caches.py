@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,13 @@ class SequenceCache:
                 entry.trim(surplus)
         self.length = length
         return True
+
+    def copied(self) -> SequenceCache:
+        """Caches of their own with the same contents; MLX copies an array when one of the two is written to."""
+        entries = {slot: deepcopy(entry) for slot, entry in self.entries.items()}
+        copy = SequenceCache([entries.get(slot) for slot in range(len(self.layout.slots))], self.layout)
+        copy.length = self.length
+        return copy
 
     def contents(self) -> list[Any]:
         """Of each own entry what a forward exchanges or moves: to be compared by identity, or by value for counts."""

@@ -23,6 +23,7 @@ from exo_mesh.engine.contract import (
     SavedSequence,
     StageInput,
     StageOutput,
+    copy_defect,
     row_defect,
 )
 from exo_mesh.errors import EngineError, MeshError, ModelError, RankLostError
@@ -169,6 +170,17 @@ class MlxStage:
         if saved.length > max_tokens:
             raise EngineError(f"{saved.length} saved positions do not fit in room for {max_tokens}")
         self._sequences[sequence] = _MlxSequence(saving.restore(self._new_cache(), saved, self._saved_form), max_tokens)
+
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceCopier. Arrays are shared until one of the two sequences changes them."""
+        held = self._sequences.get(source)
+        defect = copy_defect(source, None if held is None else held.cache.length, upto, max_tokens)
+        if defect or held is None:
+            raise EngineError(defect)
+        cache = held.cache.copied() if upto else self._new_cache()
+        if not cache.cut_back(upto):
+            raise EngineError(f"this KV cache cannot be cut back from {cache.length} to {upto} positions")
+        self._sequences[sequence] = _MlxSequence(cache, max_tokens)
 
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())

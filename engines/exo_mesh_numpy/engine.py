@@ -19,6 +19,7 @@ from exo_mesh.engine.contract import (
     StageInput,
     StageOutput,
     TensorSpec,
+    copy_defect,
     row_defect,
 )
 from exo_mesh.errors import EngineError, InputError, MeshError
@@ -135,6 +136,16 @@ class NumpyStage:
         """See SequenceSaver."""
         kv = self._loaded().new_kv(max_tokens)
         saving.restore(kv, saved)
+        self._sequences[sequence] = kv
+
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceCopier."""
+        held = self._sequences.get(source)
+        defect = copy_defect(source, None if held is None else held.length, upto, max_tokens)
+        if defect or held is None:
+            raise EngineError(defect)
+        kv = self._loaded().new_kv(max_tokens)
+        kv.take(held, upto)
         self._sequences[sequence] = kv
 
     def _loaded(self) -> _Loaded:

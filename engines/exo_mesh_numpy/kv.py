@@ -35,6 +35,13 @@ class SequenceKv:
             self.layers[index][:, : self.length] = old[:, : self.length]
         self.num_bytes = len(self.layers) * num_heads * grown * head_dim * 4
 
+    def take(self, other: SequenceKv, num_positions: int) -> None:
+        """Begin with a copy of the first positions of another sequence of the same stage."""
+        self.reserve(num_positions)
+        for own, source in zip(self.layers, other.layers, strict=True):
+            own[:, :num_positions] = source[:, :num_positions]
+        self.length = num_positions
+
     def write(self, layer: int, pos0: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Put rows `[n, 2 * kv_heads, head_dim]`, keys before values, at positions from pos0 on, for which room must
         have been reserved. Answers the keys and the values of the layer, `[kv_heads, capacity, head_dim]` each."""

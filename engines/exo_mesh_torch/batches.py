@@ -81,6 +81,23 @@ class Batches:
             self._take_apart(batch)
         return self._of[sequence].cache
 
+    def copy(self, source: int, sequence: int, length: int) -> None:
+        """Begin a sequence with the first positions of another one; those that lie together stay so. Raises
+        EngineError, changing nothing, if the KV cannot be copied or cut back."""
+        held, batch = self.length(source), self._of[source]
+        if not length:
+            self.begin(sequence)
+            return
+        if not batch.cache.copyable:
+            raise EngineError("the KV of this model is of a kind that cannot be copied")
+        with torch.inference_mode():
+            cache = batch.cache.row(batch.sequences.index(source), held)
+        if length < held:
+            if not cache.can_cut(held - length):
+                raise EngineError(f"KV of {held} positions cannot be cut back to {length}")
+            cache.cut(held - length)
+        self.put(sequence, length, cache)
+
     def together(self, lengths: dict[int, int]) -> Batch:
         """One batch of these sequences, each cut back to the length given. It may have them in another order."""
         batch = self._of[next(iter(lengths))]

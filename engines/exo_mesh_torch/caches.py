@@ -46,6 +46,10 @@ class StageCache(DynamicCache):  # type: ignore[misc]
         for layer in self.layers:
             layer.cut(surplus)
 
+    @property
+    def copyable(self) -> bool:
+        return not any(isinstance(layer, ForeignLayer) for layer in self.layers)
+
     def row(self, index: int, length: int) -> StageCache:
         """A copy of one row of the batch, which holds `length` positions."""
         return StageCache([layer.row(index, length) for layer in self.layers])

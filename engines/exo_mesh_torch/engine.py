@@ -22,6 +22,7 @@ from exo_mesh.engine.contract import (
     StageInput,
     StageOutput,
     TensorSpec,
+    copy_defect,
     row_defect,
 )
 from exo_mesh.errors import EngineError, MeshError, ModelError
@@ -145,6 +146,15 @@ class TorchStage:
         with torch.inference_mode():
             cache = saving.restore(model.new_cache(), model.layers, saved, self._shapes, model.device)
         batches.put(sequence, saved.length, cache)
+        self._max_tokens[sequence] = max_tokens
+
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """See SequenceCopier."""
+        _, batches = self._loaded()
+        held = batches.length(source) if source in batches else None
+        if defect := copy_defect(source, held, upto, max_tokens):
+            raise EngineError(defect)
+        batches.copy(source, sequence, upto)
         self._max_tokens[sequence] = max_tokens
 
     def _loaded(self) -> tuple[StageModel, Batches]:

@@ -15,27 +15,13 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.api.errors import plain_error
+from exo_mesh.api.routes import RouteRoles
 from exo_mesh.security.api_keys import KeyFile, Role
 from exo_mesh.security.local_token import is_token
 
 HEALTH_PATHS = frozenset({"/health", "/healthcheck", "/healthz", "/readyz"})
 METRICS_PATHS = frozenset({"/metrics"})
-OPEN_PATHS = frozenset({"/", "/version"}) | HEALTH_PATHS | METRICS_PATHS
-"""What strangers may read on a closed mesh, unless `--open-paths` says less."""
-
-USE_ROUTES = frozenset(
-    {
-        ("POST", "/v1/chat/completions"),
-        ("POST", "/chat/completions"),
-        ("POST", "/v1/completions"),
-        ("POST", "/completions"),
-        ("POST", "/v1/cancel/{id}"),
-    }
-)
-"""Calls with an effect that the role "use" is enough for. Every other one that is no GET needs "admin"."""
-
-JOIN_ROUTE = ("POST", "/v1/join")
-"""For machines that have the code of an invitation and no key yet; answers 404 unless an invitation is open."""
+"""Open paths that `--open-paths` can close."""
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
@@ -86,7 +72,8 @@ class AccessPolicy:
     """Who may do what. An origin or host of "*" stands for all of them.
 
     keys: None if there can be none. needs_key: callers need one even if none is configured yet. local_token: "" if
-    there is none. open_admin: everybody may change an open mesh. open_paths: need no key on a closed mesh.
+    there is none. open_admin: everybody may change an open mesh. closed_paths: of the open ones, those that need a key
+    on a closed mesh all the same.
     cors_origins: web origins that may call from a browser, besides those of localhost; in lower case.
     allowed_hosts: names of this node in Host headers, besides local ones; in lower case.
     """
@@ -95,7 +82,7 @@ class AccessPolicy:
     needs_key: bool = False
     local_token: str = ""
     open_admin: bool = False
-    open_paths: frozenset[str] = OPEN_PATHS
+    closed_paths: frozenset[str] = frozenset()
     cors_origins: frozenset[str] = field(default_factory=frozenset)
     allowed_hosts: frozenset[str] = field(default_factory=frozenset)
 
@@ -128,16 +115,7 @@ class AccessPolicy:
         )
 
 
-def needed_role(method: str, path: str, open_paths: frozenset[str] = OPEN_PATHS) -> Role | None:
-    """The role that a route needs, by its canonical path; None for what everybody may call."""
-    if method in _READING:
-        return None if path in open_paths else Role.USE
-    if (method, path) == JOIN_ROUTE:
-        return None
-    return Role.USE if (method, path) in USE_ROUTES else Role.ADMIN
-
-
-def guard(policy: AccessPolicy) -> Middleware:
+def guard(policy: AccessPolicy, roles: RouteRoles) -> Middleware:
     """The middleware that lets requests in. It looks at headers only: a refused body is never read."""
 
     @web.middleware
@@ -145,11 +123,12 @@ def guard(policy: AccessPolicy) -> Middleware:
         caller = _caller(request, policy)
         resource = request.match_info.route.resource
         path = resource.canonical if resource else request.path
+        role = roles.needed(request.method, path)
         if reply := (
             _preflight(request, policy)
             or _misdirected(request, policy, caller)
-            or _cross_site(request, path, policy)
-            or _not_allowed(request, path, policy, caller)
+            or _cross_site(request, role, policy)
+            or _not_allowed(request, _closed(role, path, policy), caller)
         ):
             return reply
         request[CALLER] = caller
@@ -182,9 +161,13 @@ def _caller(request: web.Request, policy: AccessPolicy) -> Caller:
     return ANY_ADMIN if policy.open_admin else ANYBODY
 
 
-def _not_allowed(request: web.Request, path: str, policy: AccessPolicy, caller: Caller) -> web.Response | None:
-    """The refusal of a call that this caller may not make."""
-    role = needed_role(request.method, path, policy.open_paths)
+def _closed(role: Role | None, path: str, policy: AccessPolicy) -> Role | None:
+    """The role that a call needs where `--open-paths` says less than the table of routes."""
+    return Role.USE if role is None and path in policy.closed_paths else role
+
+
+def _not_allowed(request: web.Request, role: Role | None, caller: Caller) -> web.Response | None:
+    """The refusal of a call that this caller may not make. role: what the call needs."""
     if role is Role.ADMIN and request.match_info.http_exception is not None:
         role = Role.USE  # there is no such route, which is said to everybody who may read
     if role is None or (caller.role is not None and caller.role.covers(role)):
@@ -243,13 +226,13 @@ def _misdirected(request: web.Request, policy: AccessPolicy, caller: Caller) -> 
     return plain_error("misdirected_request", message)
 
 
-def _cross_site(request: web.Request, path: str, policy: AccessPolicy) -> web.Response | None:
+def _cross_site(request: web.Request, role: Role | None, policy: AccessPolicy) -> web.Response | None:
     """A refusal, if a page of another origin tries to change something, or to read more than the open paths.
 
     It could not read the answer, but reading may cost much, such as asking all peers. Programs send neither header.
     """
     reads = request.method in _READING
-    if reads and path in OPEN_PATHS:
+    if reads and role is None:
         return None
     origin, site = request.headers.get(hdrs.ORIGIN), request.headers.get("Sec-Fetch-Site", "none")
     if origin is not None:

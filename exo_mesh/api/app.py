@@ -1,4 +1,4 @@
-"""The HTTP application: the table of routes, and what applies to all of them."""
+"""The HTTP application: all routes, and what applies to each of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -17,17 +16,18 @@ from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.body import refuse_expectations
 from exo_mesh.api.connections import STOP_S, follow_connection
 from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
+from exo_mesh.api.core.templates import TemplateRenderer
+from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.diagnostics import DiagnosticRoutes
+from exo_mesh.api.document_routes import DocumentRoutes
 from exo_mesh.api.download_routes import DownloadRoutes
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.joining import JoinRoutes
-from exo_mesh.api.listed import RouteTable
 from exo_mesh.api.model_routes import ModelRoutes
-from exo_mesh.api.openai import OpenAIRoutes
+from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
-from exo_mesh.api.templates import TemplateRenderer
-from exo_mesh.api.texts import TextModels
+from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
@@ -52,10 +52,12 @@ def build_app(
     texts = texts or TextModels(TemplateRenderer())
     watchdog = Watchdog(min(1.0, options.keep_alive_s / 4, options.stall_limit_s / 4))
     context = ApiContext(service, texts, options, watchdog, now, int(now()))
-    middlewares = [follow_connection, give_request_id, log_request, errors_to_replies, guard(options.access)]
+    table = route_table(context)
+    check_access = guard(options.access, RouteRoles.of(table))
+    middlewares = [follow_connection, give_request_id, log_request, errors_to_replies, check_access]
     middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
-    add_routes(app, context)
+    add_routes(app, table)
     app.on_response_prepare.append(_send_request_id)
 
     async def cors(request: web.Request, response: web.StreamResponse) -> None:
@@ -97,54 +99,17 @@ def _not_http(record: logging.LogRecord) -> bool:
     return False
 
 
-def add_routes(app: web.Application, context: ApiContext) -> None:
+def route_table(context: ApiContext) -> RouteTable:
     """Every route of the API."""
-    openai, ops = OpenAIRoutes(context), OpsRoutes(context)
-    diagnostics, joining = DiagnosticRoutes(context), JoinRoutes(context)
-    table: RouteTable = [
+    return [
         *ModelRoutes(context).table(),
         *DownloadRoutes(context).table(),
-        ("POST", ("/v1/chat/completions", "/chat/completions"), openai.chat_completions),
-        ("POST", ("/v1/completions", "/completions"), openai.completions),
-        ("GET", ("/v1/models", "/models"), openai.models),
-        ("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), openai.model),
-        ("POST", ("/v1/cancel/{id}",), openai.cancel),
-        ("GET", ("/",), ops.index),
-        ("GET", ("/version",), ops.version),
-        ("GET", ("/health", "/healthcheck"), ops.health),
-        ("GET", ("/healthz",), ops.alive),
-        ("GET", ("/readyz",), ops.ready),
-        ("GET", ("/state",), ops.state),
-        ("GET", ("/v1/topology", "/topology"), ops.topology),
-        ("GET", ("/metrics",), ops.metrics),
-        ("GET", ("/drain",), ops.drain_state),
-        ("POST", ("/drain",), ops.drain),
-        ("DELETE", ("/drain",), ops.undo_drain),
-        ("GET", ("/queue",), ops.queue),
-        ("GET", ("/requests/recent",), ops.recent_requests),
-        ("GET", ("/requests/stats",), ops.request_stats),
-        ("GET", ("/v1/traces",), ops.traces),
-        ("GET", ("/v1/traces/{id}",), ops.trace),
-        ("GET", ("/v1/diagnostics/node",), diagnostics.node),
-        ("DELETE", ("/v1/diagnostics/node/quarantine",), diagnostics.lift_quarantine),
-        ("GET", ("/v1/diagnostics/cluster",), diagnostics.cluster),
-        ("GET", ("/v1/diagnostics/cluster/timeline",), diagnostics.timeline),
-        ("GET", ("/v1/diagnostics/cluster/{id}",), diagnostics.one),
-        ("GET", ("/memory",), ops.memory),
-        ("GET", ("/memory/live",), ops.memory_live),
-        ("POST", ("/instance",), ops.create_instance),
-        ("GET", ("/instance/previews",), ops.previews),
-        ("GET", ("/instance/{id}",), ops.instance),
-        ("DELETE", ("/instance/{id}",), ops.delete_instance),
-        ("POST", ("/v1/invite",), joining.invite),
-        ("GET", ("/v1/invite",), joining.invitation),
-        ("DELETE", ("/v1/invite",), joining.withdraw),
-        ("POST", ("/v1/join",), joining.join),
+        *OpenAIRoutes(context).table(),
+        *OpsRoutes(context).table(),
+        *DiagnosticRoutes(context).table(),
+        *JoinRoutes(context).table(),
+        *DocumentRoutes().table(),
     ]
-    for method, paths, handler in table:
-        for path in paths:
-            add = app.router.add_get if method == "GET" else partial(app.router.add_route, method)
-            add(path, handler)  # add_get answers HEAD as well
 
 
 @web.middleware

@@ -10,7 +10,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from exo_mesh.api.access import AccessPolicy
-from exo_mesh.api.texts import TextModels
+from exo_mesh.api.core.texts import TextModels
 from exo_mesh.node.service import MeshService
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.tasks import Watchdog

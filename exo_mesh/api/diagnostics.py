@@ -12,6 +12,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 
 REQUEST_IDS = frozenset({"request_id", "trace_id", "key_id"})
 
@@ -21,6 +22,22 @@ class DiagnosticRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._service = context.service
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        base = "/v1/diagnostics"
+        # fmt: off
+        return [
+            Route("GET", (f"{base}/node",), self.node, USE, "All that this node knows of itself"),
+            Route(
+                "DELETE", (f"{base}/node/quarantine",), self.lift_quarantine, ADMIN,
+                "Try again what got stuck or crashed here",
+            ),
+            Route("GET", (f"{base}/cluster",), self.cluster, USE, "The same of every node that answers"),
+            Route("GET", (f"{base}/cluster/timeline",), self.timeline, USE, "The phases of all runners, by time"),
+            Route("GET", (f"{base}/cluster/{{id}}",), self.one, USE, "What one node knows of itself", errors=(404,)),
+        ]
+        # fmt: on
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/node: this node."""

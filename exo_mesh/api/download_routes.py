@@ -11,11 +11,11 @@ from aiohttp import hdrs, web
 
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.listed import RouteTable
 from exo_mesh.api.model_names import named_model
 from exo_mesh.api.model_routes import peer_names
-from exo_mesh.api.schema import decode_body
+from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.api.sse import EventStream, comment_frame, data_frame
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.download import DownloadEntry
@@ -41,11 +41,22 @@ class DownloadRoutes:
 
     def table(self) -> RouteTable:
         """The routes."""
+        # fmt: off
         return [
-            ("POST", ("/download/start", "/download"), self.start),
-            ("DELETE", ("/download/{node}/{model:.+}",), self.cancel),
-            ("GET", ("/v1/download/progress",), self.progress),
+            Route(
+                "POST", ("/download/start", "/download"), self.start, ADMIN, "Begin to fetch a model",
+                body=DownloadBody, status=202, errors=(400, 404, 408, 409, 413, 503, 504),
+            ),
+            Route(
+                "DELETE", ("/download/{node}/{model:.+}",), self.cancel, ADMIN, "End the download of one peer",
+                errors=(404, 503, 504),
+            ),
+            Route(
+                "GET", ("/v1/download/progress",), self.progress, USE, "All downloads of the mesh",
+                query={"stream": "1: as server-sent events"}, events=True,
+            ),
         ]
+        # fmt: on
 
     async def start(self, request: web.Request) -> web.Response:
         """POST /download/start: fetch each peer's share of a model, or all of it; answers without waiting for that."""

@@ -6,6 +6,7 @@ import logging
 import math
 import traceback
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -61,7 +62,7 @@ _RULES: dict[str, _Rule] = {
     "not_ready": _Rule(503, _SERVER, 2),
     "deadline_exceeded": _Rule(504, _SERVER),
 }
-_REASONS = {499: "Client Closed Request"}
+REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "request_too_large"}
 
 
@@ -69,16 +70,14 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
     """A JSON body, without the detour through text."""
     body = msgspec.json.encode(value)
     return web.Response(
-        body=body, status=status, reason=_REASONS.get(status), headers=headers, content_type="application/json"
+        body=body, status=status, reason=REASONS.get(status), headers=headers, content_type="application/json"
     )
 
 
 def error_body(error: MeshError) -> dict[str, Any]:
     """OpenAI's error object; all four fields are always there. `details` has the numbers of a refused placement, and
     what helps after files could not be fetched."""
-    text = str(error)
-    if isinstance(error, FetchError) and error.remedy:
-        text = f"{text}: {error.remedy}"
+    text = error.full if isinstance(error, FetchError) else str(error)
     body = _body(text, error.code, getattr(error, "param", None))
     if isinstance(error, PlacementError) and error.details:
         body["error"]["details"] = error.details

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import msgspec
 from aiohttp import web
 
-from exo_mesh.api.schema import GenerationBody
+from exo_mesh.api.openai.schema import GenerationBody
 from exo_mesh.errors import InputError
 
 KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"

@@ -16,6 +16,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER, LOCAL
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.security.invitations import Invitation
 from exo_mesh.security.joining import Side, shown_name
@@ -43,6 +44,20 @@ class JoinRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._invitations = context.options.invitations
+
+    def table(self) -> RouteTable:
+        """The routes. `join` is for machines that have the code of an invitation and no key yet."""
+        # fmt: off
+        return [
+            Route("POST", ("/v1/invite",), self.invite, ADMIN, "Open an invitation", status=201),
+            Route("GET", ("/v1/invite",), self.invitation, USE, "What became of the last invitation"),
+            Route("DELETE", ("/v1/invite",), self.withdraw, ADMIN, "Withdraw the invitation"),
+            Route(
+                "POST", ("/v1/join",), self.join, OPEN, "The calls of a machine that joins with a code",
+                body=dict[str, str], errors=(400, 403, 404),
+            ),
+        ]
+        # fmt: on
 
     async def invite(self, request: web.Request) -> web.Response:
         """POST /v1/invite: a one-time code, for the local token only.

@@ -1,16 +1,11 @@
-"""Shapes that several groups of routes share: a model as OpenAI's lists show it, and a table of routes."""
+"""A model as lists of models show it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from aiohttp.typedefs import Handler
-
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry
-
-RouteTable = list[tuple[str, tuple[str, ...], Handler]]
-"""(method, paths, handler); of two that match the same path, the first one answers."""
 
 
 def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from aiohttp import web
 
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.listed import RouteTable, model_object
+from exo_mesh.api.listed import model_object
 from exo_mesh.api.model_names import may_name_paths
-from exo_mesh.api.schema import decode_body
+from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import InputError, NoStoreError
 from exo_mesh.models.names import is_name
@@ -23,6 +24,9 @@ MAX_QUERY_CHARS = 200
 DEFAULT_RESULTS, MAX_RESULTS = 20, 100
 MAX_PEERS = 64
 """Peers that one request may name."""
+
+
+PEERS = {"peers": "names or ids of peers, separated by commas"}
 
 
 class CardBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -41,20 +45,46 @@ class ModelRoutes:
 
     def table(self) -> RouteTable:
         """The routes. They come before /models/{id}, which would take their paths for names of models."""
+        # fmt: off
         return [
-            ("GET", ("/models/search",), self.search),
-            ("POST", ("/models/add",), self.add_card),
-            ("DELETE", ("/models/custom/{id:.+}",), self.delete_card),
-            ("DELETE", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.delete),
-            ("GET", ("/store/storage",), self.storage),
-            ("GET", ("/store/health",), self.store_health),
-            ("GET", ("/store/registry",), self.store_registry),
-            ("GET", ("/store/downloads",), self.store_downloads),
-            ("GET", ("/store/models/{id:.+}/download/status",), self.store_status),
-            ("POST", ("/store/models/{id:.+}/download",), self.store_download),
-            ("POST", ("/store/purge-staging",), self.purge_staging),
-            ("DELETE", ("/store/models/{id:.+}",), self.store_delete),
+            Route(
+                "GET", ("/models/search",), self.search, USE, "Search the hub for models",
+                errors=(400, 503), query={"query": "words to look for", "limit": "most results, 1 to 100"},
+            ),
+            Route(
+                "POST", ("/models/add",), self.add_card, ADMIN, "Make a card from a repository's headers",
+                body=CardBody, status=201, errors=(400, 404, 408, 409, 413, 503, 504),
+            ),
+            Route(
+                "DELETE", ("/models/custom/{id:.+}",), self.delete_card, ADMIN, "Delete a card that was made so",
+                errors=(400, 404),
+            ),
+            Route(
+                "DELETE", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.delete, ADMIN,
+                "Delete a model's files at all peers, or at some", errors=(400, 404, 503, 504), query=PEERS,
+            ),
+            Route("GET", ("/store/storage",), self.storage, USE, "What the models of this node take on its disk"),
+            Route("GET", ("/store/health",), self.store_health, USE, "The model store: its host", errors=(503,)),
+            Route("GET", ("/store/registry",), self.store_registry, USE, "The models of the store", errors=(503,)),
+            Route("GET", ("/store/downloads",), self.store_downloads, USE, "What the host fetches", errors=(503,)),
+            Route(
+                "GET", ("/store/models/{id:.+}/download/status",), self.store_status, USE,
+                "How far the host is with a model", errors=(404, 503),
+            ),
+            Route(
+                "POST", ("/store/models/{id:.+}/download",), self.store_download, ADMIN,
+                "Let the host fetch all files of a model", status=202, errors=(400, 404, 503, 504),
+            ),
+            Route(
+                "POST", ("/store/purge-staging",), self.purge_staging, ADMIN, "Delete staged copies that nothing uses",
+                errors=(400, 503, 504), query=PEERS,
+            ),
+            Route(
+                "DELETE", ("/store/models/{id:.+}",), self.store_delete, ADMIN,
+                "Delete a model of the store and all copies of it", errors=(400, 404, 503, 504),
+            ),
         ]
+        # fmt: on
 
     async def search(self, request: web.Request) -> web.Response:
         """GET /models/search?query=…[&limit=N]: models at the hub."""

@@ -13,14 +13,17 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.api.access import CALLER, STRANGER
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.model_names import find_model, named_model
-from exo_mesh.api.schema import InstanceBody, decode_body
+from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
+from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
 from exo_mesh.printable import printable
 from exo_mesh.telemetry.nameless import nameless
 
+HEALTH = ("/health", "/healthcheck")
 _ABLE = ("ok", "degraded")
 
 
@@ -31,6 +34,50 @@ class OpsRoutes:
         self._service = context.service
         self._registry = context.options.registry
         self._body_silence_s = context.options.body_silence_s
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route("GET", ("/",), self.index, OPEN, "What this is, and all paths"),
+            Route("GET", ("/version",), self.version, OPEN, "Versions of the package and of the protocol"),
+            Route("GET", HEALTH, self.health, OPEN, "The health of the node, 503 unless it can serve", errors=(503,)),
+            Route("GET", ("/healthz",), self.alive, OPEN, "The process lives"),
+            Route("GET", ("/readyz",), self.ready, OPEN, "It can serve, else 503 with reasons", errors=(503,)),
+            Route("GET", ("/metrics",), self.metrics, OPEN, "Metrics for Prometheus", content_type="text/plain"),
+            Route("GET", ("/state",), self.state, USE, "What the mesh agrees on; telemetry of each peer"),
+            Route("GET", ("/v1/topology", "/topology"), self.topology, USE, "Peers, links, cables and rings"),
+            Route("GET", ("/drain",), self.drain_state, USE, "Whether the node drains, and what is left"),
+            Route("POST", ("/drain",), self.drain, ADMIN, "Finish what there is, take nothing new"),
+            Route("DELETE", ("/drain",), self.undo_drain, ADMIN, "Take requests again"),
+            Route("GET", ("/queue",), self.queue, USE, "What waits and runs on the rings whose driver is here"),
+            Route(
+                "GET", ("/requests/recent",), self.recent_requests, USE, "How the last requests of this node ended",
+                errors=(400,), query={"n": "most requests, 1 to 9999"},
+            ),
+            Route("GET", ("/requests/stats",), self.request_stats, USE, "Sums over the requests that entered here"),
+            Route("GET", ("/v1/traces",), self.traces, USE, "Traced requests that entered here"),
+            Route("GET", ("/v1/traces/{id}",), self.trace, USE, "One traced request", errors=(404,)),
+            Route(
+                "GET", ("/memory",), self.memory, USE, "Memory of this machine, or of all",
+                errors=(400,), query={"scope": "node or cluster"},
+            ),
+            Route("GET", ("/memory/live",), self.memory_live, USE, "Memory readings of the last minute and a half"),
+            Route(
+                "POST", ("/instance",), self.create_instance, ADMIN, "Place a model and wait until it is ready",
+                body=InstanceBody, status=201, errors=(400, 404, 408, 409, 413, 429, 500, 503, 504),
+            ),
+            Route(
+                "GET", ("/instance/previews",), self.previews, USE, "Every sensible way to place a model now",
+                errors=(400, 404, 503, 504), query={"model": "its name"},
+            ),
+            Route("GET", ("/instance/{id}",), self.instance, USE, "One instance", errors=(404,)),
+            Route(
+                "DELETE", ("/instance/{id}",), self.delete_instance, ADMIN, "Stop an instance at all peers",
+                errors=(404, 503, 504),
+            ),
+        ]
+        # fmt: on
 
     async def index(self, request: web.Request) -> web.Response:
         """GET /: what this is, and the next thing to type."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from exo_mesh import __version__
-from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, OPEN_PATHS, AccessPolicy
+from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
@@ -165,7 +165,7 @@ class RunningNode:
             needs_key=bool(settings.secret),
             local_token=token,
             open_admin=settings.open_admin,
-            open_paths=OPEN_PATHS - closed,
+            closed_paths=frozenset(closed),
             cors_origins=frozenset(settings.cors_origins),
             allowed_hosts=frozenset({*settings.allowed_hosts, platform.node().lower()} - {""}),
         )

@@ -53,11 +53,6 @@ class DownloadInfo:
     from_peers_bytes: int = 0
 
 
-def new_info(model: str, layers: tuple[int, int] | None, state: DownloadState = DownloadState.PENDING) -> DownloadInfo:
-    """A download that has just begun, or had nothing to do. layers: None for all files."""
-    return DownloadInfo(model, state, layers=layers or (0, 0), is_whole=layers is None)
-
-
 @dataclass(frozen=True, slots=True)
 class DownloadEntry(DownloadInfo):
     """A download of the mesh, and whose it is."""

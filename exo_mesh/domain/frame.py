@@ -17,6 +17,14 @@ HIDDEN = "hidden"
 """Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""
 
 
+NO_COPY = "no_copy"
+"""Code of the fault of a sequence that a stage could not copy."""
+
+
+LONGEST_DRAFT = 16
+"""Most tokens of a decode row: the last one that was drawn, and drafts."""
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """`n` tokens of `sequence` starting at position `pos0`; logits are wanted for the last `num_logits` of them.
 
@@ -40,6 +48,19 @@ class Insert(msgspec.Struct, frozen=True, array_like=True, tag=True):
     max_tokens: int
 
 
+class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A sequence begins with the KV of the first `upto` positions of `source`, which goes on as it was.
+
+    A stage that cannot copy begins the sequence empty and appends a fault with the code NO_COPY: the driver then
+    prefills the sequence.
+    """
+
+    sequence: int
+    source: int
+    upto: int
+    max_tokens: int
+
+
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A sequence has ended, however it ended: every stage frees its KV."""
 
@@ -56,7 +77,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The ring ends after this frame."""
 
 
-Op = Insert | Remove | Retain | Shutdown
+Op = Insert | Copy | Remove | Retain | Shutdown
 
 
 class Fault(msgspec.Struct, frozen=True, array_like=True):
@@ -105,6 +126,11 @@ class Frame(msgspec.Struct, frozen=True):
     @property
     def num_tokens(self) -> int:
         return sum(row.n for row in self.rows)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether its rows are of prompts: no logits of them are wanted, or there are too many tokens for drafts."""
+        return not any(row.num_logits and row.n <= LONGEST_DRAFT for row in self.rows)
 
     @property
     def poisoned(self) -> frozenset[int]:

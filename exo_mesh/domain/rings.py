@@ -9,8 +9,7 @@ from itertools import combinations
 from exo_mesh.domain.fitting import StepTimes
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.partition import largest_that_fit
-from exo_mesh.domain.sharding import sharded
-from exo_mesh.domain.tensor_group import TensorGroup
+from exo_mesh.domain.tensor_group import TensorGroup, sharded
 
 DEFAULT_HOP_S = 0.0005
 """One way between two peers whose link was not measured: a LAN's round trip is about a millisecond."""

@@ -188,6 +188,30 @@ class SequenceSaver(Protocol):
         `rollback` allows. Raises EngineError, changing nothing, if the tensors do not fit this stage."""
 
 
+@runtime_checkable
+class SequenceCopier(Protocol):
+    """What a stage engine has besides if a sequence can begin as a copy of another one."""
+
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        """Begin (or replace) a sequence with the first `upto` positions of `source`, which stays as it is.
+
+        A copy of all that the source holds works for every kind of KV; fewer positions work as far as its KV can be cut
+        back. Raises EngineError, changing nothing, if the source is unknown or shorter, if max_tokens is less than
+        `upto`, or if the KV cannot be copied or cut back.
+        """
+
+
+def copy_defect(source: int, length: int | None, upto: int, max_tokens: int) -> str | None:
+    """Why no engine can copy a sequence, or None. length: KV positions that the source holds, None if unknown."""
+    if length is None:
+        return f"sequence {source} is not known here"
+    if upto > length:
+        return f"{upto} positions of sequence {source} are to be copied, but it holds {length}"
+    if not 0 <= upto <= max_tokens:
+        return f"{upto} copied positions do not fit in room for {max_tokens}"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class GroupCheck:
     """What the leader measured while the group was checked; the same on every rank.

@@ -9,7 +9,8 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from exo_mesh.errors import FetchError
-from exo_mesh.fetcher.source import FileInfo, Listing, Sink
+from exo_mesh.fetcher.source import Sink
+from exo_mesh.files.listing import FileInfo, Listing
 
 _BLOCK_BYTES = 2**20
 
@@ -26,7 +27,7 @@ class CacheFiles:
             path = _cached(repo, name, commit)
             if path is not None and path.stat().st_size == size:
                 self._paths[name] = path
-                self._listing.files[name] = FileInfo(name, size)
+                self._listing.files[name] = FileInfo(size)
 
     def listing(self) -> Listing:
         return self._listing

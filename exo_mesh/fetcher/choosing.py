@@ -7,17 +7,15 @@ from collections.abc import Collection, Mapping
 
 from exo_mesh.errors import FetchError
 from exo_mesh.fetcher.conversion import older_form
-from exo_mesh.fetcher.source import FileInfo
+from exo_mesh.files.listing import FileInfo
 from exo_mesh.model_files import MAX_JSON_BYTES, MAX_TOKENIZER_BYTES
+from exo_mesh.weights.names import CODE_SUFFIX, is_text_file, suffix_of
 from exo_mesh.weights.safetensors import INDEX_FILE, MAX_INDEX_BYTES, SINGLE_FILE
 
 MAX_TEXT_FILES = 64
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
-_TEXTS = re.compile(r"[\w\-][\w.\-]{0,200}\.(json|jinja|model|tiktoken|txt)|LICENSE[\w.\-]{0,40}")
-_CODE = re.compile(r"[\w\-][\w.\-]{0,200}\.py")
 _INDEXES = re.compile(r".*\.index\.json")
-_GGUF = re.compile(r"[\w\-][\w.\-]{0,230}\.gguf")
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})(?=\.gguf$)")
 _QUANTISATION = re.compile(r"(?<![A-Za-z0-9])(UD-)?(I?Q\d\w*|T?BF16|F16|F32|MXFP4\w*)(?=[.\-/])", re.IGNORECASE)
 _LIMITS = {"tokenizer.json": MAX_TOKENIZER_BYTES, "tekken.json": MAX_TOKENIZER_BYTES, INDEX_FILE: MAX_INDEX_BYTES}
@@ -43,54 +41,53 @@ def require_runnable(name: str, files: Mapping[str, FileInfo]) -> None:
         )
 
 
-def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> list[FileInfo]:
+def text_files(files: Mapping[str, FileInfo], *, with_code: bool) -> dict[str, FileInfo]:
     """Config, tokenizer and template files, and the index of the weights. with_code: Python files, too."""
-    chosen = [
-        info
+    chosen = {
+        name: info
         for name, info in files.items()
-        if (_TEXTS.fullmatch(name) or (with_code and _CODE.fullmatch(name)))
+        if (is_text_file(name) or (with_code and suffix_of(name) == CODE_SUFFIX))
         and (name == INDEX_FILE or not _INDEXES.fullmatch(name))
         and (name != INDEX_FILE or SINGLE_FILE not in files)
-    ]
-    needed = []
-    for info in chosen:
-        if info.size <= _LIMITS.get(info.name, MAX_JSON_BYTES):
-            needed.append(info)
-        elif info.name in (*_LIMITS, "config.json"):
-            raise FetchError(f"{info.name} has {info.size} bytes, more than any model needs", is_final=True)
-    return sorted(needed, key=lambda info: (info.name not in (*_LIMITS, "config.json"), info.name))[:MAX_TEXT_FILES]
+    }
+    needed = (*_LIMITS, "config.json")
+    fitting = [name for name, info in chosen.items() if info.size <= _LIMITS.get(name, MAX_JSON_BYTES)]
+    too_large = next((name for name in needed if name in chosen and name not in fitting), None)
+    if too_large is not None:
+        raise FetchError(f"{too_large} has {chosen[too_large].size} bytes, more than any model needs", is_final=True)
+    return {name: files[name] for name in sorted(fitting, key=lambda name: (name not in needed, name))[:MAX_TEXT_FILES]}
 
 
-def weight_files(name: str, files: Mapping[str, FileInfo], named: Collection[str]) -> list[FileInfo]:
+def weight_files(name: str, files: Mapping[str, FileInfo], named: Collection[str]) -> dict[str, FileInfo]:
     """The files that hold the tensors. named: by the index. Raises FetchError if one of them is missing."""
     wanted = [SINGLE_FILE] if SINGLE_FILE in files else sorted(named)
     missing = next((file for file in wanted if file not in files), None)
     if missing is not None:
         raise FetchError(f"{name} has no {missing}, though {INDEX_FILE} names it", is_final=True)
-    return [files[file] for file in wanted]
+    return {file: files[file] for file in wanted}
 
 
-def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> list[FileInfo]:
+def gguf_files(name: str, files: Mapping[str, FileInfo], quantisation: str) -> dict[str, FileInfo]:
     """The GGUF file of a quantisation (`Q4_K_M`), or all its shards; by base name, for some lie in folders.
 
     Raises FetchError that lists what there is.
     """
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantisation)}(?![A-Za-z0-9_])", re.IGNORECASE)
-    models: dict[str, list[FileInfo]] = {}
-    for path, info in files.items():
+    models: dict[str, list[str]] = {}
+    for path in files:
         base = path.rpartition("/")[2]
-        if _GGUF.fullmatch(base) and not base.startswith("mmproj"):
-            models.setdefault(_SHARD.sub("", path), []).append(info)
+        if suffix_of(base) == "gguf" and not base.startswith("mmproj"):
+            models.setdefault(_SHARD.sub("", path), []).append(path)
     fitting = sorted((model for model in models if pattern.search(model.rpartition("/")[2])), key=len)
     if not fitting:
         known = sorted({found[0] for model in models for found in [_QUANTISATION.search(model)] if found})
         what = f"it has {', '.join(known[:40])}" if known else "it has no GGUF files"
         raise FetchError(f"{name} has no GGUF file of {quantisation[:40]!r}; {what}", is_final=True)
-    shards = sorted(models[fitting[0]], key=lambda info: info.name)
-    total = _SHARD.search(shards[0].name)
+    shards = sorted(models[fitting[0]])
+    total = _SHARD.search(shards[0])
     if total is not None and int(total[1]) != len(shards):
         raise FetchError(f"{name} lacks some of the {int(total[1])} shards of {quantisation}", is_final=True)
-    return [FileInfo(info.name.rpartition("/")[2], info.size, info.sha256) for info in shards]
+    return {path.rpartition("/")[2]: files[path] for path in shards}
 
 
 def _without_weights(name: str, files: Mapping[str, FileInfo]) -> FetchError:

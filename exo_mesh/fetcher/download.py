@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from exo_mesh.domain.spans import Pieces, Span, Spans, cut
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError
 from exo_mesh.fetcher.duty import DutyCycle
-from exo_mesh.fetcher.source import FileInfo, ModelFiles, NoRangesError, Sink, SourceError
+from exo_mesh.fetcher.source import ModelFiles, NoRangesError, Sink, SourceError
 from exo_mesh.fetcher.writing import DiskError, ModelWriter
 
 MAX_AT_ONCE = 8
@@ -164,7 +164,7 @@ def _pause_s(failed: int) -> float:
     return min(doubled, LAST_PAUSE_S) * random.uniform(0.7, 1.0)
 
 
-def read_whole(source: UsedSource, info: FileInfo, context: Context) -> bytes:
+def read_whole(source: UsedSource, name: str, size: int, context: Context) -> bytes:
     """A small file. Raises FetchError."""
     content = bytearray()
 
@@ -172,10 +172,10 @@ def read_whole(source: UsedSource, info: FileInfo, context: Context) -> bytes:
         content.extend(data)
 
     try:
-        read_persistently(source, info.name, (0, info.size), keep, context)
+        read_persistently(source, name, (0, size), keep, context)
     except NoRangesError:  # it was cut short: from the start
         content.clear()
-        read_persistently(source, info.name, (0, info.size), keep, context)
+        read_persistently(source, name, (0, size), keep, context)
     return bytes(content)
 
 

@@ -32,8 +32,9 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 from exo_mesh.errors import FetchError, MeshError, UnknownModelError
 from exo_mesh.fetcher.hub_client import FILE
 from exo_mesh.fetcher.listings import field_of, is_repository, whole_number
-from exo_mesh.fetcher.source import FileInfo, Listing, NoRangesError, Sink, SourceError
+from exo_mesh.fetcher.source import NoRangesError, Sink, SourceError
 from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.printable import printable
 from exo_mesh.weights.safetensors import DTYPE_BITS
 
@@ -73,9 +74,7 @@ class HubFiles:
                                               timeout=ASK_LIMIT_S), self.repo, self.revision)  # fmt: skip
         self.revision = info.sha or self.revision
         files = {
-            str(sibling.rfilename): FileInfo(
-                str(sibling.rfilename), sibling.size or 0, str(field_of(sibling.lfs, "sha256") or "")
-            )
+            str(sibling.rfilename): FileInfo(sibling.size or 0, str(field_of(sibling.lfs, "sha256") or ""))
             for sibling in info.siblings or []
         }
         with self._lock:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exo_mesh.errors import FetchError
-from exo_mesh.fetcher.source import FileInfo, Listing
+from exo_mesh.files.listing import FileInfo, Listing
 
 MAX_FILES = 100_000
 """The largest repositories of models have some thousands; a listing of so many takes about 50 MB."""
@@ -30,7 +30,7 @@ def checked(listing: Listing) -> Listing:
         raise FetchError("the source names a repository or a commit that cannot be one", is_final=True)
     if len(listing.files) > MAX_FILES:
         raise FetchError(f"the source lists {len(listing.files)} files; at most {MAX_FILES} are read", is_final=True)
-    files = {name: _checked_file(info) for name, info in listing.files.items() if _is_name(name)}
+    files = {name: _checked_file(name, info) for name, info in listing.files.items() if _is_name(name)}
     made = tuple(dict.fromkeys(name for name in listing.made if name in files))
     return Listing(listing.repo, listing.revision, files, listing.digest, made)
 
@@ -61,7 +61,7 @@ def _is_name(name: Any) -> bool:
     return isinstance(name, str) and len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
-def _checked_file(info: FileInfo) -> FileInfo:
+def _checked_file(name: str, info: FileInfo) -> FileInfo:
     if not isinstance(info.size, int) or not 0 <= info.size <= MAX_FILE_BYTES:
-        raise FetchError(f"the source says that {info.name} has {info.size!r:.40} bytes", is_final=True)
-    return info if _SHA256.fullmatch(str(info.sha256)) else FileInfo(info.name, info.size)
+        raise FetchError(f"the source says that {name} has {info.size!r:.40} bytes", is_final=True)
+    return info if _SHA256.fullmatch(str(info.sha256)) else FileInfo(info.size)

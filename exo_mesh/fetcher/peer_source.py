@@ -16,14 +16,14 @@ import msgspec
 
 from exo_mesh.clock import monotonic
 from exo_mesh.errors import FetchError, UnknownModelError
-from exo_mesh.fetcher.source import FileInfo, Listing, ModelFiles, Sink, SourceError
+from exo_mesh.fetcher.source import ModelFiles, Sink, SourceError
 from exo_mesh.fetcher.wire import Source, Tls
+from exo_mesh.files.listing import Listing
 from exo_mesh.files.messages import (
     MAX_LISTING_BYTES,
     MAX_WAIT_S,
     PRESENT_HEADER,
     WAIT_HEADER,
-    ModelListing,
     path_of,
 )
 from exo_mesh.files.pace import CopyPace
@@ -87,9 +87,16 @@ class PeerFiles:
         self._dialler = _Dialler(source, context)
 
     def listing(self) -> Listing:
-        listed = self._listed()
-        files = {name: FileInfo(name, file.size, file.sha256) for name, file in listed.files.items()}
-        return Listing(listed.repo, listed.revision, files, listed.digest, listed.made)
+        with self._asked(path_of(self._name), {}) as response:
+            if response.status == HTTPStatus.NOT_FOUND:
+                raise UnknownModelError(f"peer {self.peer} has no model {self._name!r}", param="model")
+            self._require(response, HTTPStatus.OK, "the listing")
+            with self._translated():
+                body = response.read(MAX_LISTING_BYTES)
+        try:
+            return msgspec.json.decode(body, type=Listing)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise SourceError(f"peer {self.peer} has sent a listing that cannot be read: {exc}") from exc
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
         buffer = memoryview(bytearray(min(_BUFFER_BYTES, max(1, stop - start))))
@@ -101,18 +108,6 @@ class PeerFiles:
 
     def close(self) -> None:
         self._dialler.close()
-
-    def _listed(self) -> ModelListing:
-        with self._asked(path_of(self._name), {}) as response:
-            if response.status == HTTPStatus.NOT_FOUND:
-                raise UnknownModelError(f"peer {self.peer} has no model {self._name!r}", param="model")
-            self._require(response, HTTPStatus.OK, "the listing")
-            with self._translated():
-                body = response.read(MAX_LISTING_BYTES)
-        try:
-            return msgspec.json.decode(body, type=ModelListing)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise SourceError(f"peer {self.peer} has sent a listing that cannot be read: {exc}") from exc
 
     def _read_range(self, file: str, start: int, stop: int, buffer: memoryview, sink: Sink, patience: _Patience) -> int:
         """Read some bytes from `start` on, and answer where they end."""

@@ -19,7 +19,7 @@ from exo_mesh.fetcher.hub_client import use_bounded_client
 from exo_mesh.fetcher.hub_source import HubFiles, search_hub
 from exo_mesh.fetcher.listings import checked
 from exo_mesh.fetcher.skeleton import SkeletonOrder, fetch_headers, is_made, make_skeleton
-from exo_mesh.fetcher.source import Listing, ModelFiles, SourceError
+from exo_mesh.fetcher.source import ModelFiles, SourceError
 from exo_mesh.fetcher.wire import (
     Answer,
     CancelFetch,
@@ -38,6 +38,7 @@ from exo_mesh.fetcher.wire import (
     Tls,
 )
 from exo_mesh.fetcher.writing import Writers
+from exo_mesh.files.listing import Listing
 from exo_mesh.printable import printable
 from exo_mesh.weights.card import read_card
 
@@ -168,7 +169,7 @@ class FetcherService:
                     problem = exc
                     continue
                 sources.repo, sources.revision = listing.repo or repo, listing.revision
-                sizes = {info.name: info.size for info in listing.files.values()}
+                sizes = {name: info.size for name, info in listing.files.items()}
                 first = (*sources.cache(sizes), sources.used(source))
                 others = tuple(sources.used(other) for other in request.sources if other != source)
                 order = SkeletonOrder(

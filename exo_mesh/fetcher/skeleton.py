@@ -9,16 +9,16 @@ import contextlib
 import os
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from pathlib import Path
 
+from exo_mesh.domain.spans import Pieces, joined
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, ModelError
 from exo_mesh.fetcher.choosing import gguf_files, require_runnable, text_files, weight_files
 from exo_mesh.fetcher.conversion import TOKENIZER, make_tokenizer
 from exo_mesh.fetcher.download import Context, Download, UsedSource, read_whole
-from exo_mesh.fetcher.source import FileInfo, Listing
 from exo_mesh.fetcher.writing import (
     LOCK_FILE,
     DiskError,
@@ -30,6 +30,7 @@ from exo_mesh.fetcher.writing import (
     sha256_of,
     sync_directory,
 )
+from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.model_files import label
 from exo_mesh.weights.card import check_quantisation, digest_samples, read_card, read_json
 from exo_mesh.weights.fetched import MANIFEST_FILE, SCRATCH_PREFIX, part_of, write_manifest
@@ -44,6 +45,13 @@ from exo_mesh.weights.safetensors import (
 
 FIRST_BYTES = 64 * 2**10
 """Read of each file first: the headers of most shards are shorter."""
+
+NEAR_BYTES = 64 * 2**10
+"""Samples that are at most so far apart are read by one request. Of 8 requests at once, over a way of 50 ms, each takes
+about as long as this many bytes at 100 Mbit/s."""
+
+NEAR_PARTS = 1024
+"""Nor are they further apart than this part of their file: some 60 samples must not become much of a small model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +109,8 @@ def _build(scratch: Path, order: SkeletonOrder, writers: Writers, context: Conte
     weights = weight_files(order.name, order.listing.files, named)
     _lay_out(scratch, order, weights, made)
     with writers.opened(scratch) as writer:
-        fetch_headers(writer, [info.name for info in weights], order.sources, context)
-        samples = digest_samples(read_tensor_table(scratch))
-        Download(writer, [(samples, order.sources)], context).run()
+        fetch_headers(writer, list(weights), order.sources, context)
+        _fetch_samples(writer, order.sources, context)
     card = read_card(scratch, order.name)
     if order.listing.digest and card.digest != order.listing.digest:
         raise FetchError(f"what was fetched of {order.name} is not the model that its source says")
@@ -113,16 +120,31 @@ def fetch_headers(writer: ModelWriter, names: Sequence[str], sources: tuple[Used
     """Bring the headers of files into a directory. Raises FetchError, ModelError if one is no safetensors file."""
     sizes = {name: writer.manifest.files[name].size for name in names}
     first = {name: ((0, min(size, FIRST_BYTES)),) for name, size in sizes.items()}
-    try:
-        Download(writer, [(first, sources)], context).run()
-    except DiskError:
-        raise
-    except FetchError:  # peers that have headers alone
-        Download(writer, [(dict.fromkeys(names, ((0, 8),)), sources)], context).run()
+    _fetch_or_less(writer, first, dict.fromkeys(names, ((0, 8),)), sources, context)
     stops = {name: header_stop(writer.model_dir, name, size) for name, size in sizes.items()}
     if sum(stops.values()) > MAX_HEADERS_BYTES:
         raise ModelError(f"{writer.name}: the headers have more than {MAX_HEADERS_BYTES} bytes together")
     Download(writer, [({name: ((0, stop),) for name, stop in stops.items()}, sources)], context).run()
+
+
+def _fetch_samples(writer: ModelWriter, sources: tuple[UsedSource, ...], context: Context) -> None:
+    """Bring the bytes that the digest of the card is computed over. Raises FetchError."""
+    samples = digest_samples(read_tensor_table(writer.model_dir))
+    sizes = {name: writer.manifest.files[name].size for name in samples}
+    near = {name: joined(spans, min(NEAR_BYTES, sizes[name] // NEAR_PARTS)) for name, spans in samples.items()}
+    _fetch_or_less(writer, near, samples, sources, context)
+
+
+def _fetch_or_less(
+    writer: ModelWriter, wanted: Pieces, needed: Pieces, sources: tuple[UsedSource, ...], context: Context
+) -> None:
+    """Fetch more than is needed, which takes fewer requests; only what is needed from sources that have no more."""
+    try:
+        Download(writer, [(wanted, sources)], context).run()
+    except DiskError:
+        raise
+    except FetchError:  # peers that have headers and samples alone
+        Download(writer, [(needed, sources)], context).run()
 
 
 def header_stop(model_dir: Path, name: str, size: int) -> int:
@@ -155,7 +177,9 @@ def _scratch_beside(target: Path) -> Iterator[Path]:
 
 def _fetch_texts(scratch: Path, order: SkeletonOrder, context: Context) -> None:
     chosen = text_files(order.listing.files, with_code=order.trust_remote_code)
-    under_way = [context.executor.submit(_fetch_text, scratch, info, order, context) for info in chosen]
+    under_way = [
+        context.executor.submit(_fetch_text, scratch, name, info, order, context) for name, info in chosen.items()
+    ]
     try:
         for future in under_way:
             future.result()
@@ -163,21 +187,21 @@ def _fetch_texts(scratch: Path, order: SkeletonOrder, context: Context) -> None:
         wait_for_futures(under_way)
 
 
-def _fetch_text(scratch: Path, info: FileInfo, order: SkeletonOrder, context: Context) -> None:
+def _fetch_text(scratch: Path, name: str, info: FileInfo, order: SkeletonOrder, context: Context) -> None:
     problem: MeshError | None = None
     for source in order.sources:
         try:
-            content = read_whole(source, info, context)
+            content = read_whole(source, name, info.size, context)
         except CancelledRequestError:
             raise
         except MeshError as exc:
             problem = exc
             continue
         if not info.sha256 or sha256_of(content) == info.sha256:
-            (scratch / info.name).write_bytes(content)
+            (scratch / name).write_bytes(content)
             return
-        problem = FetchError(f"{info.name} of {order.name} is not what its sha256 says")
-    raise problem or FetchError(f"no source has {info.name} of {order.name}")
+        problem = FetchError(f"{name} of {order.name} is not what its sha256 says")
+    raise problem or FetchError(f"no source has {name} of {order.name}")
 
 
 def _check_config(scratch: Path, order: SkeletonOrder) -> None:
@@ -192,12 +216,12 @@ def _check_config(scratch: Path, order: SkeletonOrder) -> None:
         )
 
 
-def _lay_out(scratch: Path, order: SkeletonOrder, weights: Sequence[FileInfo], made: tuple[str, ...] = ()) -> None:
+def _lay_out(scratch: Path, order: SkeletonOrder, weights: Mapping[str, FileInfo], made: tuple[str, ...] = ()) -> None:
     """Write the manifest, and a part without content for each file of weights."""
     listing = order.listing
-    for info in weights:
-        make_part(part_of(scratch, info.name), info.size)
-    files = {info.name: (info.size, info.sha256) for info in weights}
+    for name, info in weights.items():
+        make_part(part_of(scratch, name), info.size)
+    files = {name: (info.size, info.sha256) for name, info in weights.items()}
     manifest = new_manifest(order.name, listing.repo, listing.revision, files)
     manifest.made = [name for name in (*listing.made, *made) if (scratch / name).exists()]
     write_manifest(scratch, manifest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
+from exo_mesh.files.listing import Listing
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes; they are its own only during the call. What it raises ends the read and reaches the caller."""
@@ -22,28 +22,6 @@ class SourceError(OSError):
 
 class NoRangesError(SourceError):
     """The source sends whole files only. Asked again, it reads the file from the start and drops what comes before."""
-
-
-class FileInfo(msgspec.Struct):
-    """sha256: of the whole file, "" if the source does not say; hubs say it of weights only."""
-
-    name: str
-    size: int
-    sha256: str = ""
-
-
-class Listing(msgspec.Struct):
-    """The files of a model at one source, by name.
-
-    repo, revision: where the model is from, a hub id and a commit; "" for a model that is only in the mesh. digest: of
-    the model's card, "" if the source does not know it. made: files that a peer has made and that are at no hub.
-    """
-
-    repo: str
-    revision: str
-    files: dict[str, FileInfo]
-    digest: str = ""
-    made: tuple[str, ...] = ()
 
 
 class ModelFiles(Protocol):

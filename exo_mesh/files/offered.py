@@ -13,9 +13,10 @@ from typing import BinaryIO
 
 from exo_mesh.domain.spans import Spans
 from exo_mesh.errors import ModelError
-from exo_mesh.files.messages import ListedFile, ModelListing
+from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.model_files import HUB_DIR, label, open_model_file
 from exo_mesh.weights.fetched import MANIFEST_FILE, Manifest, read_manifest
+from exo_mesh.weights.names import CODE_SUFFIX, FILE_NAME, WEIGHT_SUFFIXES, is_text_file, suffix_of
 from exo_mesh.weights.safetensors import on_disk
 
 Models = Callable[[str], tuple[Path, str] | None]
@@ -23,11 +24,6 @@ Models = Callable[[str], tuple[Path, str] | None]
 
 MAX_FILES = 10_000
 _MAX_KEPT = 64
-
-_FILE = re.compile(r"(?P<stem>[\w\-][\w.\-]{0,240}?)(\.(?P<suffix>\w+))?")
-_WEIGHTS = frozenset({"safetensors", "gguf"})
-_TEXTS = frozenset({"json", "jinja", "txt", "model", "tiktoken", "py"})
-"""Config, tokenizers in all their forms, and the code of models that bring some; besides these the license."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -71,18 +67,17 @@ class OfferedModel:
     def file(self, name: str) -> OfferedFile | None:
         """A file of the model; None for everything else."""
         path = self.model_dir / name
-        found = _FILE.fullmatch(name)
-        if not found:
+        if not FILE_NAME.fullmatch(name):
             return None
         if self.manifest and name in self.manifest.files:
             fetched = self.manifest.files[name]
             return OfferedFile(path, fetched.size, fetched.sha256, tuple(fetched.present))
-        is_text = found["suffix"] in _TEXTS or name.startswith("LICENSE")
-        if is_text or (found["suffix"] in _WEIGHTS and not self.manifest):
+        suffix = suffix_of(name)
+        if is_text_file(name) or suffix == CODE_SUFFIX or (suffix in WEIGHT_SUFFIXES and not self.manifest):
             return _whole(path)
         return None
 
-    def listing(self) -> ModelListing:
+    def listing(self) -> Listing:
         """All files that can be opened."""
         names = set(self.manifest.files) if self.manifest else set()
         with os.scandir(self.model_dir) as entries:
@@ -91,9 +86,10 @@ class OfferedModel:
                 if len(names) > MAX_FILES:
                     break
         found = {name: file for name in sorted(names) if (file := self.file(name))}
-        listed = {name: ListedFile(file.size, file.sha256, file.present) for name, file in found.items()}
+        listed = {name: FileInfo(file.size, file.sha256) for name, file in found.items()}
         made = tuple(self.manifest.made) if self.manifest else ()
-        return ModelListing(*self._origin(), self.digest, listed, made)
+        repo, revision = self._origin()
+        return Listing(repo, revision, listed, self.digest, made)
 
     def _origin(self) -> tuple[str, str]:
         """(repo, revision), by the manifest or by the place in a Hugging Face cache."""

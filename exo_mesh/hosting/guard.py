@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from exo_mesh.clock import Clock
 from exo_mesh.domain.health import HealthLevel, Reason
 from exo_mesh.domain.plan import Plan
-from exo_mesh.errors import CrashLoopError, QuarantinedError, ReservationError
+from exo_mesh.errors import CrashLoopError, QuarantinedError, ReservationError, with_remedy
 from exo_mesh.hosting.breaker import Breaker
 from exo_mesh.hosting.quarantine import Quarantine, flags_of
 from exo_mesh.hosting.runner_exit import End
@@ -33,7 +33,7 @@ class Guard:
         """Raises ReservationError, with the code of why, if this stage is not to be tried here now."""
         engine = plan.stages[index].engine
         if (case := self._quarantine.find(plan.model_digest, engine, self._flags)) is not None:
-            raise ReservationError(f"{case}; {case.remedy}", peer_id=self._own_id, why=QuarantinedError.code)
+            raise ReservationError(with_remedy(str(case), case.remedy), peer_id=self._own_id, why=QuarantinedError.code)
         if (loop := self._breaker.loop((plan.model_digest, engine), self._clock())) is not None:
             raise ReservationError(str(loop), peer_id=self._own_id, why=CrashLoopError.code)
 

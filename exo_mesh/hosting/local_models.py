@@ -51,7 +51,7 @@ async def refuse_misfit(
         await models.introduce(plan.model, plan.model_digest)
         card = await asyncio.to_thread(models.card, plan.model)
     except FetchError as exc:
-        raise ReservationError("; ".join(filter(None, [str(exc), exc.remedy])), peer_id=own_id) from exc
+        raise ReservationError(exc.full, peer_id=own_id) from exc
     except MeshError as exc:
         raise ReservationError(str(exc), peer_id=own_id) from exc
     if card.digest != plan.model_digest:

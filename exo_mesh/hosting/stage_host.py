@@ -14,9 +14,8 @@ from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.sharding import sharded
 from exo_mesh.domain.stage import ReserveAnswer, StageStanding
-from exo_mesh.domain.tensor_group import RankWiring
+from exo_mesh.domain.tensor_group import RankWiring, sharded
 from exo_mesh.errors import FetchError, InputError, MeshError, StageLostError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
 from exo_mesh.hosting.flight_recorder import FlightRecorder

@@ -12,7 +12,7 @@ from exo_mesh.domain.footprint import footprint
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.placement import POLICIES, refuse_too_few, solve
 from exo_mesh.domain.plan import NO_BALLOT, Plan
-from exo_mesh.domain.sharding import sharded
+from exo_mesh.domain.tensor_group import sharded
 from exo_mesh.errors import InputError, PlacementError
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.spec import InstanceSpec

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from exo_mesh.domain.spans import Spans, common, merged
 from exo_mesh.errors import InputError
 from exo_mesh.membership.peers import MAX_PEERS
-from exo_mesh.models.local_files import FileHolding, Holding, Layers, Wants
+from exo_mesh.models.local_files import Holding, Layers, Wants
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.weights.fetched import FetchedFile
 
 MAX_SPANS = 1024
 """Of one file. A stage of 80 layers has about as many; a plan of the fetch cuts the file at each of them."""
@@ -32,7 +33,7 @@ def holding_to_proto(holding: Holding) -> pb.DescribeFilesReply:
 def holding_from_proto(reply: pb.DescribeFilesReply) -> Holding:
     """A peer with files that are cut into too many spans counts as one without these files."""
     files = {
-        file.name: FileHolding(file.size, file.sha256[:64], _spans(file))
+        file.name: FetchedFile(file.size, file.sha256[:64], list(_spans(file)))
         for file in reply.files
         if len(file.spans) <= 2 * MAX_SPANS
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import threading
 import time
@@ -23,11 +22,13 @@ from exo_mesh.weights.card import read_json, text_config
 from exo_mesh.weights.fetched import (
     MANIFEST_FILE,
     SCRATCH_PREFIX,
+    FetchedFile,
     Manifest,
     pieces_of_layers,
     read_manifest,
     with_remedy,
 )
+from exo_mesh.weights.names import is_model_name
 from exo_mesh.weights.safetensors import read_tensor_table
 
 USE_FILE = "exo-mesh.used"
@@ -47,8 +48,6 @@ MAX_HOLDINGS = 256
 MAX_PULLS = 16
 """Unfinished pulls of one model that are remembered; above this number the oldest are forgotten."""
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-]*)?")
-
 
 class _Use(msgspec.Struct, frozen=True):
     """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged.
@@ -60,31 +59,25 @@ class _Use(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class FileHolding:
-    """A checkpoint file: its size, its digest if that is known, and the bytes of it that are there."""
-
-    size: int
-    sha256: str
-    present: Spans
-
-
-@dataclass(frozen=True, slots=True)
 class Holding:
-    """What a machine has of a model. repo, revision: where that is from, "" if it is only in the mesh."""
+    """What a machine has of the checkpoint files of a model.
+
+    repo, revision: where they are from, "" if only the mesh has them.
+    """
 
     digest: str
     repo: str = ""
     revision: str = ""
-    files: Mapping[str, FileHolding] = field(default_factory=dict)
+    files: Mapping[str, FetchedFile] = field(default_factory=dict)
 
     @property
     def present(self) -> Pieces:
-        return {name: file.present for name, file in self.files.items()}
+        return {name: tuple(file.present) for name, file in self.files.items()}
 
     def same_files(self, other: Holding) -> Pieces:
         """What `other` has of the files that are the same there: of one name, size and, where both know it, digest."""
         return {
-            name: theirs.present
+            name: tuple(theirs.present)
             for name, theirs in other.files.items()
             if (ours := self.files.get(name)) is not None
             and ours.size == theirs.size
@@ -130,13 +123,13 @@ class LocalFiles:
 
     def target(self, name: str) -> Path:
         """Where a model of this name goes. Raises FetchError if no model can have the name."""
-        if not _can_name(name):
+        if not is_model_name(name):
             raise FetchError(f"{name[:80]!r} is not the name of a model that can be fetched", is_final=True)
         return self.root / name
 
     def model_dir(self, name: str) -> Path:
         """Where a model is, also one that was fetched and cannot be used. Raises UnknownModelError or ModelError."""
-        if _NAME.fullmatch(name) and (self.root / name / MANIFEST_FILE).exists():
+        if is_model_name(name) and (self.root / name / MANIFEST_FILE).exists():
             return self.root / name
         return self._find(name)
 
@@ -151,11 +144,7 @@ class LocalFiles:
                 raise
         if manifest is None:
             return self._holding_of_whole(model_dir, digest)
-        files = {
-            file: FileHolding(fetched.size, fetched.sha256, tuple(fetched.present))
-            for file, fetched in manifest.files.items()
-        }
-        return Holding(digest, manifest.repo, manifest.revision, files)
+        return Holding(digest, manifest.repo, manifest.revision, manifest.files)
 
     def _holding_of_whole(self, model_dir: Path, digest: str) -> Holding:
         changed_ns = model_dir.stat().st_mtime_ns
@@ -164,7 +153,7 @@ class LocalFiles:
             if known is None or known[0] != changed_ns or known[1].digest != digest:
                 names = {info.file.name for info in read_tensor_table(model_dir).values()}
                 sizes = {name: (model_dir / name).stat().st_size for name in names}
-                files = {name: FileHolding(size, "", ((0, size),)) for name, size in sizes.items()}
+                files = {name: FetchedFile(size, present=[(0, size)]) for name, size in sizes.items()}
                 for gone in [one for one in self._holdings if not one.is_dir()]:
                     del self._holdings[gone]
                 while len(self._holdings) >= MAX_HOLDINGS:
@@ -269,7 +258,7 @@ class LocalFiles:
     def _delete(self, name: str) -> int | None:
         for leftover in self.root.glob(f"{GONE_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        if not _can_name(name):
+        if not is_model_name(name):
             return None
         model_dir = self.root / name
         is_fetched = (model_dir / MANIFEST_FILE).is_file()
@@ -295,15 +284,10 @@ class LocalFiles:
 def gguf_dir(root: Path, name: str) -> Path | None:
     """Where the GGUF files are that were fetched under a name; None if it is the name of none."""
     with contextlib.suppress(ModelError, OSError):
-        manifest = read_manifest(root / name) if _NAME.fullmatch(name) else None
+        manifest = read_manifest(root / name) if is_model_name(name) else None
         if manifest is not None and manifest.files and all(file.endswith(".gguf") for file in manifest.files):
             return root / name
     return None
-
-
-def _can_name(name: str) -> bool:
-    """Whether a model that is fetched can have the name."""
-    return bool(_NAME.fullmatch(name)) and len(name) <= 200
 
 
 def size_of_pieces(pieces: Pieces) -> int:

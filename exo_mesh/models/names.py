@@ -8,18 +8,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from exo_mesh.errors import UnknownModelError
-
-MAX_NAME = 200
-"""Characters of a name. Hub ids have at most 96 on each side of the slash."""
+from exo_mesh.weights.names import MAX_NAME, PART
 
 NUM_NEAR = 3
 
 _HUB_PREFIX = re.compile(r"(?:https://)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
-_PART = r"[A-Za-z0-9][\w.+\-]*"
-_NAME = re.compile(
-    rf"(?P<base>{_PART}(?:/{_PART})?)(?:@(?P<revision>{_PART}))?(?::(?P<tag>{_PART}))?",
-    re.ASCII,
-)
+_GIVEN = re.compile(rf"(?P<base>{PART}(?:/{PART})?)(?:@(?P<revision>{PART}))?(?::(?P<tag>{PART}))?", re.ASCII)
 _QUANT = re.compile(r"(?:UD-)?(?:I?Q[1-8]|TQ[12]|BF16|FP?16|FP?32|MXFP4)(?:_[A-Z0-9]+)*", re.IGNORECASE)
 """How GGUF files name their quantisation: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, F16."""
 
@@ -104,7 +98,7 @@ def near_names(wanted: str, known: Iterable[str], most: int = NUM_NEAR) -> list[
 def _parsed(text: str) -> tuple[str, re.Match[str] | None]:
     """(the name without the hub's address, its parts); None if it has not the form of a name."""
     given = _HUB_PREFIX.sub("", text.strip(), count=1)
-    return given, _NAME.fullmatch(given) if len(given) <= MAX_NAME else None
+    return given, _GIVEN.fullmatch(given) if len(given) <= MAX_NAME else None
 
 
 def _same_name(text: str, base: str, known: KnownNames) -> str | None:

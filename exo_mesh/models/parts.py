@@ -12,7 +12,8 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads import Downloads, FetchRules
+from exo_mesh.models.downloads.rules import FetchRules
+from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.file_exchange import FileExchange
 from exo_mesh.models.local_files import LocalFiles
 from exo_mesh.models.mesh_store import StoreRules

@@ -51,7 +51,7 @@ def describe_instance(
 def describe_download(owner: str, info: DownloadInfo) -> dict[str, Any]:
     return {
         "peer": owner,
-        "state": "downloading" if info.state.is_active else str(info.state),
+        "state": str(info.state),
         "done_bytes": info.done_bytes,
         "total_bytes": info.total_bytes,
         "bytes_per_s": info.bytes_per_s,

@@ -16,7 +16,7 @@ from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads import Downloads
+from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.node.health import Health
 from exo_mesh.telemetry.metrics import Metrics
 
@@ -53,13 +53,13 @@ async def keep_house(
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
         await catalogue.learn()
-        await downloads.sweep_if_changed()
+        await downloads.room.sweep_if_changed()
         if disk.is_failing:
             await asyncio.to_thread(disk.check)
         if clock() >= rescan_at or catalogue.is_due:
             rescan_at = clock() + RESCAN_EVERY_S
             await announce_models(catalogue, membership, model_engines)
-            await downloads.refresh()
+            await downloads.room.refresh()
         metrics.peers.set(len(membership.peers) + 1)
         metrics.usable_memory.set(host.usable_bytes())
         metrics.reserved_memory.set(host.reserved_bytes)

@@ -29,7 +29,7 @@ from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
-from exo_mesh.models.downloads import Downloads
+from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.file_codec import wants_from_proto, wants_to_proto
 from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
@@ -220,7 +220,7 @@ class ModelDesk:
         return await self._downloads.search(query, limit)
 
     async def storage(self) -> dict[str, Any]:
-        return await self._downloads.storage()
+        return await self._downloads.room.storage()
 
     async def _wants(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> Wants:
         """Which layers each peer is to have: those of the plan that a run would make, over these peers if any are
@@ -262,7 +262,7 @@ class ModelDesk:
     async def _drop_here(self, model: str, *, files: bool, staged: bool) -> int | None:
         if files and not staged:
             return await self._downloads.delete(model)
-        work = self._downloads.sweep(keeps_recent=False) if staged else self._downloads.cancel(model)
+        work = self._downloads.room.sweep(keeps_recent=False) if staged else self._downloads.cancel(model)
         return 0 if await work else None
 
     # for peers
@@ -310,7 +310,7 @@ async def _with_remedy(work: Awaitable[None]) -> None:
     try:
         await work
     except FetchError as exc:
-        raise FetchError("; ".join(filter(None, [str(exc), exc.remedy]))) from exc
+        raise FetchError(exc.full) from exc
 
 
 def _peer_named(name: str, peers: Sequence[PeerInfo]) -> str:

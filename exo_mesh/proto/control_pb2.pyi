@@ -804,20 +804,18 @@ class DescribeFilesRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class DescribeFilesReply(_message.Message):
-    __slots__ = ("found", "model_digest", "repo", "revision", "files", "whole")
+    __slots__ = ("found", "model_digest", "repo", "revision", "files")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     REPO_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
     found: bool
     model_digest: str
     repo: str
     revision: str
     files: _containers.RepeatedCompositeFieldContainer[FileSpans]
-    whole: bool
-    def __init__(self, found: bool = ..., model_digest: _Optional[str] = ..., repo: _Optional[str] = ..., revision: _Optional[str] = ..., files: _Optional[_Iterable[_Union[FileSpans, _Mapping]]] = ..., whole: bool = ...) -> None: ...
+    def __init__(self, found: bool = ..., model_digest: _Optional[str] = ..., repo: _Optional[str] = ..., revision: _Optional[str] = ..., files: _Optional[_Iterable[_Union[FileSpans, _Mapping]]] = ...) -> None: ...
 
 class FileSpans(_message.Message):
     __slots__ = ("name", "size", "sha256", "spans")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from exo_mesh.proto import plan_pb2 as exo__mesh_dot_proto_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65xo_mesh/proto/driver.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xf8\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\'\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x13.exo_mesh.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"\xe4\x02\n\x0fGenerateRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x12\n\nresume_ids\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x10\n\x08stop_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12$\n\x08sampling\x18\n \x01(\x0b\x32\x12.exo_mesh.Sampling\x12\x0e\n\x06\x63lient\x18\x0b \x01(\t\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x0f\n\x07resumed\x18\r \x01(\x08\x12\x10\n\x08trace_id\x18\x0e \x01(\t\x12\x10\n\x08key_hash\x18\x14 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x15 \x01(\x0c\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x96\x01\n\nTokenEvent\x12\r\n\x05index\x18\x01 \x01(\r\x12\x15\n\x08token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12#\n\x03top\x18\x04 \x03(\x0b\x32\x16.exo_mesh.TokenLogprob\x12\x0e\n\x06\x66inish\x18\x05 \x01(\tB\x0b\n\t_token_idB\n\n\x08_logprob\"0\n\tStageSpan\x12\x10\n\x08waited_s\x18\x01 \x01(\x01\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\"\x90\x01\n\nFrameTrace\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\nis_prefill\x18\x02 \x01(\x08\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x0e\n\x06sent_s\x18\x05 \x01(\x01\x12\r\n\x05lap_s\x18\x06 \x01(\x01\x12#\n\x06stages\x18\x07 \x03(\x0b\x32\x13.exo_mesh.StageSpan\"\xdb\x01\n\x0eGenerateEvents\x12 \n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.exo_mesh.TokenEvent\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x11\n\tprefilled\x18\x05 \x01(\r\x12#\n\x05trace\x18\x06 \x03(\x0b\x32\x14.exo_mesh.FrameTrace\x12\x13\n\x06queued\x18\x07 \x01(\rH\x00\x88\x01\x01\x42\t\n\x07_queued\"!\n\rRecallRequest\x12\x10\n\x08key_hash\x18\x01 \x01(\x0c\"0\n\x0bRecallReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x12\n\nnum_tokens\x18\x02 \x01(\r2\x85\x01\n\x06\x44river\x12\x41\n\x08Generate\x12\x19.exo_mesh.GenerateRequest\x1a\x18.exo_mesh.GenerateEvents0\x01\x12\x38\n\x06Recall\x12\x17.exo_mesh.RecallRequest\x1a\x15.exo_mesh.RecallReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x65xo_mesh/proto/driver.proto\x12\x08\x65xo_mesh\x1a\x19\x65xo_mesh/proto/plan.proto\"+\n\tLogitBias\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0c\n\x04\x62ias\x18\x02 \x01(\x02\"\xf8\x01\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\x05 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\'\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x13.exo_mesh.LogitBias\x12\x0c\n\x04seed\x18\t \x01(\x04\x12\x15\n\x08logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"%\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"D\n\x0eThinkingBudget\x12\x0f\n\x07\x65nd_ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\x11\n\tstart_ids\x18\x03 \x03(\r\"\xf8\x03\n\x0fGenerateRequest\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12 \n\x06\x62\x61llot\x18\x02 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x12\n\nprompt_ids\x18\x04 \x03(\r\x12\x12\n\nresume_ids\x18\x05 \x03(\r\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x10\n\x08stop_ids\x18\x08 \x03(\r\x12\x12\n\nignore_eos\x18\t \x01(\x08\x12$\n\x08sampling\x18\n \x01(\x0b\x32\x12.exo_mesh.Sampling\x12\x0e\n\x06\x63lient\x18\x0b \x01(\t\x12\x10\n\x08priority\x18\x0c \x01(\x11\x12\x0f\n\x07resumed\x18\r \x01(\x08\x12\x10\n\x08trace_id\x18\x0e \x01(\t\x12\x10\n\x08key_hash\x18\x14 \x01(\x0c\x12\x13\n\x0b\x66ingerprint\x18\x15 \x01(\x0c\x12\x10\n\x08share_id\x18\x1e \x01(\t\x12\x1c\n\x0fprompt_logprobs\x18\x1f \x01(\rH\x00\x88\x01\x01\x12\"\n\x07grammar\x18\x32 \x01(\x0b\x32\x11.exo_mesh.Grammar\x12*\n\x08thinking\x18\x33 \x01(\x0b\x32\x18.exo_mesh.ThinkingBudgetB\x12\n\x10_prompt_logprobs\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\x96\x01\n\nTokenEvent\x12\r\n\x05index\x18\x01 \x01(\r\x12\x15\n\x08token_id\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x14\n\x07logprob\x18\x03 \x01(\x02H\x01\x88\x01\x01\x12#\n\x03top\x18\x04 \x03(\x0b\x32\x16.exo_mesh.TokenLogprob\x12\x0e\n\x06\x66inish\x18\x05 \x01(\tB\x0b\n\t_token_idB\n\n\x08_logprob\"T\n\rPromptLogprob\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12#\n\x03top\x18\x03 \x03(\x0b\x32\x16.exo_mesh.TokenLogprob\"0\n\tStageSpan\x12\x10\n\x08waited_s\x18\x01 \x01(\x01\x12\x11\n\tcompute_s\x18\x02 \x01(\x01\"\x90\x01\n\nFrameTrace\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\nis_prefill\x18\x02 \x01(\x08\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0e\n\x06tokens\x18\x04 \x01(\r\x12\x0e\n\x06sent_s\x18\x05 \x01(\x01\x12\r\n\x05lap_s\x18\x06 \x01(\x01\x12#\n\x06stages\x18\x07 \x03(\x0b\x32\x13.exo_mesh.StageSpan\"\x84\x02\n\x0eGenerateEvents\x12 \n\x06\x62\x61llot\x18\x01 \x01(\x0b\x32\x10.exo_mesh.Ballot\x12$\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x14.exo_mesh.TokenEvent\x12\x12\n\nerror_code\x18\x03 \x01(\t\x12\x15\n\rerror_message\x18\x04 \x01(\t\x12\x11\n\tprefilled\x18\x05 \x01(\r\x12#\n\x05trace\x18\x06 \x03(\x0b\x32\x14.exo_mesh.FrameTrace\x12\x13\n\x06queued\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\'\n\x06prompt\x18\x1e \x03(\x0b\x32\x17.exo_mesh.PromptLogprobB\t\n\x07_queued\"!\n\rRecallRequest\x12\x10\n\x08key_hash\x18\x01 \x01(\x0c\"0\n\x0bRecallReply\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x12\n\nnum_tokens\x18\x02 \x01(\r2\x85\x01\n\x06\x44river\x12\x41\n\x08Generate\x12\x19.exo_mesh.GenerateRequest\x1a\x18.exo_mesh.GenerateEvents0\x01\x12\x38\n\x06Recall\x12\x17.exo_mesh.RecallRequest\x1a\x15.exo_mesh.RecallReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,22 +36,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOGITBIAS']._serialized_end=111
   _globals['_SAMPLING']._serialized_start=114
   _globals['_SAMPLING']._serialized_end=362
-  _globals['_GENERATEREQUEST']._serialized_start=365
-  _globals['_GENERATEREQUEST']._serialized_end=721
-  _globals['_TOKENLOGPROB']._serialized_start=723
-  _globals['_TOKENLOGPROB']._serialized_end=772
-  _globals['_TOKENEVENT']._serialized_start=775
-  _globals['_TOKENEVENT']._serialized_end=925
-  _globals['_STAGESPAN']._serialized_start=927
-  _globals['_STAGESPAN']._serialized_end=975
-  _globals['_FRAMETRACE']._serialized_start=978
-  _globals['_FRAMETRACE']._serialized_end=1122
-  _globals['_GENERATEEVENTS']._serialized_start=1125
-  _globals['_GENERATEEVENTS']._serialized_end=1344
-  _globals['_RECALLREQUEST']._serialized_start=1346
-  _globals['_RECALLREQUEST']._serialized_end=1379
-  _globals['_RECALLREPLY']._serialized_start=1381
-  _globals['_RECALLREPLY']._serialized_end=1429
-  _globals['_DRIVER']._serialized_start=1432
-  _globals['_DRIVER']._serialized_end=1565
+  _globals['_GRAMMAR']._serialized_start=364
+  _globals['_GRAMMAR']._serialized_end=401
+  _globals['_THINKINGBUDGET']._serialized_start=403
+  _globals['_THINKINGBUDGET']._serialized_end=471
+  _globals['_GENERATEREQUEST']._serialized_start=474
+  _globals['_GENERATEREQUEST']._serialized_end=978
+  _globals['_TOKENLOGPROB']._serialized_start=980
+  _globals['_TOKENLOGPROB']._serialized_end=1029
+  _globals['_TOKENEVENT']._serialized_start=1032
+  _globals['_TOKENEVENT']._serialized_end=1182
+  _globals['_PROMPTLOGPROB']._serialized_start=1184
+  _globals['_PROMPTLOGPROB']._serialized_end=1268
+  _globals['_STAGESPAN']._serialized_start=1270
+  _globals['_STAGESPAN']._serialized_end=1318
+  _globals['_FRAMETRACE']._serialized_start=1321
+  _globals['_FRAMETRACE']._serialized_end=1465
+  _globals['_GENERATEEVENTS']._serialized_start=1468
+  _globals['_GENERATEEVENTS']._serialized_end=1728
+  _globals['_RECALLREQUEST']._serialized_start=1730
+  _globals['_RECALLREQUEST']._serialized_end=1763
+  _globals['_RECALLREPLY']._serialized_start=1765
+  _globals['_RECALLREPLY']._serialized_end=1813
+  _globals['_DRIVER']._serialized_start=1816
+  _globals['_DRIVER']._serialized_end=1949
 # @@protoc_insertion_point(module_scope)

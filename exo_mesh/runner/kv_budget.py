@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
-from exo_mesh.domain.frame import Frame, Remove, Retain
+from exo_mesh.domain.frame import Copy, Frame, Remove, Retain
 from exo_mesh.engine.contract import StageEngine
 
 LOOK_EVERY = 32
@@ -46,6 +46,8 @@ class KvBudget:
         for op in frame.ops:
             if isinstance(op, Remove):
                 self._lengths.pop(op.sequence, None)
+            elif isinstance(op, Copy):
+                self._lengths[op.sequence] = op.upto
             elif isinstance(op, Retain):
                 self._lengths = {one: held for one, held in self._lengths.items() if one in op.sequences}
         for row in frame.rows:

@@ -9,9 +9,9 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import Fault, Frame, Insert, Remove, Retain, Row, Shutdown
+from exo_mesh.domain.frame import NO_COPY, Copy, Fault, Frame, Insert, Remove, Retain, Row, Shutdown
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
-from exo_mesh.engine.contract import StageEngine, StageInput, StageOutput
+from exo_mesh.engine.contract import SequenceCopier, StageEngine, StageInput, StageOutput
 from exo_mesh.errors import EngineError, MeshError
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,9 @@ class Stage:
 
         A rank of a tensor group raises what the engine raises.
         """
-        shutdown = self._apply_ops(frame)
+        shutdown, faults = self._apply_ops(frame)
+        if faults:
+            frame = frame.changed(faults=frame.faults + faults)
         if not frame.rows or (frame.upto and self._index >= frame.upto):
             return StageResult(frame, None, shutdown)  # nothing to compute, or its KV is here from a lower ballot
         try:
@@ -72,19 +74,40 @@ class Stage:
             start = stop
         return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
-    def _apply_ops(self, frame: Frame) -> bool:
+    def _apply_ops(self, frame: Frame) -> tuple[bool, tuple[Fault, ...]]:
+        """Answers whether the ring ends, and the faults of sequences that could not be copied."""
         shutdown = False
+        faults: list[Fault] = []
         for op in frame.ops:
             match op:
                 case Insert():
                     self._engine.insert(op.sequence, op.max_tokens)
+                case Copy():
+                    if why := self._copy(op):
+                        faults.append(Fault(op.sequence, self._index, NO_COPY, why))
                 case Remove():
                     self._engine.remove(op.sequence)
                 case Retain():
                     self.forget(set(self._engine.sequences()) - set(op.sequences))
                 case Shutdown():
                     shutdown = True
-        return shutdown
+        return shutdown, tuple(faults)
+
+    def _copy(self, op: Copy) -> str:
+        """Begin a sequence as a copy, or empty and answer why. All ranks of a tensor group hold the same sequences, so
+        all of them refuse a copy that cannot be made; any other error of one rank ends the group."""
+        try:
+            if not isinstance(self._engine, SequenceCopier):
+                raise EngineError("this engine copies no sequences")
+            self._engine.copy(op.source, op.sequence, op.upto, op.max_tokens)
+        except Exception as exc:
+            if self._is_rank and not isinstance(exc, EngineError):
+                raise
+            _log.debug("stage %d cannot copy sequence %d: %s", self._index, op.source, exc)
+            self._engine.remove(op.sequence)
+            self._engine.insert(op.sequence, op.max_tokens)
+            return f"stage {self._index}: {exc}"
+        return ""
 
     def _all_faulted(self, frame: Frame, exc: Exception) -> Frame:
         code = exc.code if isinstance(exc, MeshError) else EngineError.code

@@ -3,7 +3,7 @@
 Templates are untrusted code. Here they run out of reach of the node, with limits that the system enforces:
 
 - memory: MAX_BYTES of address space above what the process has at its start. Only Linux reports that size; elsewhere
-  the node alone watches the process and ends it (see `api/templates.py`).
+  the node alone watches the process and ends it (see `api/core/templates.py`).
 - CPU time: the limit of each question and CPU_GRACE_S more, after which the system ends the process. The node's own
   timer usually comes first; this one ends a process whose node has died in the middle of a question.
 - no file written, no core dump, and no new process (unless root runs the node).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,9 +112,15 @@ class TextModel:
                 raise
             raise InputError("the model's tokenizer cannot encode this text", param="messages") from exc
 
-    def detokenizer(self) -> Detokenizer:
-        """A fresh detokenizer, for one output."""
-        return Detokenizer(self.tokenizer, self.hidden_ids)
+    def detokenizer(self, shown: Collection[str] = ()) -> Detokenizer:
+        """A fresh detokenizer, for one output. shown: special tokens that are text here, as an output parser needs."""
+        ids = frozenset(self.tokenizer.token_to_id(token) for token in shown) if shown else frozenset()
+        return Detokenizer(self.tokenizer, self.hidden_ids - ids)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Tokens that are no result of encoding plain pieces of text: special ones, and markers such as `<think>`."""
+        return {token.content: token_id for token_id, token in self.tokenizer.get_added_tokens_decoder().items()}
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for, also if they are but part of a character; b"" for an id without token."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +22,7 @@ from exo_mesh.domain.spans import Pieces, Span, Spans, covers, merged, num_bytes
 from exo_mesh.errors import ModelError
 from exo_mesh.model_files import named, read_model_file
 from exo_mesh.weights.card import is_head, is_side_model, is_vocabulary, layer_of
+from exo_mesh.weights.names import FILE_NAME
 from exo_mesh.weights.safetensors import PART, TensorTable
 
 MANIFEST_FILE = "exo-mesh.files"
@@ -34,14 +34,15 @@ SCRATCH_PREFIX = ".fetch-"
 WHOLE_FILE_SHARE = 0.95
 """From this share of a file on, all of it is fetched: then it can be checked against its digest."""
 
-_FILE_NAME = re.compile(r"[\w\-][\w.\-]{0,240}")
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class FetchedFile(msgspec.Struct):
-    """One checkpoint file. size: in bytes, of the whole file. sha256: of the whole file, "" if nobody says.
+    """One checkpoint file, and how much of it a machine has: this one by its manifest, or a peer as it says.
 
-    present: bytes that are on disk, merged. is_checked: the file is whole and its digest was found right.
+    What a source only lists is a files.listing.FileInfo. size: in bytes, of the whole file. sha256: of the whole file,
+    "" if nobody says. present: bytes that are on disk, merged. is_checked: the file is whole and its digest was found
+    right; peers do not say that of theirs.
     """
 
     size: _Size
@@ -90,7 +91,7 @@ def read_manifest(model_dir: Path) -> Manifest | None:
         raise ModelError(f"{named(file)} cannot be used: {exc}") from exc
     for name, fetched in manifest.files.items():
         spans = tuple(fetched.present)
-        if not _FILE_NAME.fullmatch(name) or merged(spans) != spans or not covers(((0, fetched.size),), spans):
+        if not FILE_NAME.fullmatch(name) or merged(spans) != spans or not covers(((0, fetched.size),), spans):
             raise ModelError(f"{named(file)} cannot be used: {name[:80]!r} has impossible spans")
     return manifest
 

@@ -6,7 +6,6 @@ import difflib
 import itertools
 import logging
 import os
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.model_files import HUB_DIR, exists, label, one_line, read_model_file
 from exo_mesh.weights.card_child import read_card_within_limits
 from exo_mesh.weights.fetched import MANIFEST_FILE, with_remedy
+from exo_mesh.weights.names import MODEL_NAME
 
 SHIPPED = "exo-mesh-demo"
 
@@ -32,7 +32,6 @@ RETRY_S = 60.0
 """How soon a model is read again whose files could not be read, though they have not changed since."""
 
 _MAX_REF_BYTES = 200
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-+]*(/[A-Za-z0-9][\w.\-+]*)?(@[A-Za-z0-9][\w.\-+]*)?")
 _ODD_NAME = "the directory's name has other characters than letters, digits and . _ - + @, so no request can name it"
 _OF_MODELS = (".json", ".jinja", ".safetensors")
 
@@ -123,7 +122,7 @@ class ModelStore:
         found = Found()
         real_dirs: dict[str, str] = {}
         for name, model_dir in itertools.islice(self._everything(), MAX_MODELS):
-            if not _NAME.fullmatch(name):
+            if not MODEL_NAME.fullmatch(name):
                 found.misnamed.setdefault(one_line(name), _ODD_NAME)
             elif name not in found.models and name not in found.others:
                 first = real_dirs.setdefault(os.path.realpath(model_dir), name)

@@ -17,8 +17,8 @@ from openai import AsyncOpenAI
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
-from exo_mesh.api.templates import TemplateRenderer
-from exo_mesh.api.texts import TextModels
+from exo_mesh.api.core.templates import TemplateRenderer
+from exo_mesh.api.core.texts import TextModels
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
 from exo_mesh.errors import CancelledRequestError, FetchError, NotFetchedError, UnknownModelError

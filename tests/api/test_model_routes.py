@@ -41,7 +41,7 @@ async def test_the_hub_is_searched(api: Served) -> None:
     api.mesh.offline = True
     status, refused = await call(api, "GET", "/models/search?query=hub")
     assert (status, refused["error"]["code"]) == (503, "fetch_failed")
-    assert refused["error"]["message"].endswith("asked: start it without --offline")
+    assert refused["error"]["message"].endswith("asked; start it without --offline")
     assert refused["error"]["details"] == {"remedy": "start it without --offline", "is_final": False}
 
 
@@ -245,4 +245,4 @@ async def test_a_download_that_failed_says_what_helps(mesh: ScriptedMesh) -> Non
     options = ApiOptions(access=AccessPolicy(open_admin=True))
     async with served(Gated(mesh.directory), options) as api:
         status, answer = await api.chat(model="org/gated")
-        assert (status, answer["error"]["message"]) == (503, "org/gated is gated: set HF_TOKEN on alpha")
+        assert (status, answer["error"]["message"]) == (503, "org/gated is gated; set HF_TOKEN on alpha")

@@ -17,8 +17,7 @@ from exo_mesh.domain.pinning import Pin, solve_pinned
 from exo_mesh.domain.placement import Candidate, Surroundings, solve, stage_bytes
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import recover
-from exo_mesh.domain.sharding import sharded
-from exo_mesh.domain.tensor_group import TensorGroup
+from exo_mesh.domain.tensor_group import TensorGroup, sharded
 from exo_mesh.errors import InputError, PlacementError
 from tests.domain.test_placement import GB, LLAMA_8B
 from tests.domain.test_policies import FLAT

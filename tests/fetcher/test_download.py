@@ -18,8 +18,9 @@ from exo_mesh.errors import FetchError
 from exo_mesh.fetcher import download
 from exo_mesh.fetcher.download import CHUNK_BYTES, Context, Download, UsedSource
 from exo_mesh.fetcher.duty import DutyCycle
-from exo_mesh.fetcher.source import Listing, Sink, SourceError
+from exo_mesh.fetcher.source import Sink, SourceError
 from exo_mesh.fetcher.writing import Writers, make_part, new_manifest
+from exo_mesh.files.listing import Listing
 from exo_mesh.weights.fetched import part_of, read_manifest, write_manifest
 
 SIZE = 3 * CHUNK_BYTES + 12345

@@ -17,8 +17,8 @@ from exo_mesh.fetcher.download import Context, Download
 from exo_mesh.fetcher.duty import DutyCycle
 from exo_mesh.fetcher.hub_client import FILE, MAX_ANSWER_BYTES, bounded
 from exo_mesh.fetcher.listings import MAX_FILE_BYTES, MAX_FILES, checked
-from exo_mesh.fetcher.source import FileInfo, Listing
 from exo_mesh.fetcher.writing import LOCK_FILE, ModelWriter
+from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.weights.fetched import MANIFEST_FILE, FetchedFile, Manifest, part_of, write_manifest
 from tests.fetcher.conftest import REPO
 from tests.support.fetcher_child import FetcherChild, FetchFailed, fetcher_environ
@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 
 
 def listing(*names: str, size: int = 5, repo: str = "org/m", revision: str = COMMIT) -> Listing:
-    return Listing(repo, revision, {name: FileInfo(name, size, "x") for name in names})
+    return Listing(repo, revision, {name: FileInfo(size, "x") for name in names})
 
 
 def test_names_that_lead_elsewhere_are_dropped() -> None:

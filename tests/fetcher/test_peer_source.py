@@ -17,9 +17,10 @@ import pytest
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher import peer_source
 from exo_mesh.fetcher.peer_source import open_peer
-from exo_mesh.fetcher.source import FileInfo, ModelFiles, SourceError
+from exo_mesh.fetcher.source import ModelFiles, SourceError
 from exo_mesh.fetcher.wire import Fetch, Fetched, FetchPace, Share, Source
 from exo_mesh.files.answering import Answerer
+from exo_mesh.files.listing import FileInfo
 from exo_mesh.files.pace import BUSY_PIECE_BYTES, CopyPace
 from exo_mesh.files.requests import FileRequest
 from exo_mesh.security.secret import new_secret
@@ -54,7 +55,7 @@ def test_a_peer_lists_and_sends_a_model(tmp_path: Path, is_closed_mesh: bool) ->
     with serving(tmp_path / "m", own, num_bytes=MIB + 7) as served:
         model = open_peer(served.source(), NAME, tls_of(credentials_of(SECRET, "other")) if own else None)
         listing = model.listing()
-        assert listing.digest == DIGEST and listing.files[WEIGHTS] == FileInfo(WEIGHTS, MIB + 7)
+        assert listing.digest == DIGEST and listing.files[WEIGHTS] == FileInfo(MIB + 7)
         assert read(model, 0, MIB + 7) == served.content
         assert read(model, 300, 301) == served.content[300:301] and read(model, 5, 5) == b""
         assert len(served.server._connections._open) == 1, "one connection was kept for all of it"

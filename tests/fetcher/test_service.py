@@ -13,8 +13,9 @@ from exo_mesh.domain.spans import Spans
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher.service import FetcherService
 from exo_mesh.fetcher.skeleton import is_made
-from exo_mesh.fetcher.source import FileInfo, Listing, ModelFiles, Sink
+from exo_mesh.fetcher.source import ModelFiles, Sink
 from exo_mesh.fetcher.wire import Answer, Fetch, Fetched, FetchFailed, FetchProgress, Resolve, Resolved, Share, Source
+from exo_mesh.files.listing import FileInfo, Listing
 from exo_mesh.weights.card import read_card
 from exo_mesh.weights.fetched import is_here, read_manifest
 from exo_mesh.weights.safetensors import on_disk
@@ -37,7 +38,7 @@ class DirectoryPeer:
     def listing(self) -> Listing:
         if self.directory is None:
             raise UnknownModelError(f"{self.peer} has no such model")
-        files = {file.name: FileInfo(file.name, file.stat().st_size) for file in self.directory.iterdir()}
+        files = {file.name: FileInfo(file.stat().st_size) for file in self.directory.iterdir()}
         return Listing("", "", files, self.digest or read_card(self.directory, "m").digest)
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:
@@ -93,7 +94,7 @@ class PartPeer(DirectoryPeer):
     def listing(self) -> Listing:
         assert self.directory is not None
         names = {file.name.removesuffix(".part"): file for file in self.directory.iterdir()}
-        files = {name: FileInfo(name, file.stat().st_size) for name, file in names.items()}
+        files = {name: FileInfo(file.stat().st_size) for name, file in names.items()}
         return Listing("", "", files, read_card(self.directory, "m").digest)
 
     def read(self, file: str, start: int, stop: int, sink: Sink) -> None:

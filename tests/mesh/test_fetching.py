@@ -14,7 +14,6 @@ import pytest
 
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import FetchError, ModelError, NotFetchedError, UnknownModelError
-from exo_mesh.fetcher.wire import Share
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models import parts
 from exo_mesh.models.cards.toml_card import RuntimeSection, TomlCard, VisionSection
@@ -152,7 +151,7 @@ async def test_two_peers_that_pull_the_same_at_once_take_it_from_each_other(
             await asyncio.gather(
                 *(node.start_download("org/tiny", peers=[node.node_id], whole=True) for node in (a, b))
             )
-            jobs = [job for node in (a, b) for job in node._models.downloads._jobs.values()]
+            jobs = [job for node in (a, b) for job in node._models.downloads.jobs.running]
             await until(lambda: len(jobs) == 2 and all(job.elsewhere for job in jobs))
             hub.faults.hold.clear()
             for name in "ab":
@@ -218,8 +217,7 @@ async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
         a, b, c = nodes
         await knows(nodes, "tiny")
         for node in (b, c):
-            failing = node._models.downloads
-            monkeypatch.setattr(failing, "_shares", partial(no_room, node.settings.name))
+            monkeypatch.setattr(node._models.downloads.room, "make", partial(no_room, node.settings.name))
         with pytest.raises(FetchError, match=r"no room at [bc]") as caught:
             await a.create_instance(InstanceSpec("tiny", min_peers=2))
         assert caught.value.remedy == "make room" and not instances(a)
@@ -231,7 +229,7 @@ async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
         assert len(placed["stages"]) == 2
 
 
-async def no_room(where: str, job: object) -> list[Share]:
+async def no_room(where: str, model: str, num_bytes: int) -> None:
     raise FetchError(f"no room at {where}", remedy="make room", is_final=True)
 
 

@@ -17,8 +17,10 @@ from exo_mesh.domain.spans import merged
 from exo_mesh.errors import FetchError, InputError, ModelError
 from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
-from exo_mesh.models.download_tally import DownloadTally, FetchTally
-from exo_mesh.models.downloads import Downloads, FetchRules
+from exo_mesh.models.downloads.rules import FetchRules
+from exo_mesh.models.downloads.service import Downloads
+from exo_mesh.models.downloads.sources import FetchNeed
+from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
 from exo_mesh.models.local_files import MAX_PULLS, USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.tasks import ChangeSignal
@@ -107,26 +109,28 @@ class Bench:
             _set_repo(root / "models" / name)
         self.membership = Alone()
         self.free_bytes = free_bytes
-        disk = Disk(root, read=lambda path: (10**12, self.free_bytes))
-        self._store = ModelStore((root / "models",))
-        self.files = LocalFiles(root / "models", self._store.card, self._store.find, disk)
+        self.disk = disk = Disk(root, read=lambda path: (10**12, self.free_bytes))
+        store = ModelStore((root / "models",))
+        self.files = LocalFiles(root / "models", store.card, store.find, disk)
         self.fetcher = MarkingFetcher()
-        self._disk = disk
-        self.downloads = self._new_downloads(FetchRules(**rules))
+        self.catalogue: Any = SimpleNamespace(local_card=store.card, local_dir=store.find)
+        self.restart(**rules)
 
-    def _new_downloads(self, rules: FetchRules) -> Downloads:
-        catalogue: Any = SimpleNamespace(local_card=self._store.card, local_dir=self._store.find)
+    def restart(self, **rules: Any) -> None:
+        """Go on with the same files and other rules."""
         membership: Any = self.membership
 
         async def on_change() -> None:
             pass
 
-        return Downloads(membership, catalogue, self.files, self.fetcher, self._disk, rules, on_change)
+        self.downloads = Downloads(
+            membership, self.catalogue, self.files, self.fetcher, self.disk, FetchRules(**rules), on_change
+        )
 
-    async def restart(self) -> None:
-        """The node ends and starts again."""
+    async def reboot(self) -> None:
+        """The node ends, and starts again with the same files."""
         await self.downloads.close()
-        self.downloads = self._new_downloads(self.downloads.rules)
+        self.restart()
 
     async def ensure(self, model: str, layers: tuple[int, int]) -> list[tuple[int, int]]:
         return [(step.done, step.total) async for step in self.downloads.ensure(model, layers)]
@@ -194,13 +198,13 @@ async def test_an_unfinished_pull_goes_on_after_a_restart_and_a_finished_one_doe
     bench.fetcher.gate.clear()
     await bench.downloads.pull("m", "", {"own": layers})
     await until(lambda: bench.fetcher.asked)
-    await bench.restart()
+    await bench.reboot()
     assert bench.files.missing("m", layers)
     bench.fetcher.gate.set()
     await bench.downloads.resume_pulls()
     await until(lambda: not bench.files.unfinished_pulls())
     assert not bench.files.missing("m", layers) and len(bench.fetcher.asked) == 2
-    await bench.restart()
+    await bench.reboot()
     await bench.downloads.resume_pulls()
     assert len(bench.fetcher.asked) == 2
 
@@ -209,18 +213,18 @@ async def test_a_failed_pull_is_tried_again_after_a_restart_and_a_cancelled_one_
     bench.fetcher.failures = [FetchError("the disk is full", is_final=True)]
     await bench.downloads.pull("m", "", {"own": (0, 2)})
     await until(bench.downloads.failed_here)
-    await bench.restart()
+    await bench.reboot()
     bench.fetcher.gate.clear()
     await bench.downloads.resume_pulls()
     await until(lambda: len(bench.fetcher.asked) == 2)
     assert await bench.downloads.cancel("m")
-    await bench.restart()
+    await bench.reboot()
     await bench.downloads.resume_pulls()
     assert len(bench.fetcher.asked) == 2
 
 
 async def test_the_fetches_of_a_node_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.models.downloads.MAX_JOBS", 2)
+    monkeypatch.setattr("exo_mesh.models.downloads.jobs.MAX_JOBS", 2)
     bench = Bench(tmp_path, "a", "b", "c")
     bench.fetcher.gate.clear()
     for name in "ab":
@@ -255,7 +259,7 @@ async def test_what_was_fetched_for_a_ring_is_left_to_the_next_request(bench: Be
     bench.fetcher.gate.clear()
     waiter = asyncio.create_task(bench.ensure("m", (0, 2)))
     await until(lambda: bench.fetcher.asked)
-    await bench.restart()
+    await bench.reboot()
     await asyncio.gather(waiter, return_exceptions=True)
     await bench.downloads.resume_pulls()
     assert len(bench.fetcher.asked) == 1 and bench.files.unfinished_pulls() == []
@@ -280,8 +284,14 @@ async def test_a_cancelled_fetch_is_forgotten_and_its_waiters_hear_of_it(bench: 
     assert bench.membership.last("m") is None and bench.downloads.failed_here() == []
 
 
+async def test_a_fetch_that_is_cancelled_before_it_has_begun_can_be_started_again(bench: Bench) -> None:
+    first = bench.downloads.jobs.start(FetchNeed("m", (0, 2), {"own": (0, 2)}))
+    assert await bench.downloads.cancel("m") and first.is_done
+    assert await bench.ensure("m", (0, 2)) and not bench.files.missing("m", (0, 2))
+
+
 async def test_a_source_that_fails_is_planned_around(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.models.downloads.RETRY_S", 0.0)
+    monkeypatch.setattr("exo_mesh.models.downloads.jobs.RETRY_S", 0.0)
     bench.fetcher.failures = [FetchError("the peer is gone")]
     assert await bench.ensure("m", (0, 2)) and len(bench.fetcher.asked) == 2
 
@@ -323,7 +333,7 @@ async def test_what_was_not_used_for_longest_makes_room(tmp_path: Path) -> None:
     taken = {one.name: one.num_bytes for one in bench.files.fetched()}
     need = sum(stop - start for spans in bench.files.missing("m", (0, 2)).values() for start, stop in spans)
     bench.membership.used = ["used"]
-    bench.downloads.rules = FetchRules(max_bytes=need + taken["m"] + taken["used"] + taken["newer"])
+    bench.restart(max_bytes=need + taken["m"] + taken["used"] + taken["newer"])
     assert await bench.ensure("m", (0, 2))
     assert {one.name for one in bench.files.fetched()} == {"used", "newer", "m"}
     await bench.downloads.close()
@@ -336,7 +346,7 @@ async def test_models_pulled_by_name_stay_unless_that_is_allowed(tmp_path: Path)
         await bench.ensure("m", (0, 2))
     assert "--evict-pinned" in caught.value.remedy
     need = sum(stop - start for spans in bench.files.missing("m", (0, 1)).values() for start, stop in spans)
-    bench.downloads.rules = FetchRules(max_bytes=need + bench.files.fetched()[0].num_bytes, evict_pinned=True)
+    bench.restart(max_bytes=need + bench.files.fetched()[0].num_bytes, evict_pinned=True)
     assert await bench.ensure("m", (0, 1))
     assert [one.name for one in bench.files.fetched()] == ["m"]
     await bench.downloads.close()
@@ -352,14 +362,15 @@ async def test_staged_copies_that_nothing_uses_go_by_their_age(tmp_path: Path) -
         os.utime(tmp_path / "models" / name / USE_FILE, (10**9 - age, 10**9 - age))
     bench.membership.used = ["used"]
     (num_bytes,) = {one.num_bytes for one in bench.files.fetched() if one.name == "newer"}
-    bench.downloads.rules = FetchRules(store=StoreRules(keep_bytes=num_bytes))
-    assert await bench.downloads.sweep()
+    bench.restart(store=StoreRules(keep_bytes=num_bytes))
+    assert await bench.downloads.room.sweep()
     assert {one.name for one in bench.files.fetched()} == {"used", "newer", "own", "pulled"}
-    assert await bench.downloads.sweep(keeps_recent=False) and not await bench.downloads.sweep(keeps_recent=False)
+    room = bench.downloads.room
+    assert await room.sweep(keeps_recent=False) and not await room.sweep(keeps_recent=False)
     assert {one.name for one in bench.files.fetched()} == {"used", "own", "pulled"}
     bench.membership.used = []
-    bench.downloads.rules = FetchRules(store=StoreRules(keep_bytes=0))
-    await bench.downloads.sweep_if_changed()
+    bench.restart(store=StoreRules(keep_bytes=0))
+    await bench.downloads.room.sweep_if_changed()
     assert {one.name for one in bench.files.fetched()} == {"own", "pulled"}, "its instance has gone"
 
 
@@ -376,7 +387,7 @@ async def test_a_model_in_use_cannot_be_deleted(bench: Bench, tmp_path: Path) ->
     with pytest.raises(InputError, match="in use"):
         await bench.downloads.delete("m")
     bench.membership.used = []
-    took = await bench.downloads.storage()
+    took = await bench.downloads.room.storage()
     assert await bench.downloads.delete("m") == took["used_bytes"] > 0
     assert not (tmp_path / "models" / "m").exists() and await bench.downloads.delete("m") is None
 
@@ -435,12 +446,12 @@ async def test_a_node_that_fetches_nothing_says_so(tmp_path: Path) -> None:
     bench = Bench(tmp_path, "m", fetches="")
     with pytest.raises(FetchError, match="--no-fetch"):
         await bench.ensure("m", (0, 2))
-    assert bench.downloads.room_bytes == 0
+    assert bench.downloads.room.num_bytes == 0
     await bench.downloads.close()
 
 
 async def test_offline_it_says_which_bytes_no_peer_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exo_mesh.models.downloads.RETRY_S", 0.0)
+    monkeypatch.setattr("exo_mesh.models.downloads.jobs.RETRY_S", 0.0)
     bench = Bench(tmp_path, "m", fetches="peers")
     with pytest.raises(FetchError, match="on no live peer") as caught:
         await bench.ensure("m", (0, 2))
@@ -449,7 +460,7 @@ async def test_offline_it_says_which_bytes_no_peer_has(tmp_path: Path, monkeypat
 
 
 async def test_storage_lists_what_was_fetched(bench: Bench) -> None:
-    storage = await bench.downloads.storage()
+    storage = await bench.downloads.room.storage()
     (model,) = storage["models"]
     assert model["name"] == "m" and not model["whole"] and not model["pinned"] and not model["in_use"]
     assert storage["used_bytes"] == model["bytes"] > 0

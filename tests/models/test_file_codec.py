@@ -13,8 +13,9 @@ from exo_mesh.models.file_codec import (
     wants_from_proto,
     wants_to_proto,
 )
-from exo_mesh.models.local_files import FileHolding, Holding
+from exo_mesh.models.local_files import Holding
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.weights.fetched import FetchedFile
 
 
 def described(size: int, spans: list[int]) -> Holding:
@@ -23,7 +24,7 @@ def described(size: int, spans: list[int]) -> Holding:
 
 
 def test_what_is_held_and_wanted_comes_through() -> None:
-    held = Holding("d", "org/m", "c0ffee", {"f": FileHolding(100, "a" * 64, ((0, 10), (20, 100)))})
+    held = Holding("d", "org/m", "c0ffee", {"f": FetchedFile(100, "a" * 64, [(0, 10), (20, 100)])})
     assert holding_from_proto(holding_to_proto(held)) == held
     wants = {"a": (0, 4), "b": None}
     assert wants_from_proto(wants_to_proto(wants)) == wants
@@ -42,7 +43,7 @@ def test_what_is_held_and_wanted_comes_through() -> None:
 def test_spans_that_no_honest_peer_sends_are_put_in_order(
     sent: list[int], understood: tuple[tuple[int, int], ...]
 ) -> None:
-    assert described(100, sent).files["f"].present == understood
+    assert described(100, sent).present["f"] == understood
 
 
 def test_a_flood_of_spans_counts_as_no_file() -> None:

@@ -20,7 +20,6 @@ from exo_mesh.api.access import (
     HEALTH_PATHS,
     LOCAL,
     METRICS_PATHS,
-    OPEN_PATHS,
     STRANGER,
     AccessPolicy,
     Caller,
@@ -220,7 +219,7 @@ async def test_a_page_of_another_origin_changes_nothing_and_reads_nothing_costly
         assert bool(api.mesh.requests) is may_change
         for path in COSTLY:
             assert (await call(api, "GET", path, **given))[0] == (200 if may_read else 403), path
-        for path in OPEN_PATHS:
+        for path in ("/", "/version", *HEALTH_PATHS, *METRICS_PATHS):
             assert (await call(api, "GET", path, **given))[0] == 200, path
 
 
@@ -313,8 +312,8 @@ async def test_metrics_tell_strangers_no_names(model_dir: Path, keys: Keys) -> N
 
 
 async def test_health_and_metrics_may_be_closed_as_well(model_dir: Path) -> None:
-    for open_paths, statuses in ((OPEN_PATHS - METRICS_PATHS, (200, 401)), (OPEN_PATHS - HEALTH_PATHS, (401, 200))):
-        async with serving(model_dir, needs_key=True, open_paths=open_paths) as api:
+    for closed_paths, statuses in ((METRICS_PATHS, (200, 401)), (HEALTH_PATHS, (401, 200))):
+        async with serving(model_dir, needs_key=True, closed_paths=closed_paths) as api:
             for paths, status in zip((HEALTH_PATHS, METRICS_PATHS), statuses, strict=True):
                 for path in paths:
                     assert (await call(api, "GET", path))[0] == status, path

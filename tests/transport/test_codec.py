@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, Remove, Retain, Row, Shutdown, StageReport
+from exo_mesh.domain.frame import HIDDEN, Copy, Fault, Frame, Insert, Remove, Retain, Row, Shutdown, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.errors import TransportError
@@ -40,7 +40,8 @@ def frames(draw: st.DrawFn) -> Frame:
     )
     total = sum(row.n for row in rows)
     retain = st.builds(Retain, st.lists(ids, max_size=3).map(tuple))
-    op = st.one_of(st.builds(Insert, ids, ids), st.builds(Remove, ids), retain, st.just(Shutdown()))
+    copy = st.builds(Copy, ids, ids, ids, ids)
+    op = st.one_of(st.builds(Insert, ids, ids), copy, st.builds(Remove, ids), retain, st.just(Shutdown()))
     return Frame(
         ballot=BALLOT,
         step=draw(ids),

@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from exo_mesh.api.templates import TemplateRenderer
+from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate
 

@@ -176,7 +176,7 @@ def _as_hub(repo: object, revision: object, sizes: Mapping[str, object]) -> obje
 
 
 def _as_peer(repo: object, revision: object, sizes: Mapping[str, object]) -> object:
-    files = {name: {"size": size, "sha256": "", "present": [[0, size]]} for name, size in sizes.items()}
+    files = {name: {"size": size, "sha256": ""} for name, size in sizes.items()}
     return {"repo": repo, "revision": revision, "digest": "", "files": files}
 
 

@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from exo_mesh.cli.models.facts import span
 from exo_mesh.cli.tables import layers_text
+from exo_mesh.domain.download import DownloadState
 from exo_mesh.printable import printable
 from exo_mesh.telemetry.tables import human_bytes
 
@@ -45,7 +46,7 @@ class Bars:
             self._progress = None
 
     def _print_line(self, entry: Download) -> None:
-        if entry["state"] == "pending" and not entry["total_bytes"]:
+        if entry["state"] == DownloadState.PENDING and not entry["total_bytes"]:
             return
         step = percent(entry) // STEP_PERCENT
         if self._printed.get(_key(entry)) != (entry["state"], step):
@@ -101,14 +102,14 @@ def figures(entry: Download) -> str:
     """`40 % of 1.2 GB, 25.0 MB/s, 12 s left`, or how it ended."""
     total = human_bytes(entry["total_bytes"])
     match entry["state"]:
-        case "completed" if not entry["total_bytes"]:
+        case DownloadState.COMPLETED if not entry["total_bytes"]:
             return "was all there"
-        case "completed":
+        case DownloadState.COMPLETED:
             hub, peers = human_bytes(entry["from_hub_bytes"]), human_bytes(entry["from_peers_bytes"])
             return f"{total}, done ({hub} from the hub, {peers} from peers)"
-        case "failed":
+        case DownloadState.FAILED:
             return f"failed: {entry['reason']}"
-        case "pending":
+        case DownloadState.PENDING:
             return f"waits ({total})" if entry["total_bytes"] else "waits"
     speed = f", {human_bytes(entry['bytes_per_s'])}/s" if entry["bytes_per_s"] else ""
     left = f", {span(entry['eta_s'])} left" if entry["eta_s"] >= 1 else ""

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from exo_mesh.cli.tables import layers_text, peer_names
+from exo_mesh.domain.download import DownloadState
 from exo_mesh.telemetry.tables import human_bytes
 
-UNFINISHED = ("pending", "ongoing")
+UNFINISHED = tuple(state for state in DownloadState if state.is_active)
 
 
 def model_path(name: str) -> str:

@@ -20,7 +20,7 @@ from exo_mesh.cli.models.bars import Bars
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
-from exo_mesh.errors import DeadlineError, MeshError
+from exo_mesh.errors import DeadlineError, MeshError, with_remedy
 from exo_mesh.printable import printable
 
 _START_S = 150.0
@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(list(follower.seen.values()))
     failed = [entry for entry in follower.seen.values() if entry["state"] == "failed"]
     for entry in failed:
-        remedy = f"; {entry['remedy']}" if entry["remedy"] else ""
-        text = f"{entry['peer_name']} could not fetch {entry['model']}: {entry['reason']}{remedy}"
+        why = with_remedy(entry["reason"], entry["remedy"])
+        text = f"{entry['peer_name']} could not fetch {entry['model']}: {why}"
         print(f"exo-mesh: {printable(text)}", file=sys.stderr)
     return exit_codes.FAILED if failed else exit_codes.OK
 

@@ -15,10 +15,23 @@ Needs pytest, which exo-mesh itself does not: nothing but tests imports this pac
 # ruff: noqa: E402, F403
 import pytest
 
-_PARTS = ("batching", "faults", "handing_on", "limits", "loading", "memory", "provider", "rollback", "rows", "saving")
+_PARTS = (
+    "batching",
+    "copying",
+    "faults",
+    "handing_on",
+    "limits",
+    "loading",
+    "memory",
+    "provider",
+    "rollback",
+    "rows",
+    "saving",
+)
 pytest.register_assert_rewrite(*(f"{__name__}.{part}" for part in (*_PARTS, "slices", "stages")))
 
 from exo_mesh.engine.conformance.batching import *
+from exo_mesh.engine.conformance.copying import *
 from exo_mesh.engine.conformance.faults import *
 from exo_mesh.engine.conformance.fixtures import *
 from exo_mesh.engine.conformance.handing_on import *

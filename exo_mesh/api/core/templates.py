@@ -1,0 +1,221 @@
+"""Renders chat templates in child processes: templates are untrusted code, and must cost the node no memory or time.
+
+`text/template_child.py` is what runs there. At most NUM_PROCESSES are started, on first use. One that was idle for
+IDLE_S ends. One that fails, does not answer in time or stays large is killed; the next question starts another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
+from exo_mesh.clock import Clock, monotonic
+from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
+from exo_mesh.tasks import TaskOwner, Watchdog
+from exo_mesh.text.template import RENDER_LIMIT_S, ChatTemplate, Message
+from exo_mesh.text.template_wire import (
+    Answer,
+    CompileTemplate,
+    RenderTemplate,
+    TemplateCompiled,
+    TemplateRefused,
+    TemplateRendered,
+    TemplateUnknown,
+    frame,
+)
+
+NUM_PROCESSES = 2
+"""Requests for one template use one process at a time, so that a hostile template leaves the other one to the rest."""
+
+IDLE_S = 300.0
+
+KILL_GRACE_S = 1.0
+"""How much longer than its limit a question may take. The sandbox ends most templates in time and says why."""
+
+WAIT_LIMIT_S = 30.0
+"""How long a request waits for a process while others use them."""
+
+GROWTH_BYTES = 512 << 20
+"""By how much a process may grow. It starts with 20 MiB; the longest prompt takes a quarter of it."""
+
+MOST_RESIDENT_BYTES = GROWTH_BYTES + (64 << 20)
+"""A process that occupies more is killed; for systems that do not limit the growth themselves."""
+
+KEPT_BYTES = 128 << 20
+"""A process that is larger than this after an answer is not kept: the next question must find the memory free."""
+
+MEMORY_LOOK_S = 0.1
+"""Pause between two looks at the memory of a busy process."""
+
+CLOSE_LIMIT_S = 5.0
+"""How long `close` waits for killed processes to end."""
+
+_log = logging.getLogger(__name__)
+
+
+class TemplateRenderer:
+    """The renderer processes of a node."""
+
+    def __init__(self, limit_s: float = RENDER_LIMIT_S, *, clock: Clock = monotonic) -> None:
+        """limit_s: for one question."""
+        self._limit_s = limit_s
+        self._clock = clock
+        self._slots = asyncio.Semaphore(NUM_PROCESSES)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._idle: dict[RendererProcess, float] = {}  # since when; the one that was used last is the last
+        self._started: dict[RendererProcess, asyncio.Task[None] | None] = {}  # with what waits for its end, if killed
+        self._tasks = TaskOwner()
+        self._memory_watch = Watchdog(MEMORY_LOOK_S)
+        self._idle_watch = Watchdog(IDLE_S / 10, clock)
+        self._is_closed = False
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes that have not ended."""
+        return {process.pid for process in self._started}
+
+    async def compile(self, template: ChatTemplate) -> ChatTemplate:
+        """The template with its variables.
+
+        Raises ModelError if it cannot be used, NotReadyError without a process, DeadlineError if all stay busy.
+        """
+        try:
+            async with self._process(template) as process:
+                return replace(template, variables=await self._compile(process, template))
+        except RendererLostError as exc:
+            raise ModelError(f"{template.where}: the chat template {exc}") from exc
+
+    async def render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt. Raises InputError with what the template says or does wrong, else as `compile`."""
+        question = RenderTemplate(
+            template.digest,
+            list(messages),
+            add_generation_prompt,
+            continue_final_message,
+            dict(variables or {}),
+            self._limit_s,
+        )
+        try:
+            framed = frame(question)
+        except UnicodeEncodeError as exc:
+            raise InputError("the text holds a lone surrogate, which is no character", param="messages") from exc
+        async with self._process(template) as process:
+            try:
+                answer = await self._ask(process, framed, template)
+                if isinstance(answer, TemplateUnknown):
+                    await self._compile(process, template)
+                    answer = await self._ask(process, framed, template)
+            except RendererLostError as exc:
+                raise InputError(f"the model's chat template {exc}", param="messages") from exc
+        if isinstance(answer, TemplateRefused):
+            raise InputError(answer.message, param=answer.param)
+        assert isinstance(answer, TemplateRendered)
+        return answer.text
+
+    def end_idle(self, now: float) -> float:
+        """End the processes that nobody has used for IDLE_S; returns when the next one is due."""
+        for process, since in list(self._idle.items()):
+            if now - since >= IDLE_S or not process.is_usable:
+                self._end(process)
+        if not self._idle:
+            self._idle_watch.forget(self.end_idle)
+        return min(self._idle.values(), default=math.inf) + IDLE_S
+
+    async def close(self) -> None:
+        """End all processes. Questions that wait get an error."""
+        self._is_closed = True
+        self._idle_watch.forget(self.end_idle)
+        if ends := [self._end(process) for process in list(self._started)]:
+            await asyncio.wait(ends, timeout=CLOSE_LIMIT_S)
+        await self._tasks.close()
+
+    async def _compile(self, process: RendererProcess, template: ChatTemplate) -> frozenset[str]:
+        """Names that the template reads. Raises ModelError, RendererLostError."""
+        try:
+            question = frame(CompileTemplate(template.digest, template.source, template.where, self._limit_s))
+            answer = await self._ask(process, question, template)
+        except UnicodeEncodeError as exc:
+            raise ModelError(f"{template.where}: the chat template holds a lone surrogate") from exc
+        if isinstance(answer, TemplateRefused):
+            raise ModelError(answer.message)
+        assert isinstance(answer, TemplateCompiled)
+        return frozenset(answer.variables)
+
+    async def _ask(self, process: RendererProcess, question: bytes, template: ChatTemplate) -> Answer:
+        try:
+            return await process.ask(question, self._limit_s + KILL_GRACE_S)
+        except RendererLostError as exc:
+            _log.warning("%s: the chat template %s; its renderer process was ended", template.where, exc)
+            raise
+
+    @asynccontextmanager
+    async def _process(self, template: ChatTemplate) -> AsyncIterator[RendererProcess]:
+        """A process for the questions of one request. Afterwards it is kept if it can answer others."""
+        turn = self._turns.setdefault(template.digest, asyncio.Lock())
+        async with AsyncExitStack() as held:
+            try:
+                async with asyncio.timeout(WAIT_LIMIT_S):
+                    await held.enter_async_context(turn)
+                    await held.enter_async_context(self._slots)
+            except TimeoutError as exc:
+                raise DeadlineError(
+                    f"the chat template was not rendered: others were for {WAIT_LIMIT_S:.0f} s"
+                ) from exc
+            process = await self._take()
+            self._memory_watch.watch(process.watch_memory)
+            try:
+                yield process
+            finally:
+                self._memory_watch.forget(process.watch_memory)
+                self._give_back(process)
+
+    async def _take(self) -> RendererProcess:
+        while self._idle:
+            process, _ = self._idle.popitem()
+            if process.is_usable:
+                return process
+            self._end(process)
+        if self._is_closed:
+            raise NotReadyError("this node is stopping")
+        process = await RendererProcess.spawn(GROWTH_BYTES, MOST_RESIDENT_BYTES)
+        self._started[process] = None
+        try:
+            await process.ready()
+        except BaseException:
+            self._end(process)
+            raise
+        return process
+
+    def _give_back(self, process: RendererProcess) -> None:
+        if self._is_closed or not process.is_usable or process.resident_bytes() > KEPT_BYTES:
+            self._end(process)
+            return
+        self._idle[process] = self._clock()
+        self._idle_watch.watch(self.end_idle)
+
+    def _end(self, process: RendererProcess) -> asyncio.Task[None]:
+        self._idle.pop(process, None)
+        process.kill()
+        task = self._started[process]
+        if task is None:
+            task = self._started[process] = self._tasks.start(self._await_end(process), "end of a template renderer")
+        return task
+
+    async def _await_end(self, process: RendererProcess) -> None:
+        await process.closed()
+        del self._started[process]

@@ -1,0 +1,96 @@
+"""The text models in use: opened once; their templates run in child processes, and their tokenizers in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from exo_mesh.api.core.templates import TemplateRenderer
+from exo_mesh.errors import DeadlineError, InputError, ModelError
+from exo_mesh.model_files import named
+from exo_mesh.tasks import TaskOwner
+from exo_mesh.text.template import Message
+from exo_mesh.text.tokenizer import TextModel
+
+T = TypeVar("T")
+
+MAX_OPEN = 8  # text models kept open; one of a large vocabulary takes some 50 MB
+NUM_WORKERS = 2
+WORK_LIMIT_S = 30.0  # this covers megabytes of text to tokenize
+
+_Version = tuple[Path, int]
+"""A directory, and when its tokenizer.json was modified."""
+
+
+class TextModels:
+    """A small cache of TextModel by directory, and the threads and processes that open and use them."""
+
+    def __init__(self, templates: TemplateRenderer) -> None:
+        """It owns `templates`."""
+        self._templates = templates
+        self._open: OrderedDict[_Version, TextModel] = OrderedDict()
+        self._opening: dict[_Version, asyncio.Task[TextModel]] = {}
+        self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="exo-mesh-text")
+        self._tasks = TaskOwner()
+
+    async def get(self, directory: Path) -> TextModel:
+        """The text model of a directory; read again if its tokenizer.json has changed. Raises ModelError."""
+        version = (directory, await self.work(lambda: _modified_ns(directory)))
+        if version in self._open:
+            self._open.move_to_end(version)
+            return self._open[version]
+        if version not in self._opening:
+            self._opening[version] = self._tasks.start(self._read(version), f"read the text files of {directory.name}")
+        return await asyncio.shield(self._opening[version])
+
+    async def render(
+        self, text: TextModel, messages: Sequence[Message], *, variables: Mapping[str, Any], **options: bool
+    ) -> str:
+        """The prompt of a conversation; `options` as of TemplateRenderer.render. Raises InputError."""
+        if text.template is None:
+            raise InputError(
+                f"the model {text.name} has no chat template; use /v1/completions with a prompt", param="messages"
+            )
+        names = {**text.special_tokens, **variables}
+        return await self._templates.render(text.template, messages, variables=names, **options)
+
+    async def work(self, job: Callable[[], T]) -> T:
+        """Run blocking text work in a thread. Raises what it raises, or DeadlineError."""
+        future = asyncio.get_running_loop().run_in_executor(self._workers, job)
+        try:
+            async with asyncio.timeout(WORK_LIMIT_S):
+                return await future
+        except TimeoutError as exc:
+            raise DeadlineError(f"the text of this request took more than {WORK_LIMIT_S:.0f} s to prepare") from exc
+
+    async def close(self) -> None:
+        """End the processes and let the threads go; work that has not begun is dropped."""
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        await self._tasks.close()
+        await self._templates.close()
+
+    async def _read(self, version: _Version) -> TextModel:
+        """Open a model for all requests that wait for it: also when the first of them is cancelled."""
+        directory, _ = version
+        try:
+            text = await self.work(lambda: TextModel.open(directory))
+            if text.template is not None:
+                text = replace(text, template=await self._templates.compile(text.template))
+            self._open[version] = text
+            if len(self._open) > MAX_OPEN:
+                self._open.popitem(last=False)
+            return text
+        finally:
+            del self._opening[version]
+
+
+def _modified_ns(directory: Path) -> int:
+    try:
+        return (directory / "tokenizer.json").stat().st_mtime_ns
+    except OSError as exc:
+        raise ModelError(f"{named(directory / 'tokenizer.json')}: cannot be read: {exc.strerror}") from exc

@@ -1,0 +1,58 @@
+"""JSON bodies to the structs that check them, with errors that name the field at fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from exo_mesh.errors import InputError
+from exo_mesh.settings.config import did_you_mean
+
+T = TypeVar("T")
+
+_UNKNOWN = "Object contains unknown field"
+
+
+def decode_body(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | None = None) -> T:
+    """The body as a struct. Raises InputError that names the field where it goes wrong.
+
+    without: drops the unknown fields that a caller may send. It is called only if there is one, because that parses the
+    body once more.
+    """
+    try:
+        return _decoded(body, kind, without)
+    except msgspec.ValidationError as exc:
+        raise _field_error(str(exc), kind) from exc
+    except UnicodeDecodeError as exc:
+        raise InputError(f"the request body is not UTF-8 (byte {exc.start})") from exc
+    except RecursionError as exc:
+        raise InputError("the request body is nested too deep") from exc
+    except msgspec.DecodeError as exc:
+        raise InputError(f"the request body is not valid JSON: {exc}") from exc
+
+
+def _decoded(body: bytes, kind: type[T], without: Callable[[bytes], bytes] | None) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as exc:
+        if without is None or _UNKNOWN not in str(exc):
+            raise
+        return msgspec.json.decode(without(body), type=kind)
+
+
+def _field_error(message: str, kind: type) -> InputError:
+    """msgspec says: Expected `float`, got `str` - at `$.temperature`; or: Object contains unknown field `foo` - at …"""
+    text, _, place = message.partition(" - at ")
+    path = re.search(r"`\$\.?([^`]*)`", place)
+    param = path.group(1) if path else ""
+    if unknown := re.fullmatch(rf"{_UNKNOWN} `(.*)`", text, re.DOTALL):
+        near = "" if param else did_you_mean(unknown.group(1), [field.name for field in msgspec.structs.fields(kind)])
+        param = f"{param}.{unknown.group(1)}" if param else unknown.group(1)
+        return InputError(f"{param}: exo-mesh does not support this field{near}", param=param)
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", text):
+        param = f"{param}.{missing.group(1)}" if param else missing.group(1)
+        return InputError(f"{param}: this field is required", param=param)
+    return InputError(f"{param or 'the request body'}: {text[:1].lower()}{text[1:]}", param=param or None)

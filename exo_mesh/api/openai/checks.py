@@ -1,0 +1,131 @@
+"""Ranges and choices of request fields: pure functions from a body to an InputError or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from exo_mesh.api.openai.lenient import refuse_unless, show_json
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody
+from exo_mesh.errors import InputError
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 1024  # a bound of ours, so that looking for them stays cheap
+MAX_TOP_LOGPROBS = 20
+_INT64 = 2**63
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 10),
+    "repeat_penalty": (0.01, 10),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "seed": (-_INT64, _INT64 - 1),
+    "min_tokens": (0, 2**31 - 1),
+    "priority": (-10, 10),
+    "top_logprobs": (0, MAX_TOP_LOGPROBS),
+}
+_LIMITS = ("max_tokens", "max_completion_tokens")
+NO_LIMIT = -1
+"""What llama.cpp, LM Studio and Ollama understand as an answer without a limit of its own."""
+
+# Fields of which only some values mean what exo-mesh does; the others would change the reply, so they are refused.
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+}
+
+
+def check_body(body: GenerationBody) -> None:
+    """Everything that can be said without the model. Raises InputError: field, what it is, what it may be."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(body, name, None)
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{name} is {show_json(value)}, but must be between {low} and {high}", param=name)
+    for name in _LIMITS:
+        limit = getattr(body, name, None)
+        if limit is not None and limit != NO_LIMIT and not 1 <= limit < 2**31:
+            text = f"{name} is {show_json(limit)}, but must be between 1 and {2**31 - 1}, or {NO_LIMIT} for no limit"
+            raise InputError(text, param=name)
+    for name, allowed in _CHOICES.items():
+        refuse_unless(name, getattr(body, name, None), allowed)
+    if None not in (body.repeat_penalty, body.repetition_penalty) and body.repeat_penalty != body.repetition_penalty:
+        raise InputError("repeat_penalty and repetition_penalty are two names of one field", param="repeat_penalty")
+    _check_stops(body.stop)
+    _check_bias(body.logit_bias)
+    _check_stream_options(body)
+    if isinstance(body, ChatBody):
+        _check_chat(body)
+    elif isinstance(body, CompletionBody):
+        _check_logprobs_count(body.logprobs)
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """`stop` as a tuple, whichever form it came in."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
+
+
+def _check_stops(stop: str | list[str] | None) -> None:
+    stops = stop_strings(stop)
+    if len(stops) > MAX_STOPS:
+        raise InputError(f"stop has {len(stops)} strings, but at most {MAX_STOPS} are allowed", param="stop")
+    for text in stops:
+        if not 0 < len(text) <= MAX_STOP_CHARACTERS:
+            raise InputError(
+                f"stop has a string of {len(text)} characters, but it must have 1 to {MAX_STOP_CHARACTERS}",
+                param="stop",
+            )
+
+
+def _check_bias(logit_bias: dict[int, float] | None) -> None:
+    for token_id, bias in (logit_bias or {}).items():
+        if not -100 <= bias <= 100:
+            raise InputError(
+                f"logit_bias of token {token_id} is {show_json(bias)}, but must be between -100 and 100",
+                param="logit_bias",
+            )
+
+
+def _check_stream_options(body: GenerationBody) -> None:
+    options = body.stream_options
+    if options is None:
+        return
+    if not body.stream:
+        raise InputError("stream_options is only allowed together with stream: true", param="stream_options")
+    if options.include_obfuscation:
+        raise InputError(
+            "stream_options.include_obfuscation is true, which is not supported yet; it may be false",
+            param="stream_options.include_obfuscation",
+        )
+
+
+def _check_chat(body: ChatBody) -> None:
+    if not body.messages:
+        raise InputError("messages is empty; there must be at least one", param="messages")
+    if body.tool_choice != "none":
+        refuse_unless("tools", body.tools, ([],))
+    if body.top_logprobs and not body.logprobs:
+        raise InputError("top_logprobs is only allowed together with logprobs: true", param="top_logprobs")
+    if not body.continue_final_message:
+        return
+    if body.add_generation_prompt:
+        raise InputError(
+            "continue_final_message and add_generation_prompt cannot both be true", param="continue_final_message"
+        )
+    if body.messages[-1].role != "assistant":
+        raise InputError(
+            f"continue_final_message needs a last message of the assistant, not of {body.messages[-1].role}",
+            param="continue_final_message",
+        )
+
+
+def _check_logprobs_count(logprobs: int | None) -> None:
+    if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
+        raise InputError(f"logprobs is {logprobs}, but must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")

@@ -1,0 +1,241 @@
+"""The handlers of OpenAI's routes: models, chat completions, completions, and cancelling them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER, Caller
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import REQUEST_ID, ApiContext
+from exo_mesh.api.core.running import Run
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.idempotency import Idempotency, idempotency_of
+from exo_mesh.api.listed import known_object, model_object
+from exo_mesh.api.model_names import model_of_request, named_model
+from exo_mesh.api.openai.checks import check_body
+from exo_mesh.api.openai.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
+from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
+from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
+from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
+from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
+from exo_mesh.api.tracing import TRACE_ID, trace_id_of
+from exo_mesh.clock import monotonic
+from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.domain.request import Progress
+from exo_mesh.errors import InputError
+from exo_mesh.security.api_keys import Role
+from exo_mesh.text.assembler import Piece
+
+
+class OpenAIRoutes:
+    """Each method answers one route. Errors are raised; the middleware makes replies of them."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+        self._ids_by_header: dict[tuple[str, str], set[str]] = {}
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/v1/chat/completions", "/chat/completions"), self.chat_completions, USE,
+                "Answer a conversation", body=ChatBody, errors=GENERATION_ERRORS, events=True,
+            ),
+            Route(
+                "POST", ("/v1/completions", "/completions"), self.completions, USE, "Continue a prompt",
+                body=CompletionBody, errors=GENERATION_ERRORS, events=True,
+            ),
+            Route(
+                "GET", ("/v1/models", "/models"), self.models, USE, "Models that peers have",
+                errors=(400,), query={"status": "downloaded, loaded, known or unusable"},
+            ),
+            Route("GET", ("/v1/models/{id:.+}", "/models/{id:.+}"), self.model, USE, "One model", errors=(404,)),
+            Route("POST", ("/v1/cancel/{id}",), self.cancel, USE, "Cancel a running request", errors=(404,)),
+        ]
+        # fmt: on
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions"""
+        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
+        check_body(body)
+        key = idempotency_of(request, body, request[CALLER].key_id)
+        await self._name_model(request, body)
+        request_id = "chatcmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
+        with self._known_as(request_id, request):
+            asker = self._asker(request, request_id, body, key)
+            prepared = await prepare_chat(body, asker, self._service, self._context.texts)
+            return await self._answer(request, prepared, ChatReply, key, stream=bool(body.stream))
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions"""
+        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), CompletionBody)
+        check_body(body)
+        key = idempotency_of(request, body, request[CALLER].key_id)
+        await self._name_model(request, body)
+        request_id = "cmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
+        with self._known_as(request_id, request):
+            asker = self._asker(request, request_id, body, key)
+            prepared = await prepare_completion(body, asker, self._service, self._context.texts)
+            return await self._answer(request, prepared, CompletionReply, key, stream=bool(body.stream))
+
+    async def models(self, request: web.Request) -> web.Response:
+        """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs.
+
+        `?status=unusable` has instead what this node has on its disk and cannot use, each with the reason;
+        `?status=known` the models of cards that no peer has.
+        """
+        created = self._context.started_at
+        entries = self._service.models()
+        match request.query.get("status"):
+            case None | "downloaded":
+                pass
+            case "loaded":
+                entries = [entry for entry in entries if entry.instance_ids]
+            case "unusable":
+                return json_response({"object": "list", "data": self._unusable_objects()})
+            case "known":
+                known = [known_object(card, created) for card in self._service.known_cards()]
+                return json_response({"object": "list", "data": known})
+            case other:
+                message = f"status is {other!r}; it may be downloaded, loaded, known or unusable"
+                return plain_error("invalid_request", message, "status")
+        return json_response(
+            {"object": "list", "data": [model_object(entry, self._context.started_at) for entry in entries]}
+        )
+
+    async def model(self, request: web.Request) -> web.Response:
+        """GET /v1/models/{id}; hub ids contain a slash."""
+        name = await named_model(request, self._service, request.match_info["id"])
+        return json_response(model_object(await self._service.model(name), self._context.started_at))
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """POST /v1/cancel/{id}: the id of a reply of any peer, or the x-request-id of a request that entered here."""
+        given = request.match_info["id"]
+        request_ids = sorted(self._entered_as(given, request[CALLER])) or [given]
+        key_id = request[CALLER].limited_to
+        found = [await self._service.cancel(request_id, key_id) for request_id in request_ids]
+        if not any(found):
+            return plain_error("not_found", f"no request {given} is running", "id")
+        return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
+
+    @contextmanager
+    def _known_as(self, request_id: str, request: web.Request) -> Iterator[None]:
+        """While it runs, a request can also be cancelled by its x-request-id; clients may give one to several."""
+        header = (request[CALLER].key_id, request[REQUEST_ID])
+        self._ids_by_header.setdefault(header, set()).add(request_id)
+        try:
+            yield
+        finally:
+            self._ids_by_header[header].discard(request_id)
+            if not self._ids_by_header[header]:
+                del self._ids_by_header[header]
+
+    def _entered_as(self, header: str, caller: Caller) -> set[str]:
+        """Running requests with this x-request-id: all of them for an admin, else those that came with the same key."""
+        found: set[str] = set()
+        for (key_id, name), ids in self._ids_by_header.items():
+            if name == header and caller.limited_to in (None, key_id):
+                found |= ids
+        return found
+
+    async def _answer(
+        self,
+        request: web.Request,
+        prepared: PreparedRequest,
+        kind: type[Reply],
+        key: Idempotency | None,
+        *,
+        stream: bool,
+    ) -> web.StreamResponse:
+        async with Run(self._service, prepared, self._context.watchdog) as run:
+            reply = kind(run, int(self._context.now()))
+            if stream:
+                return await self._stream(request, run, reply, key)
+            pieces: list[Piece] = []
+            while not run.finished:
+                await run.wait()
+                pieces += run.pieces()
+            return json_response(reply.whole(pieces))
+
+    async def _stream(
+        self, request: web.Request, run: Run, reply: Reply, key: Idempotency | None
+    ) -> web.StreamResponse:
+        """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status."""
+        keep_alive_s = self._context.options.keep_alive_s
+        has_come = await run.wait(monotonic() + keep_alive_s)
+        stream = EventStream(request, self._context.options.stall_limit_s, self._context.watchdog)
+        await stream.start()
+        quiet_until = monotonic() + keep_alive_s
+        first = True
+        while True:
+            if not has_come:
+                await stream.send(comment_frame(waiting_for(run.progress)))
+                quiet_until = monotonic() + keep_alive_s
+            elif frames := _frames(run, reply, key, first=first):
+                first = False
+                await stream.send(*frames)
+                quiet_until = monotonic() + keep_alive_s
+            if run.finished:
+                await stream.send(DONE)
+                return stream.response
+            has_come = await run.wait(quiet_until)
+
+    async def _name_model(self, request: web.Request, body: GenerationBody) -> None:
+        body.model = await model_of_request(request, self._service, body.model, self._context.options.default_model)
+
+    def _asker(self, request: web.Request, request_id: str, body: GenerationBody, key: Idempotency | None) -> Asker:
+        """Raises InputError for a priority that the caller may not ask for.
+
+        Without keys, each machine is a client. Behind nginx they are all one, unless they have keys: a header that says
+        who asks could be written by anybody.
+        """
+        if body.priority is not None and body.priority > 0 and request[CALLER].role is not Role.ADMIN:
+            raise InputError("priority above 0 is for keys with the role admin", param="priority")
+        trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.trace_sample)
+        if trace_id:
+            request[TRACE_ID] = trace_id
+        caller = request[CALLER]
+        return Asker(
+            request_id, caller.key_id or request.remote or "", trace_id, key, caller.key_id, caller.may_download
+        )
+
+    def _unusable_objects(self) -> list[dict[str, Any]]:
+        return [
+            {"id": name, "object": "model", "status": "unusable", "reason": reason}
+            for name, reason in sorted(self._service.unusable_models().items())
+        ]
+
+
+def _frames(run: Run, reply: Reply, key: Idempotency | None, *, first: bool) -> list[bytes]:
+    """The events for all that has come. With a key, each piece has an id, and pieces that the client has had already
+    are left out."""
+    frames: list[bytes] = []
+    for piece in run.pieces():
+        chunks = reply.chunks(piece, first=first)
+        first = False
+        if key is not None and run.position <= key.received:
+            continue
+        frames += map(data_frame, chunks[:-1])
+        frames += [data_frame(chunk, None if key is None else run.position) for chunk in chunks[-1:]]
+    return frames
+
+
+def waiting_for(progress: Progress | None) -> str:
+    """A comment for a stream that has no token yet: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3`,
+    `prefill 40 %`, or just `keep-alive`."""
+    if progress is None:
+        return "keep-alive"
+    if not progress.total:
+        return f"{progress.phase} {progress.done}" if progress.done else progress.phase
+    if progress.phase == "fetching":
+        return f"fetching {100 * progress.done // progress.total} % of {gigabytes(progress.total)}"
+    if progress.phase == "prefill":
+        return f"prefill {100 * progress.done // progress.total} %"
+    return f"{progress.phase} {progress.done}/{progress.total}"

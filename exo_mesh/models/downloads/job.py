@@ -1,0 +1,99 @@
+"""One fetch of one node, and the meter of its bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from exo_mesh.domain.download import DownloadInfo, DownloadState
+from exo_mesh.domain.fetch_plan import HUB
+from exo_mesh.errors import FetchError
+from exo_mesh.models.downloads.sources import FetchNeed, OtherFetches
+from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
+from exo_mesh.tasks import ChangeSignal
+
+STEP_S = 2.0
+"""Who waits for a fetch hears of it at least this often, so that a lease does not run out meanwhile."""
+
+
+@dataclass(eq=False)
+class FetchJob:
+    """One fetch that runs, or waits for its turn. is_pull: nobody needs to wait for it. watchers: who wait. elsewhere:
+    what others fetched of the model for reasons of their own, when the fetch was planned last. here_bytes: of what is
+    wanted, what was on the disk then."""
+
+    need: FetchNeed
+    info: DownloadInfo
+    is_pull: bool = False
+    watchers: int = 0
+    num_plans: int = 0
+    here_bytes: int = 0
+    elsewhere: OtherFetches = frozenset()
+    changed: ChangeSignal = field(default_factory=ChangeSignal)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def model(self) -> str:
+        return self.need.model
+
+    @property
+    def is_done(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    async def next_step(self) -> None:
+        """Wait for its end, for news of it, or for STEP_S."""
+        assert self.task is not None, "it has been started"
+        await either(self.task, self.changed, STEP_S)
+
+    def raise_outcome(self) -> None:
+        """Of a fetch that is done: raise what ended it, if that was an error."""
+        assert self.task is not None, "it has been started"
+        if self.task.cancelled():
+            raise FetchError(f"fetching {self.model} was cancelled", remedy="start it again", is_final=True)
+        self.task.result()
+
+
+class FetchMeter:
+    """Turns the progress of one fetch into what is told of it. Bytes by source go on from an earlier try."""
+
+    def __init__(self, job: FetchJob, update: Callable[[FetchJob, DownloadInfo], None], tally: DownloadTally) -> None:
+        self._job = job
+        self._tally = FetchTally(tally)
+        self._update = update
+        self._hub_before, self._peers_before = job.info.from_hub_bytes, job.info.from_peers_bytes
+        self._last: tuple[float, int] | None = None
+        self._bytes_per_s = 0.0
+
+    def take(self, done: int, total: int, num_bytes: Mapping[str, int]) -> None:
+        self._tally.take(done, num_bytes)
+        now = asyncio.get_running_loop().time()
+        if self._last is not None and now > self._last[0]:
+            speed = max(0, done - self._last[1]) / (now - self._last[0])
+            self._bytes_per_s = 0.7 * self._bytes_per_s + 0.3 * speed if self._bytes_per_s else speed
+        self._last = now, done
+        left, here = max(0, total - done), self._job.here_bytes
+        from_hub = num_bytes.get(HUB, 0)
+        info = replace(
+            self._job.info,
+            state=DownloadState.ONGOING,
+            done_bytes=here + done,
+            total_bytes=here + total,
+            bytes_per_s=round(self._bytes_per_s, 1),
+            eta_s=round(left / self._bytes_per_s, 1) if self._bytes_per_s else 0.0,
+            from_hub_bytes=self._hub_before + from_hub,
+            from_peers_bytes=self._peers_before + sum(num_bytes.values()) - from_hub,
+        )
+        self._update(self._job, info)
+
+
+async def either(task: asyncio.Future[None], changed: ChangeSignal, timeout_s: float) -> None:
+    """Wait for the end of a task, a change, or the time."""
+    waiting: Coroutine[Any, Any, bool] = changed.wait(timeout_s)
+    waiter = asyncio.ensure_future(waiting)
+    try:
+        await asyncio.wait((task, waiter), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiter.cancel()
+        await asyncio.gather(waiter, return_exceptions=True)

@@ -1,0 +1,208 @@
+"""The fetches that run on this node: shared by those who want the same, planned, tried again, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from exo_mesh.domain.download import DownloadInfo, DownloadState, FetchStep
+from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.errors import FetchError, ModelError, UnknownModelError
+from exo_mesh.fetcher.wire import Share
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.downloads.job import FetchJob, FetchMeter, either
+from exo_mesh.models.downloads.port import FileFetcher
+from exo_mesh.models.downloads.records import DownloadRecords
+from exo_mesh.models.downloads.room import ModelRoom
+from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
+from exo_mesh.models.downloads.use import ModelUse
+from exo_mesh.models.local_files import Layers, LocalFiles, size_of_pieces
+from exo_mesh.tasks import TaskOwner
+
+LINGER_S = 10.0
+"""A fetch for a stage goes on for so long without anybody who waits for it: an owner may only be reconnecting."""
+
+MAX_TRIES = 3
+"""A fetch whose sources have failed is planned again, since peers may have come, gone, or got more meanwhile."""
+
+RETRY_S = 1.0
+
+MAX_JOBS = 64
+"""Fetches of one node that are under way or wait; each has a task and a record in the view."""
+
+PLAN_AGAIN_S = 1.0
+"""Between two new plans of one fetch because of what others fetch; the first of them is made at once."""
+
+_log = logging.getLogger(__name__)
+
+
+class FetchJobs:
+    """One fetch per model and layers; of one model, one after the other."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        files: LocalFiles,
+        fetcher: FileFetcher,
+        sources: ModelSources,
+        room: ModelRoom,
+        use: ModelUse,
+        records: DownloadRecords,
+        tasks: TaskOwner,
+        on_change: Callable[[], Awaitable[None]],
+    ) -> None:
+        """tasks: owns the fetches. on_change: publishes which models are here now."""
+        self._membership = membership
+        self._files = files
+        self._fetcher = fetcher
+        self._sources = sources
+        self._room = room
+        self._use = use
+        self._records = records
+        self._tasks = tasks
+        self._on_change = on_change
+        self._jobs: dict[tuple[str, Layers], FetchJob] = {}
+
+    @property
+    def running(self) -> list[FetchJob]:
+        """Also those that wait for their turn."""
+        return list(self._jobs.values())
+
+    def start(self, need: FetchNeed, *, is_pull: bool = False) -> FetchJob:
+        """The fetch of these layers that is under way, or a new one. is_pull: it goes on though nobody waits for it.
+
+        Raises FetchError if there are too many.
+        """
+        key = need.model, need.layers
+        job = self._jobs.get(key)
+        if job is None and len(self._jobs) >= MAX_JOBS:
+            raise FetchError(f"{len(self._jobs)} downloads are under way here", remedy="try again when some are done")
+        if job is None:
+            job = self._jobs[key] = FetchJob(need, new_info(need.model, need.layers, DownloadState.PENDING))
+            self._use.begin_fetch(need.model)
+            self._records.note(job.info)
+            job.task = self._tasks.start(self._run(job), f"fetch {need.model}")
+            job.task.add_done_callback(partial(self._ended, job))  # also if it is cancelled before it has begun
+        job.is_pull |= is_pull
+        return job
+
+    async def steps(self, job: FetchJob) -> AsyncGenerator[FetchStep, None]:
+        """How far a fetch is, until it is done. Raises FetchError if it fails."""
+        job.watchers += 1
+        try:
+            while not job.is_done:
+                yield FetchStep(job.info.done_bytes, job.info.total_bytes)
+                await job.next_step()
+            job.raise_outcome()
+        finally:
+            job.watchers -= 1
+            if not job.watchers and not job.is_pull and not job.is_done:
+                asyncio.get_running_loop().call_later(LINGER_S, self._end_if_alone, job)
+
+    async def cancel(self, model: str) -> bool:
+        """End the fetches of a model, keeping what came; False if there is none."""
+        jobs = [job for job in self.running if job.model == model]
+        tasks = [job.task for job in jobs if job.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return bool(jobs)
+
+    def _end_if_alone(self, job: FetchJob) -> None:
+        if not job.watchers and not job.is_pull and job.task is not None:
+            job.task.cancel()
+
+    def _ended(self, job: FetchJob, task: asyncio.Task[None]) -> None:
+        del self._jobs[job.need.model, job.need.layers]
+        self._use.end_fetch(job.model)
+
+    async def _run(self, job: FetchJob) -> None:
+        self._records.tally.running += 1
+        try:
+            async with self._use.turn(job.model):
+                self._sources.rules.require(from_hub=False)
+                await self._fetch(job)
+        except FetchError as exc:
+            self._records.tally.failed[exc.code] += 1
+            _log.warning("fetching %s failed: %s", job.model, exc)
+            failed = replace(job.info, state=DownloadState.FAILED, reason=str(exc), remedy=exc.remedy)
+            self._update(job, replace(failed, bytes_per_s=0.0, eta_s=0.0))
+            raise
+        except asyncio.CancelledError:
+            self._records.forget(job.model)
+            raise
+        else:
+            done = replace(job.info, state=DownloadState.COMPLETED, done_bytes=job.info.total_bytes, eta_s=0.0)
+            self._update(job, done)
+            if job.is_pull:
+                await asyncio.to_thread(self._files.forget_pulls, job.model, job.need.layers)
+            await self._on_change()
+        finally:
+            self._records.tally.running -= 1
+
+    async def _fetch(self, job: FetchJob) -> None:
+        """Plan and fetch, and again if sources fail. Raises FetchError."""
+        model_dir = await asyncio.to_thread(self._files.model_dir, job.model)
+        for attempt in range(MAX_TRIES):
+            try:
+                while not await self._fetch_as_planned(job, model_dir):
+                    _log.info("another peer fetches %s as well, or no longer; planning it again", job.model)
+                break
+            except FetchError as exc:
+                if exc.is_final or attempt == MAX_TRIES - 1:
+                    raise
+                _log.info("fetching %s: %s; planning it again", job.model, exc)
+            except (ModelError, UnknownModelError, OSError) as exc:
+                raise FetchError(f"{job.model}: {exc}") from exc
+            await asyncio.sleep(RETRY_S)
+        if left := size_of_pieces(await asyncio.to_thread(self._files.missing, job.model, job.need.layers)):
+            raise FetchError(f"{gigabytes(left)} of {job.model} did not come")
+
+    async def _fetch_as_planned(self, job: FetchJob, model_dir: Path) -> bool:
+        """Fetch by a plan of now. False if another peer has begun to fetch the same model meanwhile, or has ended
+        without it: by a new plan each byte comes from the hub once. Raises FetchError."""
+        shares = await self._shares(job)
+        if not shares:
+            return True
+        job.num_plans += 1
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (PLAN_AGAIN_S if job.num_plans > 1 else 0.0)
+        fetching = asyncio.ensure_future(self._fetch_all(job, model_dir, shares))
+        try:
+            while not fetching.done():
+                if loop.time() >= until and self._sources.is_outdated(job.need, job.elsewhere):
+                    return False
+                await either(fetching, self._membership.changed, PLAN_AGAIN_S)
+            fetching.result()
+            return True
+        finally:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+
+    async def _fetch_all(self, job: FetchJob, model_dir: Path, shares: Sequence[Share]) -> None:
+        await self._fetcher.fetch(model_dir, shares, FetchMeter(job, self._update, self._records.tally).take)
+
+    async def _shares(self, job: FetchJob) -> list[Share]:
+        """What is to be fetched from where, as things are now. Raises FetchError if there is no room, or no source."""
+        job.elsewhere = self._sources.fetched_elsewhere(job.need)
+        missing = await asyncio.to_thread(self._files.missing, job.model, job.need.layers)
+        if not missing:
+            return []
+        pieces = await asyncio.to_thread(self._files.pieces, job.model, job.need.layers)
+        job.here_bytes = size_of_pieces(pieces) - size_of_pieces(missing)
+        await self._room.make(job.model, size_of_pieces(missing))
+        return await self._sources.shares(job.need, missing, job.elsewhere)
+
+    def _update(self, job: FetchJob, info: DownloadInfo) -> None:
+        job.info = info
+        job.changed.beat()
+        self._records.note(info)
+
+
+def new_info(model: str, layers: Layers, state: DownloadState) -> DownloadInfo:
+    """Of a download that nothing is known of yet but what it fetches."""
+    return DownloadInfo(model, state, layers=layers or (0, 0), is_whole=layers is None)

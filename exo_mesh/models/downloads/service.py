@@ -1,0 +1,191 @@
+"""Everything that this node fetches of models, for those who ask."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, FetchStep, entry_of
+from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.domain.plan import Plan
+from exo_mesh.errors import FetchError, InputError, ModelError, UnknownModelError
+from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.service import Membership
+from exo_mesh.models.catalogue import Catalogue
+from exo_mesh.models.downloads.introductions import Introductions
+from exo_mesh.models.downloads.jobs import FetchJobs, new_info
+from exo_mesh.models.downloads.port import FileFetcher
+from exo_mesh.models.downloads.records import DownloadRecords
+from exo_mesh.models.downloads.room import ModelRoom
+from exo_mesh.models.downloads.rules import FetchRules
+from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
+from exo_mesh.models.downloads.use import ModelUse
+from exo_mesh.models.file_codec import holding_to_proto
+from exo_mesh.models.local_files import Layers, LocalFiles, Wants, size_of_pieces
+from exo_mesh.models.mesh_store import MeshStore
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import TaskOwner
+
+_log = logging.getLogger(__name__)
+
+
+class Downloads:
+    """Gets models here and deletes them. What there is and what failed is in the view, for everybody.
+
+    store: the mesh's model store. room: what models take on the disk, and what may be deleted.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        catalogue: Catalogue,
+        files: LocalFiles,
+        fetcher: FileFetcher,
+        disk: Disk,
+        rules: FetchRules,
+        on_change: Callable[[], Awaitable[None]],
+    ) -> None:
+        """on_change: publishes which models are here now."""
+        self._membership = membership
+        self._files = files
+        self._fetcher = fetcher
+        self.rules = rules
+        self._tasks = TaskOwner()
+        self._records = records = DownloadRecords(membership, self._tasks)
+        self.tally = records.tally
+        self.store = store = MeshStore(membership, rules.store)
+        self._use = use = ModelUse(membership)
+        sources = ModelSources(membership, files, rules, store)
+        self.room = ModelRoom(files, disk, rules, store, use, records, on_change)
+        self._introductions = Introductions(catalogue, files, fetcher, sources, use, records, on_change)
+        self.jobs = FetchJobs(membership, files, fetcher, sources, self.room, use, records, self._tasks, on_change)
+
+    async def close(self) -> None:
+        """End all fetches, keeping what came."""
+        await self._tasks.close()
+
+    def entries(self) -> list[DownloadEntry]:
+        """The downloads of all peers."""
+        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        return [entry_of(owner, names.get(owner, ""), info) for owner, info in self._membership.view.downloads()]
+
+    def begun(self, model: str, wants: Wants) -> list[DownloadEntry]:
+        """The downloads of a model at these peers; of a peer from which nothing was heard yet, that it will begin."""
+        heard = {one.peer_id: one for one in self.entries() if one.model == model}
+        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        return [
+            heard.get(peer_id)
+            or entry_of(peer_id, names.get(peer_id, ""), new_info(model, layers, DownloadState.PENDING))
+            for peer_id, layers in wants.items()
+        ]
+
+    def failed_here(self) -> list[DownloadInfo]:
+        """What failed on this node and was not tried again since."""
+        return self._records.failed
+
+    async def describe(self, model: str) -> pb.DescribeFilesReply:
+        """Answer a peer that asks what this node has of a model."""
+        try:
+            holding = await asyncio.to_thread(self._files.holding, model)
+        except (UnknownModelError, ModelError, OSError):
+            return pb.DescribeFilesReply(found=False)
+        return holding_to_proto(holding)
+
+    async def search(self, query: str, limit: int) -> list[HubModel]:
+        """Models of the hub. Raises FetchError."""
+        self.rules.require(from_hub=True)
+        return list(await self._fetcher.search(query, limit))
+
+    async def resolve(self, name: str, repo: str, revision: str, *, allows_code: bool = False) -> None:
+        """Get config, tokenizer and headers of a model from the hub. allows_code: code of its repository, too.
+
+        Raises UnknownModelError, FetchError, and ModelError if no engine could run it."""
+        await self._introductions.from_hub(name, repo, revision, allows_code=allows_code)
+
+    async def introduce(self, name: str, digest: str) -> None:
+        """Get config, tokenizer and headers of a model from peers, unless they are here.
+
+        Raises FetchError, and ModelError if this node has another model of that name.
+        """
+        await self._introductions.from_peers(name, digest)
+
+    async def of_stage(self, plan: Plan, index: int) -> AsyncGenerator[FetchStep, None]:
+        """Bring what the stage of a plan needs; says how far it is until it is here. Raises FetchError."""
+        wants: dict[str, Layers] = {
+            peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers
+        }
+        shard = plan.stages[index].shard
+        async with aclosing(self.ensure(plan.model, (shard.start, shard.stop), wants)) as steps:
+            async for step in steps:
+                yield step
+
+    async def ensure(self, model: str, layers: Layers, wants: Wants | None = None) -> AsyncGenerator[FetchStep, None]:
+        """As of_stage, for any layers; who asks for the same joins the fetch that is under way."""
+        await asyncio.to_thread(self._files.touch, model)
+        if not await asyncio.to_thread(self._files.missing, model, layers):
+            return
+        job = self.jobs.start(FetchNeed(model, layers, wants or {self._membership.own.id: layers}))
+        async with aclosing(self.jobs.steps(job)) as steps:
+            async for step in steps:
+                yield step
+
+    async def bring(self, model: str, digest: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Have these layers of a model here. Raises FetchError, and ModelError if this node has another model of that
+        name."""
+        await self.introduce(model, digest)
+        for layers in ranges:
+            async for _ in self.ensure(model, layers):
+                pass
+
+    async def pull(self, model: str, digest: str, wants: Wants) -> None:
+        """Start to fetch this node's part of what somebody has asked for by name. Raises FetchError and ModelError if
+        that cannot begin."""
+        own_id = self._membership.own.id
+        if own_id not in wants:
+            raise InputError(f"nothing of {model} was asked of this peer")
+        if digest:  # else it has no card, and `resolve` was called for it
+            await self.introduce(model, digest)
+        layers = wants[own_id]
+        await asyncio.to_thread(self._files.note_pull, model, layers)
+        if await asyncio.to_thread(self._files.missing, model, layers):
+            self.jobs.start(FetchNeed(model, layers, wants), is_pull=True)
+        else:
+            await asyncio.to_thread(self._files.forget_pulls, model, layers)
+            self._records.note(new_info(model, layers, DownloadState.COMPLETED))
+
+    async def resume_pulls(self) -> None:
+        """Go on with the pulls that were under way, or had failed, when this node ended last."""
+        if not self.rules.fetches:
+            return
+        for model, layers in await asyncio.to_thread(self._files.unfinished_pulls):
+            try:
+                missing = await asyncio.to_thread(self._files.missing, model, layers)
+                if missing:
+                    self.jobs.start(FetchNeed(model, layers, {self._membership.own.id: layers}), is_pull=True)
+                    _log.info("resuming the pull of %s: %s are missing", model, gigabytes(size_of_pieces(missing)))
+                else:
+                    await asyncio.to_thread(self._files.forget_pulls, model, layers)
+            except (UnknownModelError, ModelError, FetchError, OSError) as exc:
+                _log.warning("the pull of %s cannot go on: %s", model, exc)
+
+    async def cancel(self, model: str) -> bool:
+        """End the fetches of a model, and forget one that failed; what came is kept. False if there is none."""
+        was_running = await self.jobs.cancel(model)
+        await asyncio.to_thread(self._files.forget_pulls, model)
+        return self._records.forget(model) or was_running
+
+    async def delete(self, model: str) -> int | None:
+        """Delete what was fetched of a model; answers the bytes that it took on the disk, None if nothing was fetched.
+
+        Raises InputError if an instance uses it, and FetchError if it cannot be deleted.
+        """
+        if model in self._use.used:
+            raise InputError(f"{model} is in use; delete its instances first", param="model")
+        await self.cancel(model)
+        freed_bytes = await self.room.drop(model)
+        if freed_bytes is not None:
+            _log.info("deleted what was fetched of %s: %s", model, gigabytes(freed_bytes))
+        return freed_bytes

@@ -1,0 +1,159 @@
+"""Grammars that answers can be held to: is one sound, and what is it as Lark, the one form that drivers compile.
+
+llguidance reads them: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md. It is compiled code that
+walks what a client wrote, deeper than a usual stack: see `in_deep_stack`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+
+from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.errors import InputError
+from exo_mesh.text.deep_stack import in_deep_stack
+from exo_mesh.text.panics import is_panic
+
+MAX_BYTES = 128 << 10
+"""Of a grammar's text. The slowest found of this size is checked in 0.5 s and takes 100 MB."""
+
+MAX_CHOICES = 4096
+
+LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON is written as `json.dumps` does: a model that could put spaces anywhere may do so without end, and what lies
+between two values is known before the model says it, so that it takes no laps of the ring."""
+
+MAX_MESSAGE = 300
+"""Characters of an error of the library."""
+
+
+def compile_limits() -> LLParserLimits:
+    """What one grammar may cost, at the entry peer and at the driver alike. The library's own limits but for the states
+    of its lexer, about 2 kB each."""
+    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+
+
+def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
+    """Raises InputError naming the keyword that cannot be honoured. It blocks, up to half a second; for the event loop
+    there is `TemplateRenderer.check_grammar`, which runs it in a process that may die of it."""
+    in_deep_stack(partial(check_in_this_stack, spec, param))
+
+
+def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
+    """As `check_grammar`, in a thread that has a deep stack."""
+    lark = lark_text(spec, param)
+    try:
+        is_error, messages = LLMatcher.validate_grammar_with_warnings(lark, None, limits=compile_limits())
+    except BaseException as exc:
+        if not is_panic(exc):
+            raise
+        raise InputError("the grammar is too much for its compiler", param=param) from exc
+    if is_error:
+        raise InputError(_reason(spec, messages[0]), param=param)
+
+
+def lark_text(spec: GrammarSpec, param: str = "response_format") -> str:
+    """A whole grammar as Lark. Raises InputError if its text is not what its kind says."""
+    _check_size(spec, param)
+    return spec.text if spec.kind == "lark" else f"start: {lark_of(spec, param)}"
+
+
+def lark_of(spec: GrammarSpec, param: str = "response_format") -> str:
+    """What stands for a grammar on the right-hand side of a rule of another one. Raises InputError if its text is not
+    what its kind says."""
+    _check_size(spec, param)
+    match spec.kind:
+        case "json_schema":
+            return "%json " + _written(_schema(spec.text, param), param)
+        case "regex":
+            return f"/{regex_to_lark(spec.text, use_ascii='d')}/"
+        case "choice":
+            return f"({' | '.join(json.dumps(choice) for choice in _choices(spec.text, param))})"
+        case "lark":
+            return f"%lark {{\n{spec.text}\n}}"
+
+
+def _check_size(spec: GrammarSpec, param: str) -> None:
+    try:
+        size = len(spec.text.encode())
+    except UnicodeEncodeError as exc:
+        raise InputError("the grammar holds a lone surrogate, which is no character", param=param) from exc
+    if size > MAX_BYTES:
+        raise InputError(f"the grammar has {size} bytes, more than {MAX_BYTES}", param=param)
+    if "\0" in spec.text:
+        raise InputError("the grammar holds a NUL character", param=param)
+
+
+def _schema(text: str, param: str) -> dict[str, Any]:
+    schema = _json(text, "schema", param)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    if not isinstance(schema, dict):
+        raise InputError("the schema is neither an object nor true", param=param)
+    return {**schema, "x-guidance": LAYOUT}
+
+
+def _written(schema: dict[str, Any], param: str) -> str:
+    try:
+        return json.dumps(schema, allow_nan=False)
+    except ValueError as exc:  # 1e400
+        raise InputError(f"the schema is not JSON: {exc}", param=param) from exc
+
+
+def _choices(text: str, param: str) -> list[str]:
+    choices = _json(text, "list of choices", param)
+    if not (isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices)):
+        raise InputError("the choices are not a list of strings", param=param)
+    if len(choices) > MAX_CHOICES:
+        raise InputError(f"there are {len(choices)} choices, more than {MAX_CHOICES}", param=param)
+    return choices
+
+
+def _json(text: str, what: str, param: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except RecursionError as exc:
+        raise InputError(f"the {what} is nested too deeply", param=param) from exc
+    except ValueError as exc:
+        raise InputError(f"the {what} is not JSON: {exc}", param=param) from exc
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON value")
+
+
+_KEYWORDS: tuple[tuple[str, str], ...] = (
+    ("oneOf constraints are not supported", '"oneOf" whose alternatives are not known to exclude each other (use '
+     '"anyOf", or a property that is another "const" in each)'),
+    ("Unknown format", '"format"'),
+    ("regex parse error", '"pattern"'),
+    ("circular references", '"$ref" in a circle beside other keywords'),
+    ("is not present in a registry", '"$ref" to another document'),
+    ("Pointer", '"$ref"'),
+    ("float range", '"minimum" and "maximum"'),
+    ("integer range", '"minimum" and "maximum"'),
+    ("multipleOf", '"multipleOf"'),
+    ("patternProperties", '"patternProperties"'),
+)  # fmt: skip
+"""What the library says of a schema, and the keyword that it means."""
+
+
+def _reason(spec: GrammarSpec, message: str) -> str:
+    """One sentence from what the library says, which has the place in the text in further lines."""
+    message = re.sub(r"^at \d+\(\d+\): ", "", message).removeprefix("failed to compile JSON schema: ")
+    first = " ".join(message.split())[:MAX_MESSAGE] if spec.kind == "regex" else message.partition("\n")[0]
+    if spec.kind != "json_schema":
+        return f"the {spec.kind} grammar cannot be used: {first[:MAX_MESSAGE]}"
+    if found := re.match(r"Unimplemented keys: \[(.*?)\]", first):
+        return f"the schema has keywords that cannot be enforced: {found[1]}"
+    detail = " ".join(message.partition("\n   1 |")[0].split())[:MAX_MESSAGE]
+    if detail.startswith("recursion limit"):
+        return "the schema is nested too deeply"
+    for sign, keyword in _KEYWORDS:
+        if sign in message:
+            return f"the schema cannot be enforced because of {keyword}: {detail}"
+    return f"the schema cannot be enforced: {detail}"

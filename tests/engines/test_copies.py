@@ -1,0 +1,106 @@
+"""A sequence that is copied goes on like its source in every kind of cache, also where nothing can be cut back."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from exo_mesh.domain.frame import Row
+from exo_mesh.engine.conformance.stages import assert_close
+from exo_mesh.engine.contract import EngineProvider, SequenceCopier, StageEngine
+from exo_mesh.errors import EngineError
+from tools.stages import Stages, forward, insert
+
+LENGTH = 40
+"""Positions of the prompt: longer than every window and chunk of the tiny models."""
+STEPS = 4
+TOLERANCE = 1e-4
+"""Of a batch in torch, relative to the rms of the logits."""
+
+MLX = {
+    "gemma3_text": "windows that wrap",
+    "llama4_text": "chunks",
+    "deepseek_v3": "latents",
+    "qwen3_next": "recurrent states beside keys and values",
+    "longcat_flash_ngram": "the last few token ids",
+    "mamba2": "recurrent states alone",
+}
+TORCH = {
+    "gemma3_text": "windows",
+    "llama4_text": "chunks",
+    "deepseek_v3": "latents",
+    "qwen3_next": "recurrent states beside keys and values",
+    "mamba2": "recurrent states alone",
+}
+
+
+def mlx_model(directory: Path, architecture: str) -> tuple[EngineProvider, Path, int]:
+    from exo_mesh_mlx import provider
+
+    from tools.architectures.checkpoint import write_checkpoint
+    from tools.architectures.configs import tiny_config
+    from tools.architectures.sizes import LAYERS
+
+    return provider, write_checkpoint(directory, tiny_config(architecture)), LAYERS
+
+
+def torch_model(directory: Path, family: str) -> tuple[EngineProvider, Path, int]:
+    from exo_mesh_torch import provider
+
+    from tools.torch_architectures.check import write_random_model
+    from tools.torch_architectures.families import NUM_LAYERS
+
+    return provider, write_random_model(directory, family), NUM_LAYERS
+
+
+def decode(ring: Sequence[StageEngine], sequence: int, token_ids: Sequence[int], pos0: int = LENGTH) -> np.ndarray:
+    return np.concatenate([forward(ring, [Row(sequence, pos0 + i, 1, 1)], [id]) for i, id in enumerate(token_ids)])
+
+
+def copy(ring: Sequence[StageEngine], source: int, sequence: int, upto: int) -> None:
+    for stage in ring:
+        assert isinstance(stage, SequenceCopier)
+        stage.copy(source, sequence, upto, 64)
+
+
+def check(provider: EngineProvider, model_dir: Path, num_layers: int, tolerance: float) -> None:
+    """Two sequences go on from one prompt; each gets what it gets with a prefill of its own."""
+    options = {"threads": "1"} if tolerance else {}
+    stages = Stages(provider, model_dir, num_layers, **options)
+    ring = stages.ring(())
+    rng = np.random.default_rng(7)
+    prompt, own, other = (rng.integers(3, 60, size).tolist() for size in (LENGTH, STEPS, STEPS))
+    insert(ring, (1, 3, 4), 64)
+    for sequence in (1, 3, 4):
+        forward(ring, [Row(sequence, 0, LENGTH, 1)], prompt)
+    copy(ring, 1, 2, LENGTH)
+    assert_close(decode(ring, 2, other), decode(ring, 3, other), tolerance)
+    assert_close(decode(ring, 1, own), decode(ring, 4, own), tolerance)
+    try:
+        copy(ring, 1, 5, LENGTH - 1)  # the source is some positions further by now
+    except EngineError:
+        assert "any" not in {stage.capabilities.rollback for stage in ring}
+    else:
+        insert(ring, [6], 64)
+        forward(ring, [Row(6, 0, LENGTH - 1, 1)], prompt[:-1])
+        assert_close(decode(ring, 5, other, LENGTH - 1), decode(ring, 6, other, LENGTH - 1), tolerance)
+    stages.close()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="needs mlx-lm")
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(name, marks=() if name == "qwen3_next" else pytest.mark.extended) for name in MLX]
+)
+def test_a_copy_in_mlx_has_the_bits_of_its_own_prefill(tmp_path: Path, architecture: str) -> None:
+    check(*mlx_model(tmp_path, architecture), 0.0)
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
+@pytest.mark.parametrize("family", TORCH)
+def test_a_copy_in_torch_goes_on_as_with_its_own_prefill(tmp_path: Path, family: str) -> None:
+    check(*torch_model(tmp_path, family), TOLERANCE)
