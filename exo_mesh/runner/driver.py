@@ -24,7 +24,9 @@ from exo_mesh.errors import (
 )
 from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.proto.runner_pb2 import Heartbeat
+from exo_mesh.runner.constraint import Constraint
 from exo_mesh.runner.generation import (
+    Drawn,
     Generation,
     end_events,
     error_events,
@@ -34,6 +36,7 @@ from exo_mesh.runner.generation import (
     token_events,
     trace_events,
 )
+from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
@@ -61,13 +64,20 @@ class Driver:
     Insert is told Remove, however the request ends.
     """
 
-    def __init__(self, ballot: Ballot, limits: SchedulerLimits, send: Callable[[Frame], None]) -> None:
+    def __init__(
+        self,
+        ballot: Ballot,
+        limits: SchedulerLimits,
+        send: Callable[[Frame], None],
+        grammars: Grammars | None = None,
+    ) -> None:
         self._ballot = ballot
         self._ballot_proto = ballot_to_proto(ballot)
         self._pace = Pace(limits.num_stages)
         self._scheduler = Scheduler(limits, self._pace)
         self._limits = limits
         self._send = send
+        self._grammars = grammars
         self._live: dict[int, Generation] = {}
         self._by_request: dict[str, int] = {}
         self._ops: list[Op] = []
@@ -83,6 +93,7 @@ class Driver:
         self.waits = Durations(WAIT_BOUNDS_S)
         self.tokens = 0
         self.evictions = 0
+        self.laps_saved = 0
         self._num_traced = 0
         self._learnt_at = 0.0
 
@@ -99,7 +110,8 @@ class Driver:
         scheduler = self._scheduler
         beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
         beat.kv_pool_tokens = scheduler.max_tokens
-        beat.evictions, beat.shared_tokens = self.evictions, self._shared.saved_tokens
+        beat.evictions, beat.laps_saved = self.evictions, self.laps_saved
+        beat.shared_tokens = self._shared.saved_tokens
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
         beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
@@ -121,6 +133,8 @@ class Driver:
         self._ballot, self._ballot_proto = ballot, ballot_to_proto(ballot)
         self._limits, self._pace = limits, Pace(limits.num_stages)
         self._in_flight.clear()
+        for generation in self._live.values():
+            generation.late = None  # its row goes round again
         self.laps.forget_sent()
         self._last_step = 0
         resumed = self._scheduler.rewind(limits, self._pace, kept_from, held)
@@ -169,6 +183,7 @@ class Driver:
             self._live[self._last_sequence] = generation
             self._num_traced += bool(request.trace_id)
             self._by_request[request.request_id] = self._last_sequence
+            self._constrain(generation)
             self.pump()
             if any(sequence is generation.sequence for sequence in self._scheduler.waiting):
                 self._tell_places(generation)
@@ -350,6 +365,8 @@ class Driver:
             self.hops.add(max(0.0, on_links_s) / num_stages)
         if work.upto or work.is_scoring:
             return  # it says little of a chunk that all stages compute, and that has no logits
+        if len(work.token_ids) > len(work.rows) and not work.is_prefill:
+            return  # nor of rows of one token
         if work.is_prefill:
             compute_s = [report.compute_s for report in frame.reports]
             self._pace.prefilled(len(work.token_ids), lap_s, waited_s, compute_s)
@@ -393,24 +410,86 @@ class Driver:
         self._tell(generation, end_events, generation.index)
 
     def _draw_one(self, generation: Generation, logits: np.ndarray) -> None:
-        index = generation.index
+        if generation.forced:  # known by now, and the logits are of the token before them
+            forced, generation.forced = generation.forced, []
+            self._put_out(generation, generation.add((), forced), num_drawn=0)
+            return
+        constraint = generation.constraint
+        if constraint is not None and not (generation.constrained and constraint.is_ready):
+            generation.late = logits.copy()
+            if generation.constrained:
+                constraint.when_ready(partial(self._draw_late, generation))
+            return
         try:
-            draw, finish = generation.draw(logits)
+            drawn = generation.draw(logits)
         except MeshError as exc:
             self._end(generation.sequence.id, exc)
             return
-        self.tokens += 1
+        self._put_out(generation, drawn, num_drawn=1)
+
+    def _put_out(self, generation: Generation, drawn: Drawn, *, num_drawn: int) -> None:
+        """Tell the caller of tokens, and let the sequence go on or end. num_drawn: so many of them took a lap."""
+        index = generation.index - len(drawn.draws)
+        self.tokens += len(drawn.draws)
+        self.laps_saved += max(0, len(drawn.draws) - num_drawn)
         if generation.kept is not None:
-            generation.kept.add(generation.event(index, draw, finish))
-        if finish and generation.laps:
+            for event in drawn.events(index):
+                generation.kept.add(event)
+        if drawn.finish and generation.laps:
             self._tell(generation, trace_events, generation.laps)
-        self._tell(generation, token_events, index, draw, finish)
-        if finish:
+        self._tell(generation, token_events, index, drawn)
+        if drawn.finish:
             self._end(generation.sequence.id, None)
+            return
+        self._scheduler.token_drawn(generation.sequence, *(draw.token_id for draw in drawn.draws))
+        if generation.mailbox.backlog >= PARK_AT:
+            generation.mailbox.parked = generation.sequence.parked = True
+
+    def _constrain(self, generation: Generation) -> None:
+        """Let the output of a request that wants it be held by a grammar or a thinking budget, as soon as that can be
+        done; its prompt is computed meanwhile."""
+        request = generation.request
+        if request.grammar is None and request.thinking is None:
+            return
+        if self._grammars is None:
+            self._end(generation.sequence.id, InputError("this driver has no grammars"))
+            return
+        generation.constraint = Constraint(request, self._grammars)
+        if generation.constraint.is_ready:
+            self._begin_output(generation)
         else:
-            self._scheduler.token_drawn(generation.sequence, draw.token_id)
-            if generation.mailbox.backlog >= PARK_AT:
-                generation.mailbox.parked = generation.sequence.parked = True
+            generation.constraint.when_ready(partial(self._begin_output, generation))
+
+    def _begin_output(self, generation: Generation) -> None:
+        """The grammar is compiled: what must come first, if anything, comes now, or once the row that is on its way
+        has come round."""
+        if self._live.get(generation.sequence.id) is not generation:
+            return
+        generation.constrained = True
+        try:
+            forced = generation.follow()
+        except MeshError as exc:
+            self._end(generation.sequence.id, exc)
+            forced = []
+        else:
+            self._put_first(generation, forced)
+        self.pump()
+
+    def _put_first(self, generation: Generation, forced: list[int]) -> None:
+        assert generation.constraint is not None, "it has begun"
+        if generation.constraint.is_complete or (forced and not generation.sequence.decoding):
+            self._put_out(generation, generation.add((), forced), num_drawn=0)
+        elif forced:
+            generation.forced = forced
+        if generation.late is not None:
+            self._draw_late(generation)
+
+    def _draw_late(self, generation: Generation) -> None:
+        """It is known now what may come next, and the logits have been waiting for it."""
+        logits, generation.late = generation.late, None
+        if logits is not None and self._live.get(generation.sequence.id) is generation:
+            self._draw_one(generation, logits)
+            self.pump()
 
     def _end(self, sequence_id: int, error: MeshError | None) -> None:
         """Forget a request; `error` is posted unless the request ended well. Unknown sequences change nothing."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,14 +18,33 @@ from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, P
 from exo_mesh.errors import MeshError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
+from exo_mesh.runner.constraint import Constraint
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.prompt_logprobs import score
 from exo_mesh.runner.sampler import Draw, Sampler
 from exo_mesh.runner.scheduler import Sequence
-from exo_mesh.transport.driver_codec import prompt_to_proto, traces_to_proto
+from exo_mesh.transport.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
 
 MAX_LAPS = 1024
 """Laps that are kept of a traced request: the last ones, about 100 bytes each."""
+
+
+class Drawn(NamedTuple):
+    """What one row of logits led to: output tokens in order, the first one drawn and the others forced, and why the
+    request ends, if it does."""
+
+    draws: tuple[Draw, ...]
+    finish: FinishReason | None = None
+
+    def events(self, index: int) -> list[TokenEvent]:
+        """What the caller is told. index: of the first token. A stop is an event of its own, without a token."""
+        numbered = enumerate(self.draws, index)
+        events = [TokenEvent(at, draw.token_id, draw.logprob, tuple(draw.top)) for at, draw in numbered]
+        if self.finish is FinishReason.LENGTH and events:
+            events[-1] = replace(events[-1], finish=self.finish)
+        elif self.finish is not None:
+            events.append(TokenEvent(index + len(events), None, finish=self.finish))
+        return events
 
 
 @dataclass(slots=True)
@@ -42,6 +63,14 @@ class Generation:
     laps: deque[FrameTrace] = field(default_factory=partial(deque, maxlen=MAX_LAPS))
     kept: Kept | None = None
     """Where its output is kept, if the client gave an idempotency key."""
+    constraint: Constraint | None = None
+    """What holds its output, if anything does."""
+    constrained: bool = False
+    """The constraint has been asked for what comes first."""
+    forced: list[int] = field(default_factory=list)
+    """What comes first, while a row is on its way whose logits are of no use then."""
+    late: np.ndarray | None = None
+    """Logits that came round before it was known what may come next."""
 
     @staticmethod
     def begin(request: GenerateRequest, sequence_id: int, mailbox: Mailbox) -> Generation:
@@ -107,33 +136,46 @@ class Generation:
         sequence.scored = stop
         return entries
 
-    def event(self, index: int, draw: Draw, finish: FinishReason | None) -> TokenEvent:
-        """A draw as the caller is told of it; a stop id that was drawn is only an end."""
-        if finish is FinishReason.STOP:
-            return TokenEvent(index, None, finish=finish)
-        return TokenEvent(index, draw.token_id, draw.logprob, tuple(draw.top), finish)
+    def draw(self, logits: np.ndarray) -> Drawn:
+        """Draw the next token from float32 `[vocab]` logits, and add those that must follow it.
 
-    def draw(self, logits: np.ndarray) -> tuple[Draw, FinishReason | None]:
-        """Draw the next token from float32 `[vocab]` logits; answer it and why the request ends, if it does.
-
-        A stop id that was drawn is not output: `index` stays. Raises EngineError if there is nothing to draw from.
+        A stop id that was drawn is not output: `index` stays. Raises EngineError if there is nothing to draw from, and
+        what the constraint raises.
         """
-        draw = self.sampler.draw(logits, self.index)
+        if self.constraint is None:
+            allowed = None
+        elif (allowed := self.constraint.allowed()) is not None and self.constraint.is_complete:
+            return Drawn((), FinishReason.STOP)
+        draw = self.sampler.draw(logits, self.index, allowed)
         if draw.token_id in self.request.stop_ids and not self.request.ignore_eos:
-            return draw, FinishReason.STOP
+            return Drawn((), FinishReason.STOP)
         self.index += 1
-        return draw, FinishReason.LENGTH if self.index >= self.request.max_tokens else None
+        if self.constraint is None:
+            return Drawn((draw,), FinishReason.LENGTH if self.index >= self.request.max_tokens else None)
+        self.constraint.accept(draw.token_id)
+        return self.add((draw,), self.follow())
+
+    def follow(self) -> list[int]:
+        """Tokens that must come next. Raises what the constraint raises."""
+        assert self.constraint is not None, "nothing must come"
+        return self.constraint.follow(self.request.max_tokens - self.index)
+
+    def add(self, draws: tuple[Draw, ...], forced: Ordered[int]) -> Drawn:
+        """Make tokens that must come output, behind others that are."""
+        assert self.constraint is not None, "nothing must come"
+        for token_id in forced:
+            self.sampler.add(token_id)
+        self.index += len(forced)
+        draws += tuple(map(Draw, forced))
+        if self.constraint.is_complete:
+            return Drawn(draws, FinishReason.STOP)
+        return Drawn(draws, FinishReason.LENGTH if self.index >= self.request.max_tokens else None)
 
 
-def token_events(ballot: plan_pb2.Ballot, index: int, draw: Draw, finish: FinishReason | None) -> pb.GenerateEvents:
-    """What the caller is told of a token; of a stop id only that it ended the request."""
-    event = pb.TokenEvent(index=index, finish=finish or "")
-    if finish is not FinishReason.STOP:
-        event.token_id = draw.token_id
-        if draw.logprob is not None:
-            event.logprob = draw.logprob
-            event.top.extend(pb.TokenLogprob(token_id=top.token_id, logprob=top.logprob) for top in draw.top)
-    return pb.GenerateEvents(ballot=ballot, events=[event])
+def token_events(ballot: plan_pb2.Ballot, index: int, drawn: Drawn) -> pb.GenerateEvents:
+    """What the caller is told of tokens and of the end; all of one row go together, so that a caller who loses the
+    driver knows all or none of them. index: of the first one."""
+    return pb.GenerateEvents(ballot=ballot, events=map(event_to_proto, drawn.events(index)))
 
 
 def end_events(ballot: plan_pb2.Ballot, index: int) -> pb.GenerateEvents:

@@ -1,8 +1,9 @@
 """The one sampler of the driver: logits in, token out, the same for every engine.
 
-Order: logit_bias, repetition (prompt + output), presence and frequency (output), stop ids masked until min_tokens;
-then greedy, or temperature, top_k, top_p, min_p and one draw. The random number depends on (seed, position) and on
-nothing else, so a seed gives the same text whatever the split, the batch, the drafts or the replay.
+Order: tokens masked that a grammar does not allow, logit_bias, repetition (prompt + output), presence and frequency
+(output), stop ids masked until min_tokens; then greedy, or temperature, top_k, top_p, min_p and one draw. The random
+number depends on (seed, position) and on nothing else, so a seed gives the same text whatever the split, the batch, the
+drafts or the replay.
 """
 
 from __future__ import annotations
@@ -43,29 +44,41 @@ class Sampler:
         self._bias_ids = np.array([token_id for token_id, _ in params.logit_bias], dtype=np.intp)
         self._biases = np.array([bias for _, bias in params.logit_bias], dtype=np.float32)
 
-    def draw(self, logits: Floats, position: int) -> Draw:
+    def draw(self, logits: Floats, position: int, allowed: npt.NDArray[np.bool_] | None = None) -> Draw:
         """Draw the next output token and remember it.
 
-        logits: `[vocab]`, any float dtype, not changed. position: index of the token among the output.
+        logits: `[vocab]`, any float dtype, not changed. position: index of the token among the output. allowed: by id,
+        whether a token may come; those beyond its end may not. None: any may.
         Raises EngineError if the logits hold NaN or +inf, or leave no token; InputError if logit_bias names no token.
         """
         if logits.ndim != 1 or not logits.size:
             raise EngineError(f"the engine returned logits of shape {logits.shape}, not [vocab]")
         raw_best = _best(logits, "the engine's logits")
-        adjusted = self._adjust(logits)
-        best = raw_best if adjusted is logits else _best(adjusted, "the logits after bias, penalties and min_tokens")
+        adjusted = self._adjust(logits, allowed, raw_best)
+        after = "the logits after grammar, bias, penalties and min_tokens"
+        best = raw_best if adjusted is logits else _best(adjusted, after)
         token_id = best if self._params.temperature == 0 else self._sample(adjusted, best, position)
         self._history.add(token_id)
         if self._params.logprobs is None:
             return Draw(token_id)
         return _with_logprobs(token_id, logits, raw_best, self._params.logprobs)
 
-    def _adjust(self, logits: Floats) -> Floats:
-        """Bias, penalties and the mask of min_tokens, on a copy; the same array if none applies."""
+    def add(self, token_id: int) -> None:
+        """An output token that was not drawn, since no other could come."""
+        self._history.add(token_id)
+
+    def _adjust(self, logits: Floats, allowed: npt.NDArray[np.bool_] | None, best: int) -> Floats:
+        """Grammar, bias, penalties and the mask of min_tokens, on a copy; the same array if none changes anything."""
         mask_stops = self._stop_ids.size > 0 and self._history.num_output < self._min_tokens
         if not (self._bias_ids.size or self._history.penalises or mask_stops):
-            return logits
+            is_greedy = self._params.temperature == 0
+            if allowed is None or (is_greedy and best < allowed.size and allowed[best]):
+                return logits
         adjusted = logits.astype(np.float32)
+        if allowed is not None:
+            size = min(allowed.size, adjusted.size)
+            np.copyto(adjusted[:size], -np.inf, where=~allowed[:size])
+            adjusted[size:] = -np.inf
         if self._bias_ids.size:
             if int(self._bias_ids.max()) >= logits.size or int(self._bias_ids.min()) < 0:
                 raise InputError(
@@ -75,7 +88,11 @@ class Sampler:
             np.add.at(adjusted, self._bias_ids, self._biases)
         self._history.penalise(adjusted)
         if mask_stops:
-            adjusted[self._stop_ids[self._stop_ids < logits.size]] = -np.inf
+            stop_ids = self._stop_ids[self._stop_ids < logits.size]
+            kept = adjusted[stop_ids]
+            adjusted[stop_ids] = -np.inf
+            if allowed is not None and np.isneginf(adjusted.max()):
+                adjusted[stop_ids] = kept  # the grammar leaves nothing else
         return adjusted
 
     def _sample(self, logits: Floats, best: int, position: int) -> int:

@@ -14,6 +14,9 @@ from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
 PREFILL_CHUNK = 512
 """Most tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
 
+LONGEST_ROW = 16
+"""Tokens of a decode row: the last one that was drawn, and those that had to follow it. What is more is prefilled."""
+
 PREFILL_BUDGET_S = 0.25
 """How long a chunk's lap may hold up the streams that run beside it."""
 
@@ -58,6 +61,8 @@ class Sequence:
     """The logits of so many positions of the prompt are wanted."""
     scored: int = 0
     """So many of them have come round."""
+    forced: int = 0
+    """So many of the last tokens were not drawn, and go round in one row with the one before them."""
 
     @property
     def waits(self) -> bool:
@@ -65,7 +70,7 @@ class Sequence:
 
     @property
     def prefill_left(self) -> int:
-        return 0 if self.source is not None else max(0, len(self.tokens) - 1 - self.computed)
+        return 0 if self.source is not None else max(0, len(self.tokens) - 1 - self.forced - self.computed)
 
     @property
     def wants_scores(self) -> bool:
@@ -324,13 +329,20 @@ class Scheduler:
         elif work.rows:
             self._decodes.remove(len(work.rows))
 
-    def token_drawn(self, sequence: Sequence, token_id: int) -> None:
-        """A decode row came round and this token was drawn; the sequence can take its next step."""
-        sequence.tokens.append(token_id)
+    def token_drawn(self, sequence: Sequence, *token_ids: int) -> None:
+        """A decode row came round and this token was drawn, with those that must follow it; the sequence can take its
+        next step."""
         sequence.decoding = False
-        self._queue.charge(sequence.client, OUTPUT_WEIGHT)
+        self.token_forced(sequence, *token_ids)
+
+    def token_forced(self, sequence: Sequence, *token_ids: int) -> None:
+        """More output of a sequence that has no decode row on its way, or whose row came round."""
+        came_round = sequence.computed == len(sequence.tokens)
+        sequence.forced = min(len(token_ids) - came_round, LONGEST_ROW - 1)
+        sequence.tokens += token_ids
+        self._queue.charge(sequence.client, OUTPUT_WEIGHT * len(token_ids))
         if sequence.id in self._running:
-            self._held += 1
+            self._held += len(token_ids)
 
     def copied(self, sequence: Sequence) -> None:
         """The stages hold the shared part of its prompt, which has cost nothing."""
@@ -404,9 +416,15 @@ class Scheduler:
         chosen = ready[: max(1, min(share, self.limits.max_rows))]
         self._turn += 1
         self._decodes.append(len(chosen))
+        chosen.sort(key=lambda sequence: sequence.forced)  # an engine may want rows of one length side by side
+        rows: list[Row] = []
+        token_ids: list[int] = []
         for sequence in chosen:
+            n = 1 + sequence.forced
+            rows.append(Row(sequence.id, len(sequence.tokens) - n, n, num_logits=1))
+            token_ids += sequence.tokens[-n:]
             sequence.decoding = True
             sequence.last_turn = self._turn
             sequence.computed = len(sequence.tokens)
-        rows = tuple(Row(sequence.id, len(sequence.tokens) - 1, 1, num_logits=1) for sequence in chosen)
-        return Work(rows, tuple(sequence.tokens[-1] for sequence in chosen))
+            sequence.forced = 0
+        return Work(tuple(rows), tuple(token_ids))

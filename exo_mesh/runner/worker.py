@@ -20,6 +20,7 @@ from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
 from exo_mesh.runner.frame_clock import FrameClock
+from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.ranks import frame_deadline_s
@@ -59,6 +60,13 @@ class Reassure:
 
 
 @dataclass(frozen=True, slots=True)
+class Done:
+    """Another thread of the driver's has done what a request waits for."""
+
+    callback: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A Shutdown op has come round."""
 
@@ -95,7 +103,7 @@ class Computed:
     result: StageResult
 
 
-Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Ended | Failed
+Item = Arrived | Computed | Submit | Cancel | Unpark | Change | Reassure | Done | Ended | Failed
 
 DIRECT_TOKENS = 32
 """Frames of at most so many tokens are computed in the task that read them, which saves a turn of the loop. Reading
@@ -213,6 +221,9 @@ class Worker:
             if not isinstance(engine, GroupMember):
                 raise EngineError(f"the engine {stage.engine} cannot be a rank of a tensor group")
             meet(setup.rank, group_key(plan, setup.index))
+        grammars = Grammars(setup.model_dir, self._wake)
+        if setup.is_last and not setup.follows:
+            grammars.prepare()
         request = LoadRequest(
             stage.shard, setup.model_dir, plan.context_limit, setup.options, plan.activation_dtype, setup.rank
         )
@@ -220,7 +231,7 @@ class Worker:
         if isinstance(engine, GroupMember) and setup.rank is not None:
             self._verify(engine)
         if setup.is_last and not setup.follows:
-            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append)
+            self.driver = Driver(plan.ballot, self._limits(), self._outbox.append, grammars)
         self.engine = engine
         self._stage = Stage(engine, setup.index, is_rank=setup.rank is not None)
         self._budget = KvBudget(engine, stage.reserve_bytes, plan.kv_tokens)
@@ -315,7 +326,13 @@ class Worker:
                 self.driver.unpark(item.request_id, item.mailbox)
             elif isinstance(item, Reassure):
                 self.driver.reassure()
+            elif isinstance(item, Done):
+                item.callback()
         await self._pass_on()
+
+    def _wake(self, callback: Callable[[], None]) -> None:
+        """From any thread: call back in the turn of the driver."""
+        self._thread.tell_loop(self.inbox.put_nowait, Done(callback))
 
     @property
     def _is_slow(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,29 +18,20 @@ _lock = threading.Lock()
 
 def in_deep_stack(work: Callable[[], T]) -> T:
     """Do it in a thread with a stack of STACK_BYTES, and wait for that. Answers or raises what it does."""
-    done: list[T] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            done.append(work())
-        except BaseException as exc:  # noqa: BLE001 - it is raised again, in the thread that waits for it
-            failed.append(exc)
-
-    thread = start_deep(run, "deep stack")
-    thread.join()
-    if failed:
-        raise failed[0]
-    return done[0]
+    executor = deep_executor("deep stack")
+    try:
+        return executor.submit(work).result()
+    finally:
+        executor.shutdown(wait=False)
 
 
-def start_deep(run: Callable[[], None], name: str) -> threading.Thread:
-    """A started thread with a stack of STACK_BYTES."""
+def deep_executor(name: str) -> ThreadPoolExecutor:
+    """One thread with a stack of STACK_BYTES that does one thing after the other."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
     with _lock:  # the size holds for all threads that start meanwhile
         usual = threading.stack_size(STACK_BYTES)
         try:
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            thread.start()
+            executor.submit(int)  # the thread starts with its first work
         finally:
             threading.stack_size(usual)
-    return thread
+    return executor

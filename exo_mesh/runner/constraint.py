@@ -1,0 +1,146 @@
+"""What holds the output of one request: a grammar, a thinking budget, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.errors import EngineError, InputError, MeshError
+from exo_mesh.model_files import one_line
+from exo_mesh.runner.grammars import Grammars
+from exo_mesh.runner.thoughts import ThoughtLimit
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+Allowed = npt.NDArray[np.bool_]
+
+
+class Constraint:
+    """Which tokens may come next, and which must. A function of the request and its output alone.
+
+    Masks are made in another thread, from when a token is known until its row comes round; only then is anything here
+    called that reads or moves the matcher. All methods are for the event loop.
+    """
+
+    def __init__(self, request: GenerateRequest, grammars: Grammars) -> None:
+        self._request = request
+        self._grammars = grammars
+        self._ends = frozenset() if request.ignore_eos else request.stop_ids
+        self._one_by_one = request.sampling.logprobs is not None
+        self._thought: ThoughtLimit | None = None
+        if request.thinking is not None:
+            self._thought = ThoughtLimit(request.thinking, request.resume_ids)
+        self._matcher: LLMatcher | None = None
+        self._eos: frozenset[int] = frozenset()
+        self._allowed: Allowed | None = None
+        self._making: Future[None] | None = None
+        self.is_complete = False
+        """Nothing can follow the output: the request ends."""
+        if request.grammar is not None:
+            self._making = grammars.compile(request.grammar, self._begin)
+
+    @property
+    def is_ready(self) -> bool:
+        """What may come next is known."""
+        return self._making is None or self._making.done()
+
+    def when_ready(self, callback: Callable[[], None]) -> None:
+        """Call back once on the event loop."""
+        assert self._making is not None, "it is not ready"
+        self._making.add_done_callback(lambda _: self._grammars.wake(callback))
+
+    def allowed(self) -> Allowed | None:
+        """By id, which tokens may come next; all others, also those beyond its end, may not. None: any may. Raises the
+        MeshError that ends the request."""
+        self._settle()
+        if self._one_by_one and self._thought is not None and (ids := self._possible(self._thought)):
+            only = np.zeros(ids[0] + 1, np.bool_)
+            only[ids[0]] = True
+            return only
+        return self._allowed
+
+    def accept(self, token_id: int) -> None:
+        """A token was drawn and is output. Raises a MeshError."""
+        self._settle()
+        if self._thought is not None:
+            self._thought.add(token_id)
+        if self._matcher is not None and not self._matcher.consume_token(token_id):
+            raise self._broken(self._matcher)
+
+    def follow(self, room: int) -> list[int]:
+        """Tokens that must come next, `room` at most; they are output from now on. Then begins to find out what may
+        come after them. With log-probabilities there are none: each token needs its own row. Raises a MeshError."""
+        self._settle()
+        forced: list[int] = []
+        while not self.is_complete and (ids := self._must_come()):
+            if ids[0] in self._ends or ids[0] in self._eos:
+                self.is_complete = True
+            elif self._one_by_one or len(forced) == room:
+                break
+            else:
+                self.accept(ids[0])
+                forced.append(ids[0])
+        if self._matcher is not None and not self.is_complete:
+            self._check(self._matcher)
+            self._making = self._grammars.submit(partial(self._make_mask, self._matcher))
+        return forced
+
+    def _must_come(self) -> Sequence[int]:
+        if self._thought is not None and (ids := self._possible(self._thought)):
+            return ids
+        return () if self._matcher is None else self._matcher.compute_ff_tokens()
+
+    def _possible(self, thought: ThoughtLimit) -> tuple[int, ...]:
+        """What must come to end a thought, if the grammar has it."""
+        ids = thought.forced()
+        if ids and self._matcher is not None and self._matcher.validate_tokens(list(ids)) < len(ids):
+            thought.give_up()
+            return ()
+        return ids
+
+    def _settle(self) -> None:
+        """Raise what went wrong in the other thread."""
+        if self._making is not None:
+            making, self._making = self._making, None
+            error = making.exception()
+            if isinstance(error, MeshError):
+                raise error
+            if error is not None:
+                raise EngineError(f"the grammar failed: {one_line(str(error))}") from error
+
+    # in other threads
+
+    def _begin(self, matcher: LLMatcher, eos_ids: frozenset[int]) -> None:
+        resume_ids = list(self._request.resume_ids)
+        if resume_ids and not matcher.consume_tokens(resume_ids):
+            raise InputError(f"the grammar has no place for the output so far: {one_line(matcher.get_error())}")
+        self._matcher, self._eos = matcher, eos_ids
+
+    def _make_mask(self, matcher: LLMatcher) -> None:
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        self._check(matcher)
+        allowed = np.unpackbits(bits, bitorder="little").view(np.bool_)
+        if matcher.is_accepting():
+            allowed[[token_id for token_id in self._eos if token_id < allowed.size]] = False
+            if not allowed.any():
+                self.is_complete = True
+            allowed[[token_id for token_id in self._ends if token_id < allowed.size]] = True
+        elif not allowed.any():
+            raise InputError("the grammar cannot go on with any token of this model")
+        self._allowed = allowed
+
+    def _check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            raise self._broken(matcher)
+        if matcher.is_stopped():
+            self.is_complete = True
+
+    def _broken(self, matcher: LLMatcher) -> MeshError:
+        return InputError(f"the grammar cannot be followed any further: {one_line(matcher.get_error())}")

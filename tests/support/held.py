@@ -1,0 +1,122 @@
+"""A driver with grammars over one stage whose logits are noise: what comes out is what the grammar let through."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.plan import Ballot
+from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.engine.contract import Capabilities, StageInput, StageOutput
+from exo_mesh.runner.driver import Driver
+from exo_mesh.runner.grammars import Grammars
+from exo_mesh.runner.scheduler import SchedulerLimits
+from exo_mesh.runner.stage import Stage
+from exo_mesh.weights.store import ModelStore
+from tests.support.serving import Answers
+
+BALLOT = Ballot(1, "test")
+MODEL_DIR = ModelStore(()).find("exo-mesh-demo")
+TOKENIZER = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
+PADDED = TOKENIZER.get_vocab_size() + 17
+"""Logits of many models are wider than their vocabulary."""
+
+PATIENCE_S = 60.0
+
+
+class NoiseEngine:
+    """Logits depend on all tokens so far and on nothing else, as a model's do."""
+
+    capabilities = Capabilities(ragged=True, rollback="any", dtypes=("float32",), row_exact=True)
+
+    def __init__(self) -> None:
+        self.kv: dict[int, list[int]] = {}
+        self.favourites: dict[int, float] = {}
+        """By id, what is added to its logit."""
+
+    def insert(self, sequence: int, max_tokens: int) -> None:
+        self.kv.setdefault(sequence, [])
+
+    def forward(self, stage_input: StageInput) -> StageOutput:
+        start, logits = 0, []
+        for row in stage_input.rows:
+            held = self.kv[row.sequence]
+            assert row.pos0 <= len(held), "no position is left out"
+            held[row.pos0 :] = stage_input.token_ids[start : start + row.n]
+            start += row.n
+            assert row.num_logits <= 1
+            if row.num_logits:
+                logits.append(self.logits(held))
+        return StageOutput(logits=np.array(logits, np.float32).reshape(-1, PADDED))
+
+    def logits(self, held: Sequence[int]) -> np.ndarray:
+        digest = hashlib.sha256(np.array(held, np.int64).tobytes()).digest()
+        drawn = np.random.default_rng(int.from_bytes(digest[:8], "little")).standard_normal(PADDED, np.float32)
+        for token_id, more in self.favourites.items():
+            drawn[token_id] += more
+        return drawn
+
+    def remove(self, sequence: int) -> None:
+        self.kv.pop(sequence, None)
+
+    def sequences(self) -> Sequence[int]:
+        return list(self.kv)
+
+
+class HeldRing:
+    """A ring of one, driven by hand. laps: frames that came round."""
+
+    def __init__(self, model_dir: Path = MODEL_DIR, **limits: float) -> None:
+        self.engine = NoiseEngine()
+        self.stage = Stage(self.engine, 0)  # type: ignore[arg-type]
+        self.sent: deque[Frame] = deque()
+        self.woken: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.limits = SchedulerLimits(1, **limits)  # type: ignore[arg-type]
+        self.driver = Driver(BALLOT, self.limits, self.sent.append, Grammars(model_dir, self.woken.put))
+        self.laps = 0
+        self.rows: list[int] = []
+        """Tokens of each row with logits."""
+
+    def submit(self, request: GenerateRequest) -> Answers:
+        answers = Answers(len(request.resume_ids))
+        self.driver.submit(request, answers)
+        return answers
+
+    def step(self) -> None:
+        """One frame, or what another thread has done if there is none."""
+        while not self.woken.empty() or not self.sent:
+            self.woken.get(timeout=PATIENCE_S)()
+        frame = self.sent.popleft()
+        result = self.stage.process(frame)
+        self.laps += bool(frame.rows)
+        self.rows += [row.n for row in frame.rows if row.num_logits]
+        self.driver.returned(result.frame, result.logits)
+        self.driver.deliver_news()
+
+    def run(self, *waited_for: Answers) -> None:
+        self.driver.deliver_news()
+        while not all(answers.ended for answers in waited_for):
+            self.step()
+        while self.sent and not self.driver.num_running:  # stages hear of the ends
+            self.step()
+
+    def ask(self, request: GenerateRequest) -> Answers:
+        answers = self.submit(request)
+        self.run(answers)
+        return answers
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+def text_of(answers: Answers) -> str:
+    ids = [event.token_id for event in answers.events if event.HasField("token_id")]
+    return str(TOKENIZER.decode(ids, skip_special_tokens=False))
