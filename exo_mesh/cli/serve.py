@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_node_flags(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve; the answer is the exit code."""
+def run(args: argparse.Namespace) -> NoReturn:
+    """Serve, then end the process. Raises MeshErrors for what keeps the node from starting."""
     loaded = load_settings(node_flags(args), os.environ)
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)
@@ -53,11 +53,21 @@ def run(args: argparse.Namespace) -> int:
     _log.debug("this process may have %d files open", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
     screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(loaded, screen, notifier, watch_stdin=args.until_stdin_closes))
+    deadline = threading.Timer(STOP_DEADLINE_S, _end_now, ["a part of the node did not stop in time"])
+    deadline.daemon = True
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(loaded, screen, notifier, deadline, watch_stdin=args.until_stdin_closes))
+    finally:
+        deadline.cancel()
+    _leave()
 
 
-async def _serve(loaded: LoadedSettings, screen: Screen, notifier: Notifier, *, watch_stdin: bool) -> int:
+async def _serve(
+    loaded: LoadedSettings, screen: Screen, notifier: Notifier, deadline: threading.Timer, *, watch_stdin: bool
+) -> None:
+    """Serve until the stop signal. deadline: starts when the stop begins, in a thread: it ends the process even if the
+    event loop is blocked, and while the loop closes, which waits for the threads that work for it."""
     from exo_mesh.cli.wiring import RunningNode  # gRPC: `exo-mesh serve --help` does without
     from exo_mesh.transport.channels import keep_poller
 
@@ -73,8 +83,8 @@ async def _serve(loaded: LoadedSettings, screen: Screen, notifier: Notifier, *, 
     except InputError as exc:
         raise exc if isinstance(exc, ConfigError) else ConfigError(str(exc), param=exc.param) from exc
     finally:
-        await _stop_in_time(node.stop())
-    return exit_codes.OK
+        deadline.start()
+        await node.stop()
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) -> bool:
@@ -92,18 +102,22 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) ->
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-async def _stop_in_time(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        async with asyncio.timeout(STOP_DEADLINE_S):
-            await work
-    except TimeoutError:
-        _end_now("a part of the node did not stop in time")
-
-
 def _end_now(why: str) -> None:
     """Leave without cleaning up. Runners see their pipe close and end by themselves."""
     print(f"exo-mesh: {why}; ending at once", file=sys.stderr, flush=True)
     os._exit(exit_codes.FAILED)
+
+
+def _leave() -> NoReturn:
+    """End the process of a node that has stopped.
+
+    Nothing is left for the interpreter's own clean-up, which takes 0.2 s, and which may wait for threads and exit
+    handlers of libraries for as long as they like.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_codes.OK)
 
 
 class _StopSignal:

@@ -21,6 +21,10 @@ NO_COPY = "no_copy"
 """Code of the fault of a sequence that a stage could not copy."""
 
 
+LONGEST_DRAFT = 16
+"""Most tokens of a decode row: the last one that was drawn, and drafts or those that had to follow it."""
+
+
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """`n` tokens of `sequence` starting at position `pos0`; logits are wanted for the last `num_logits` of them.
 
@@ -122,6 +126,11 @@ class Frame(msgspec.Struct, frozen=True):
     @property
     def num_tokens(self) -> int:
         return sum(row.n for row in self.rows)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether its rows are of prompts: no logits of them are wanted, or there are too many tokens for drafts."""
+        return not any(row.num_logits and row.n <= LONGEST_DRAFT for row in self.rows)
 
     @property
     def poisoned(self) -> frozenset[int]:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from exo_mesh.domain.request import FinishReason, GenerateRequest, PromptLogprob, TokenEvent, TokenLogprob
 from exo_mesh.errors import KeyReusedError
 
 RETENTION_S = 600.0
@@ -32,10 +32,12 @@ class Kept:
     details: list[tuple[float | None, tuple[TokenLogprob, ...]]] = field(default_factory=list)
     finish: FinishReason | None = None
     live: bool = False
+    prompt: list[PromptLogprob] = field(default_factory=list)
+    """Log-probabilities of the prompt from its second token on, as far as they have come, if they are wanted."""
 
     @property
     def weight(self) -> int:
-        return 1 + len(self.ids) + LOGPROBS_COUNT * len(self.details)
+        return 1 + len(self.ids) + LOGPROBS_COUNT * (len(self.details) + len(self.prompt))
 
     def add(self, event: TokenEvent) -> None:
         """The next event of the answer."""
@@ -54,6 +56,12 @@ class Kept:
             del self.ids[len(told) :]
             self.details.clear()
             self.finish = None
+
+    def reopen(self) -> None:
+        """Something of the prompt is missing, which comes before all output: that is computed again."""
+        del self.ids[:]
+        self.details.clear()
+        self.finish = None
 
     def events(self, start: int) -> list[TokenEvent]:
         """The events from the token of this index on, as they came."""

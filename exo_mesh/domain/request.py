@@ -58,7 +58,8 @@ class GenerateRequest:
     """Token ids in. `resume_ids` were already emitted by an earlier plan: they count as output, and are not sent again.
 
     stop_ids end the request when drawn and are not emitted, unless ignore_eos; they cannot be drawn before
-    min_tokens have been. client: whose turn this request is, in the fair sharing of a ring; a higher priority goes
+    min_tokens have been. max_tokens 0: nothing is drawn, and the request ends once its prompt_logprobs have come.
+    client: whose turn this request is, in the fair sharing of a ring; a higher priority goes
     before all lower ones.
     """
 
@@ -82,6 +83,11 @@ class GenerateRequest:
     """Of what the client asked for: one key stands for one request."""
     key_id: str = ""
     """The API key that the request came with; empty without one. Only the entry peer knows it."""
+    share_id: str = ""
+    """Not empty: running requests with the same one compute an equal prompt once (serving/choices.py)."""
+    prompt_logprobs: int | None = None
+    """None: not wanted. Else the log-probability of every prompt token but the first comes before the first output
+    token, each with so many of the likeliest alternatives (0 to 20)."""
     grammar: GrammarSpec | None = None
     """What the output is held to, from its first token on. It ends where the grammar is complete; stop_ids can be drawn
     only where it may end, or where it names them."""
@@ -90,8 +96,13 @@ class GenerateRequest:
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise ValueError("the prompt has no tokens")
-        if self.max_tokens < 1:
+        if self.max_tokens < 0:
             raise ValueError(f"max_tokens is {self.max_tokens}")
+
+    @property
+    def num_scores(self) -> int:
+        """How many log-probabilities of prompt tokens are wanted: the first token has none."""
+        return 0 if self.prompt_logprobs is None else len(self.prompt_ids) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,23 @@ class TokenLogprob:
 
     token_id: int
     logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """Natural-log probability of the prompt token at `index` (1 or more), given all tokens before it, and the likeliest
+    tokens at its place."""
+
+    index: int
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Neighbouring prompt tokens, in order: a piece of what a request with `prompt_logprobs` yields first."""
+
+    entries: tuple[PromptLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +187,7 @@ class Tokens:
     events: tuple[TokenEvent, ...]
 
 
-DriverEvent = Queued | Prefilled | Tokens
+DriverEvent = Queued | Prefilled | PromptLogprobs | Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +198,7 @@ class Progress:
     phase: str
     done: int = 0
     total: int = 0
+
+
+RequestEvent = TokenEvent | PromptLogprobs | Progress
+"""What a request yields at its entry peer."""

@@ -22,6 +22,17 @@ def merged(spans: Iterable[Span]) -> Spans:
     return tuple(found)
 
 
+def joined(spans: Spans, gap: int) -> Spans:
+    """The bytes of the spans, and those between two of them that are at most `gap` bytes apart."""
+    found: list[Span] = []
+    for start, stop in spans:
+        if found and start - found[-1][1] <= gap:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)
+
+
 def minus(spans: Spans, others: Spans) -> Spans:
     """The bytes of `spans` that are not in `others`."""
     found: list[Span] = []

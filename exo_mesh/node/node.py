@@ -20,7 +20,7 @@ from exo_mesh.discovery.static import StaticDiscovery
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
-from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
@@ -402,7 +402,7 @@ class Node:
         card = await self._models.catalogue.card(name)
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
 
-    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         if self._hosting.host.draining:
             raise NotReadyError("this node is draining and takes no new requests; ask another peer")
         return self._serving.router.generate(model, request)

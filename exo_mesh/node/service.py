@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
-from exo_mesh.domain.request import GenerateRequest, Progress, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.profile import CapabilityProfile
@@ -180,7 +180,7 @@ class MeshService(Protocol):
     async def context_limit(self, name: str) -> int:
         """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
 
-    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.
 
         Raises MeshErrors at any point; ends after the event whose `finish` is set.

@@ -58,7 +58,7 @@ class ThinkingBudget(_message.Message):
     def __init__(self, end_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., start_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "grammar", "thinking")
+    __slots__ = ("instance_id", "ballot", "request_id", "prompt_ids", "resume_ids", "max_tokens", "min_tokens", "stop_ids", "ignore_eos", "sampling", "client", "priority", "resumed", "trace_id", "key_hash", "fingerprint", "share_id", "prompt_logprobs", "grammar", "thinking")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,8 @@ class GenerateRequest(_message.Message):
     TRACE_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_HASH_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SHARE_ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     THINKING_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
@@ -93,9 +95,11 @@ class GenerateRequest(_message.Message):
     trace_id: str
     key_hash: bytes
     fingerprint: bytes
+    share_id: str
+    prompt_logprobs: int
     grammar: Grammar
     thinking: ThinkingBudget
-    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., request_id: _Optional[str] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resume_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., client: _Optional[str] = ..., priority: _Optional[int] = ..., resumed: bool = ..., trace_id: _Optional[str] = ..., key_hash: _Optional[bytes] = ..., fingerprint: _Optional[bytes] = ..., share_id: _Optional[str] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., thinking: _Optional[_Union[ThinkingBudget, _Mapping]] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "logprob")
@@ -118,6 +122,16 @@ class TokenEvent(_message.Message):
     top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
     finish: str
     def __init__(self, index: _Optional[int] = ..., token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish: _Optional[str] = ...) -> None: ...
+
+class PromptLogprob(_message.Message):
+    __slots__ = ("index", "logprob", "top")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, index: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class StageSpan(_message.Message):
     __slots__ = ("waited_s", "compute_s")
@@ -146,7 +160,7 @@ class FrameTrace(_message.Message):
     def __init__(self, step: _Optional[int] = ..., is_prefill: bool = ..., rows: _Optional[int] = ..., tokens: _Optional[int] = ..., sent_s: _Optional[float] = ..., lap_s: _Optional[float] = ..., stages: _Optional[_Iterable[_Union[StageSpan, _Mapping]]] = ...) -> None: ...
 
 class GenerateEvents(_message.Message):
-    __slots__ = ("ballot", "events", "error_code", "error_message", "prefilled", "trace", "queued")
+    __slots__ = ("ballot", "events", "error_code", "error_message", "prefilled", "trace", "queued", "prompt")
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +168,7 @@ class GenerateEvents(_message.Message):
     PREFILLED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     QUEUED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
     ballot: _plan_pb2.Ballot
     events: _containers.RepeatedCompositeFieldContainer[TokenEvent]
     error_code: str
@@ -161,7 +176,8 @@ class GenerateEvents(_message.Message):
     prefilled: int
     trace: _containers.RepeatedCompositeFieldContainer[FrameTrace]
     queued: int
-    def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., prefilled: _Optional[int] = ..., trace: _Optional[_Iterable[_Union[FrameTrace, _Mapping]]] = ..., queued: _Optional[int] = ...) -> None: ...
+    prompt: _containers.RepeatedCompositeFieldContainer[PromptLogprob]
+    def __init__(self, ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., prefilled: _Optional[int] = ..., trace: _Optional[_Iterable[_Union[FrameTrace, _Mapping]]] = ..., queued: _Optional[int] = ..., prompt: _Optional[_Iterable[_Union[PromptLogprob, _Mapping]]] = ...) -> None: ...
 
 class RecallRequest(_message.Message):
     __slots__ = ("key_hash",)

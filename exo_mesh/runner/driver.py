@@ -9,10 +9,10 @@ from functools import partial
 
 import numpy as np
 
-from exo_mesh.domain.frame import Frame, Insert, Op, Remove, Retain, Shutdown
+from exo_mesh.domain.frame import NO_COPY, Fault, Frame, Insert, Op, Remove, Retain, Row, Shutdown
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.replay import Kept
-from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.domain.request import FinishReason, GenerateRequest, TokenEvent
 from exo_mesh.errors import (
     CancelledRequestError,
     InputError,
@@ -28,8 +28,10 @@ from exo_mesh.runner.constraint import Constraint
 from exo_mesh.runner.generation import (
     Drawn,
     Generation,
+    end_events,
     error_events,
     prefill_events,
+    prompt_events,
     queue_events,
     token_events,
     trace_events,
@@ -38,8 +40,10 @@ from exo_mesh.runner.grammars import Grammars
 from exo_mesh.runner.laps import LapTimes
 from exo_mesh.runner.mailbox import PARK_AT, Mailbox
 from exo_mesh.runner.pace import Pace
+from exo_mesh.runner.prompt_logprobs import max_logit_rows, pieces
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
+from exo_mesh.runner.shared_prompts import SharedPrompts
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
@@ -81,6 +85,7 @@ class Driver:
         self._last_step = 0
         self._last_sequence = 0
         self._signed_at = 0.0
+        self._shared = SharedPrompts()
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.replays = Replays()
         self.laps = LapTimes()
@@ -106,6 +111,7 @@ class Driver:
         beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
         beat.kv_pool_tokens = scheduler.max_tokens
         beat.evictions, beat.laps_saved = self.evictions, self.laps_saved
+        beat.shared_tokens = self._shared.saved_tokens
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
         beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
@@ -121,7 +127,9 @@ class Driver:
 
         kept_from: stages from this one on keep the KV that they have; as many as stages: none does.
         """
-        held = self._came_round() if kept_from < limits.num_stages else {}
+        held = self._came_round()
+        if kept_from >= limits.num_stages:
+            held = {}
         self._ballot, self._ballot_proto = ballot, ballot_to_proto(ballot)
         self._limits, self._pace = limits, Pace(limits.num_stages)
         self._in_flight.clear()
@@ -147,7 +155,7 @@ class Driver:
             for row in work.rows:
                 if row.sequence in held:
                     held[row.sequence] = min(held[row.sequence], row.pos0)
-        return held
+        return {**held, **{lost: 0 for lost in self._shared.lose() if lost in held}}
 
     def submit(self, request: GenerateRequest, mailbox: Mailbox) -> None:
         """Queue a request, or refuse it through its mailbox."""
@@ -164,9 +172,11 @@ class Driver:
             if kept.finish is not None:
                 return
         generation = Generation.begin(request, self._last_sequence, mailbox)
-        generation.kept = kept
+        generation.take_kept(kept)
         if request.request_id in self._by_request:
             self._refuse(generation, InputError(f"request {request.request_id} is already running here"))
+        elif generation.is_done:
+            self._refuse(generation, None)
         elif not self._scheduler.submit(generation.sequence):
             self._refuse(generation, OverloadError(self._scheduler.why_refused))
         else:
@@ -185,6 +195,8 @@ class Driver:
         if worker is not None:
             self._end(worker, SupersededError("the same request was asked for again, and goes on there"))
         request, events = self.replays.begin(request, kept, self._last_sequence)
+        for piece in pieces(kept.prompt if request.num_scores else ()):
+            self._news.append((mailbox, partial(prompt_events, self._ballot_proto, piece)))
         for message in replay_messages(self._ballot_proto, events):
             self._news.append((mailbox, partial(_the, message)))
         if kept.finish is not None:
@@ -227,12 +239,13 @@ class Driver:
             self._scheduler.pressure = max(report.pressure for report in frame.reports)
             self._scheduler.room = min(report.kv_tokens for report in frame.reports)
         for fault in frame.faults:
-            self._end(fault.sequence, error_from_code(fault.code, fault.message))
+            self._take_fault(fault)
+        self._shared.came_round(frame.step)
         if logits is not None:
             self._draw(frame, logits)
         draw_s = time.perf_counter() - now
-        for row in frame.rows:
-            if not row.num_logits and row.sequence in self._live:
+        for row in frame.rows if work is not None and work.is_prefill else ():
+            if row.sequence in self._live:
                 self._tell(self._live[row.sequence], prefill_events, row.pos0 + row.n)
         self.pump()
         if work is not None and lap_s is not None and (work.is_prefill or now - self._learnt_at > LEARN_EVERY_S):
@@ -255,20 +268,63 @@ class Driver:
     def pump(self) -> None:
         """Start frames as long as there is work and fewer than the useful number are on the ring."""
         for sequence in self._scheduler.evict():
-            self._ops.append(Remove(sequence.id))
+            if not sequence.waits:
+                self._ops.append(Remove(sequence.id))
+            sequence.source = None
+            self._shared.forget(sequence.id)
             self.evictions += 1
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
             if not generation.index:  # not one that has been running before
                 self.waits.add(time.perf_counter() - generation.submitted_at)
-            self._ops.append(Insert(sequence.id, generation.max_positions))
+            if not self._shared.must_wait(sequence, self._scheduler.running):
+                self._ops.append(Insert(sequence.id, generation.max_positions))
             if generation.queued:
                 generation.queued = False
                 self._tell(generation, queue_events, 0)
+        self._copy_ready()
         while (work := self._scheduler.next_work()) is not None:
             self._start(work)
+            if work.is_prefill:
+                self._copy_ready()
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
+
+    def _copy_ready(self) -> None:
+        """Begin the sequences that have waited for the prompt of another one."""
+        for sequence, source in self._shared.ready(self._scheduler.running):
+            max_positions = self._live[sequence.id].max_positions
+            if source is None:
+                self._ops.append(Insert(sequence.id, max_positions))
+            else:
+                self._ops.append(self._shared.copy(source, sequence, max_positions))
+                self._scheduler.copied(sequence)
+
+    def _take_fault(self, fault: Fault) -> None:
+        """A stage could not do a sequence. Copies of it are not trusted, and a copy that could not be made is no error:
+        these compute their prompts themselves."""
+        if fault.code == NO_COPY:
+            self._begin_anew(fault.sequence)
+            return
+        for sequence_id in self._shared.copies_of(fault.sequence):
+            self._begin_anew(sequence_id)
+        self._end(fault.sequence, error_from_code(fault.code, fault.message))
+
+    def _begin_anew(self, sequence_id: int) -> None:
+        """Compute all of a request again, under a new id: rows of the old one may be on their way, and have faults."""
+        generation = self._live.pop(sequence_id, None)
+        if generation is None:
+            return
+        self._shared.forget(sequence_id)
+        if self._scheduler.remove(sequence_id):
+            self._ops.append(Remove(sequence_id))
+        self._last_sequence += 1
+        generation.begin_anew(self._last_sequence)
+        if generation.kept is not None:
+            self.replays.goes_on(generation.request.key_hash, sequence_id, self._last_sequence)
+        self._live[self._last_sequence] = generation
+        self._by_request[generation.request.request_id] = self._last_sequence
+        self._scheduler.submit(generation.sequence)
 
     def _tell_places(self, only: Generation | None = None) -> None:
         """Tell those who wait, or one of them, how far they are: silence would mean that the ring does not move."""
@@ -289,7 +345,9 @@ class Driver:
             ops=tuple(self._ops),
             upto=work.upto,
         )
-        self._ops.clear()
+        if self._ops:
+            self._ops.clear()
+            self._shared.sent(frame.step)
         self._in_flight[frame.step] = work
         self.laps.sent(frame.step, time.perf_counter())
         self._send(frame)
@@ -305,8 +363,10 @@ class Driver:
         if (num_stages := len(frame.reports)) > 1:
             on_links_s = lap_s - waited_s - sum(report.compute_s for report in frame.reports)
             self.hops.add(max(0.0, on_links_s) / num_stages)
-        if work.upto or (len(work.token_ids) > len(work.rows) and not work.is_prefill):
-            return  # it says little of a chunk that all stages compute, or of rows of one token
+        if work.upto or work.is_scoring:
+            return  # it says little of a chunk that all stages compute, and that has no logits
+        if len(work.token_ids) > len(work.rows) and not work.is_prefill:
+            return  # nor of rows of one token
         if work.is_prefill:
             compute_s = [report.compute_s for report in frame.reports]
             self._pace.prefilled(len(work.token_ids), lap_s, waited_s, compute_s)
@@ -320,7 +380,34 @@ class Driver:
         for row in frame.rows:
             stop += row.num_logits
             if row.num_logits and (generation := self._live.get(row.sequence)) is not None:
-                self._draw_one(generation, logits[stop - 1])
+                if row.pos0 < generation.sequence.scores:
+                    self._score(generation, row, logits[stop - row.num_logits : stop])
+                else:
+                    self._draw_one(generation, logits[stop - 1])
+
+    def _score(self, generation: Generation, row: Row, logits: np.ndarray) -> None:
+        """Tell what the logits say of the prompt; the end, if nothing is to be drawn."""
+        self._scheduler.max_logit_rows = max_logit_rows(logits.shape[1])
+        try:
+            entries = generation.score(row, logits)
+        except MeshError as exc:
+            self._end(generation.sequence.id, exc)
+            return
+        if generation.kept is not None:
+            generation.kept.prompt += entries
+        for piece in pieces(entries):
+            self._tell(generation, prompt_events, piece)
+        if generation.is_done:
+            self._finish_empty(generation)
+            self._end(generation.sequence.id, None)
+
+    def _finish_empty(self, generation: Generation) -> None:
+        """The end of a request that draws nothing."""
+        if generation.kept is not None:
+            generation.kept.add(TokenEvent(generation.index, None, finish=FinishReason.LENGTH))
+        if generation.laps:
+            self._tell(generation, trace_events, generation.laps)
+        self._tell(generation, end_events, generation.index)
 
     def _draw_one(self, generation: Generation, logits: np.ndarray) -> None:
         if generation.forced:  # known by now, and the logits are of the token before them
@@ -362,7 +449,7 @@ class Driver:
         """Let the output of a request that wants it be held by a grammar or a thinking budget, as soon as that can be
         done; its prompt is computed meanwhile."""
         request = generation.request
-        if request.grammar is None and request.thinking is None:
+        if (request.grammar is None and request.thinking is None) or not generation.sequence.draws:
             return
         if self._grammars is None:
             self._end(generation.sequence.id, InputError("this driver has no grammars"))
@@ -413,6 +500,7 @@ class Driver:
         if generation.kept is not None:
             self.replays.end(generation.request.key_hash, generation.kept, sequence_id)
         self._num_traced -= bool(generation.request.trace_id)
+        self._shared.forget(sequence_id)
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
         if error is not None:
@@ -420,11 +508,14 @@ class Driver:
                 self._tell(generation, trace_events, generation.laps)
             self._fail(generation, error)
 
-    def _refuse(self, generation: Generation, error: MeshError) -> None:
-        """It never gets into the queue."""
+    def _refuse(self, generation: Generation, error: MeshError | None) -> None:
+        """It never gets into the queue. error: None if there is nothing to do."""
+        if error is None:
+            self._finish_empty(generation)
         if generation.kept is not None:
             self.replays.end(generation.request.key_hash, generation.kept, generation.sequence.id)
-        self._fail(generation, error)
+        if error is not None:
+            self._fail(generation, error)
 
     def _fail(self, generation: Generation, error: MeshError) -> None:
         self._tell(generation, error_events, error)

@@ -12,17 +12,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.replay import Kept
-from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, StageSpan, TokenEvent
+from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, PromptLogprob, StageSpan, TokenEvent
 from exo_mesh.errors import MeshError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.runner.constraint import Constraint
 from exo_mesh.runner.mailbox import Mailbox
+from exo_mesh.runner.prompt_logprobs import score
 from exo_mesh.runner.sampler import Draw, Sampler
 from exo_mesh.runner.scheduler import Sequence
-from exo_mesh.transport.driver_codec import event_to_proto, traces_to_proto
+from exo_mesh.transport.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
 
 MAX_LAPS = 1024
 """Laps that are kept of a traced request: the last ones, about 100 bytes each."""
@@ -77,6 +78,8 @@ class Generation:
         sampler = Sampler(request)
         tokens = [*request.prompt_ids, *request.resume_ids]
         sequence = Sequence(sequence_id, tokens, request.client, request.priority, request.resumed)
+        sequence.share_id, sequence.num_shared = request.share_id, len(request.prompt_ids) - 1
+        sequence.draws, sequence.scores = request.max_tokens > 0, request.num_scores
         return Generation(request, sequence, sampler, mailbox, len(request.resume_ids))
 
     @property
@@ -88,10 +91,50 @@ class Generation:
         """Keep what a frame with a row of this request took, if it is traced. sent_at: of `time.perf_counter`."""
         if self.request.trace_id:
             stages = tuple(StageSpan(report.waited_s, report.compute_s) for report in frame.reports)
-            is_prefill = not any(row.num_logits for row in frame.rows)
             sent_s = sent_at - self.submitted_at
-            lap = FrameTrace(frame.step, is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
+            lap = FrameTrace(frame.step, frame.is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
             self.laps.append(lap)
+
+    def begin_anew(self, sequence_id: int) -> None:
+        """Go on as another sequence, which shares no prompt: the stages' KV of the one before is worthless."""
+        old = self.sequence
+        self.sequence = Sequence(
+            sequence_id,
+            old.tokens,
+            old.client,
+            old.priority,
+            resumed=True,
+            parked=old.parked,
+            num_shared=old.num_shared,
+            draws=old.draws,
+            scores=old.scores,
+            scored=old.scored,
+        )
+
+    def take_kept(self, kept: Kept | None) -> None:
+        """Keep its output there; what is kept of its prompt is not told again."""
+        self.kept = kept
+        if kept is not None:
+            self.sequence.scored = min(len(kept.prompt), self.sequence.scores)
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is to be drawn, and what was wanted of the prompt has been told."""
+        return not self.sequence.draws and not self.sequence.wants_scores
+
+    def score(self, row: Row, logits: np.ndarray) -> list[PromptLogprob]:
+        """The log-probabilities of prompt tokens by a prefill row that have not been told yet. logits: of the last
+        positions of the row. Raises EngineError if they are no numbers."""
+        sequence = self.sequence
+        first = row.pos0 + row.n - len(logits)
+        start, stop = max(sequence.scored, first), min(row.pos0 + row.n, sequence.scores)
+        if start >= stop:
+            return []
+        assert first <= sequence.scored, "frames come round in order"
+        token_ids = sequence.tokens[start + 1 : stop + 1]
+        entries = score(logits[start - first : stop - first], token_ids, start + 1, self.request.prompt_logprobs or 0)
+        sequence.scored = stop
+        return entries
 
     def draw(self, logits: np.ndarray) -> Drawn:
         """Draw the next token from float32 `[vocab]` logits, and add those that must follow it.
@@ -133,6 +176,16 @@ def token_events(ballot: plan_pb2.Ballot, index: int, drawn: Drawn) -> pb.Genera
     """What the caller is told of tokens and of the end; all of one row go together, so that a caller who loses the
     driver knows all or none of them. index: of the first one."""
     return pb.GenerateEvents(ballot=ballot, events=map(event_to_proto, drawn.events(index)))
+
+
+def end_events(ballot: plan_pb2.Ballot, index: int) -> pb.GenerateEvents:
+    """The end of a request that draws nothing."""
+    return pb.GenerateEvents(ballot=ballot, events=[pb.TokenEvent(index=index, finish=FinishReason.LENGTH)])
+
+
+def prompt_events(ballot: plan_pb2.Ballot, entries: Iterable[PromptLogprob]) -> pb.GenerateEvents:
+    """Log-probabilities of prompt tokens; one piece of them is one message."""
+    return pb.GenerateEvents(ballot=ballot, prompt=prompt_to_proto(entries))
 
 
 def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.GenerateEvents:

@@ -40,7 +40,7 @@ class Mailbox:
         merged = await self._queue.get()
         if (early := self._flushed_at + FLUSH_EVERY_S - time.monotonic()) > 0:
             await asyncio.sleep(early)
-        while not self._queue.empty():
+        while not self._queue.empty() and not merged.prompt:  # those are as large as a message should be
             merged.MergeFrom(self._queue.get_nowait())
         self._flushed_at = time.monotonic()
         return merged

@@ -41,12 +41,19 @@ class Replays:
         """A sequence works on it from now on: (the request that goes on after all that is kept, what its caller has not
         been told of that)."""
         kept.meet(request.resume_ids)
+        if request.num_scores > len(kept.prompt):
+            kept.reopen()
         kept.live = True
         events = kept.events(len(request.resume_ids))
         if kept.finish is None:
             self._workers[request.key_hash] = sequence_id
         ids = tuple(kept.ids)
         return replace(request, resume_ids=ids, resumed=request.resumed or bool(ids)), events
+
+    def goes_on(self, key_hash: bytes, sequence_id: int, as_sequence_id: int) -> None:
+        """The request that a sequence works on is another sequence now."""
+        if self._workers.get(key_hash) == sequence_id:
+            self._workers[key_hash] = as_sequence_id
 
     def end(self, key_hash: bytes, kept: Kept, sequence_id: int) -> None:
         """A sequence works on it no more."""

@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from exo_mesh.domain.frame import Row
+from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.runner.pace import Pace, shares
 from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
 
 PREFILL_CHUNK = 512
 """Most tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
-
-LONGEST_ROW = 16
-"""Tokens of a decode row: the last one that was drawn, and those that had to follow it. What is more is prefilled."""
 
 PREFILL_BUDGET_S = 0.25
 """How long a chunk's lap may hold up the streams that run beside it."""
@@ -51,14 +48,40 @@ class Sequence:
     """Positions that the later stages of the ring hold from a lower ballot: these are prefilled at the others only."""
     forced: int = 0
     """So many of the last tokens were not drawn, and go round in one row with the one before them."""
+    share_id: str = ""
+    """See GenerateRequest."""
+    num_shared: int = 0
+    """Positions of the prompt that other sequences can copy: all but the last."""
+    source: Sequence | None = None
+    """It has its place, and waits until this sequence has computed the prompt that they share, to begin as a copy."""
+    draws: bool = True
+    """It has tokens to draw, besides what it wants to know of its prompt."""
+    scores: int = 0
+    """The logits of so many positions of the prompt are wanted."""
+    scored: int = 0
+    """So many of them have come round."""
+
+    @property
+    def waits(self) -> bool:
+        return self.source is not None
 
     @property
     def prefill_left(self) -> int:
-        return max(0, len(self.tokens) - 1 - self.forced - self.computed)
+        return 0 if self.source is not None else max(0, len(self.tokens) - 1 - self.forced - self.computed)
+
+    @property
+    def wants_scores(self) -> bool:
+        return self.scored < self.scores
 
     @property
     def catch_up_left(self) -> int:
-        return max(0, min(self.held, len(self.tokens) - 1) - self.computed)
+        return 0 if self.waits else max(0, min(self.held, len(self.tokens) - 1) - self.computed)
+
+    def prefill_row(self, n: int) -> Row:
+        """The next n positions, with the logits that are wanted of them."""
+        stop = self.computed + n
+        wanted = stop - max(self.computed, self.scored) if self.wants_scores and self.computed < self.scores else 0
+        return Row(self.id, self.computed, n, max(0, wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +103,17 @@ class SchedulerLimits:
 
 class Work(NamedTuple):
     """Rows of one frame and their token ids: decode rows of one batch, or one chunk of prefill, which may be the end
-    of one prompt and the whole of others. upto: only stages before this one compute it; 0 means all."""
+    of one prompt and the whole of others. upto: only stages before this one compute it; 0 means all. is_scoring: it is
+    prefill although logits of its rows are wanted."""
 
     rows: tuple[Row, ...]
     token_ids: tuple[int, ...]
     upto: int = 0
+    is_scoring: bool = False
 
     @property
     def is_prefill(self) -> bool:
-        return bool(self.rows) and not self.rows[0].num_logits
+        return bool(self.rows) and (self.is_scoring or not self.rows[0].num_logits)
 
 
 @dataclass(slots=True)
@@ -123,6 +148,8 @@ class Scheduler:
     """The worst of all stages' machines, as the last frame said: see StageReport."""
     room: int = 2**31
     """Positions that the stage with the least memory can hold, as the last frame said."""
+    max_logit_rows: int = 16
+    """Positions of prompts whose logits one frame may be asked for."""
 
     def __post_init__(self) -> None:
         self._queue = FairQueue(self.limits.max_waiting)
@@ -179,7 +206,7 @@ class Scheduler:
         return self.pressure >= 2 and len(self._queue) > 0
 
     def remove(self, sequence_id: int) -> bool:
-        """Forget a sequence. True if it was running, so that stages hold KV of it."""
+        """Forget a sequence. True if it was running and stages hold KV of it."""
         if (aside := self._aside.pop(sequence_id, None)) is not None:
             self._queue.left(aside.client)
             return False
@@ -189,7 +216,7 @@ class Scheduler:
             return False
         self._held -= len(running.tokens)
         self._queue.left(running.client)
-        return True
+        return not running.waits
 
     def unpark(self, sequence: Sequence) -> None:
         """Its reader has read all: it gets rows again, or goes to the head of the queue if it has lost its place."""
@@ -251,7 +278,7 @@ class Scheduler:
             sequence.decoding, sequence.held = False, 0
         for sequence in reversed(running):
             there = held.get(sequence.id, 0)
-            sequence.decoding = False
+            sequence.decoding, sequence.source = False, None
             sequence.computed, sequence.held = (0, there) if kept_from else (there, 0)
             self._queue.push_back(sequence)
         self._running.clear()
@@ -275,11 +302,17 @@ class Scheduler:
         A long prompt does not stop running streams: whoever has waited for one chunk goes before the next one, also
         where the number of batches has just become smaller.
         """
-        decoding = [seq for seq in self._running.values() if seq.prefill_left == 0]
+        decoding: list[Sequence] = []
+        prefilling = False
+        for sequence in self._running.values():
+            if sequence.prefill_left:
+                prefilling = True
+            elif sequence.draws and sequence.source is None:
+                decoding.append(sequence)
         ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
-        batches = self._batches(decoding)
+        batches = self._batches(decoding, prefilling)
         held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
-        if self._prefill_is_due(decoding) and not held_up:
+        if prefilling and self._has_room_for_chunk(decoding) and not held_up:
             self._chunk_turn = self._turn
             return self._prefill_chunk(beside_streams=bool(decoding))
         if not ready or len(self._decodes) >= batches:
@@ -302,22 +335,25 @@ class Scheduler:
     def token_forced(self, sequence: Sequence, *token_ids: int) -> None:
         """More output of a sequence that has no decode row on its way, or whose row came round."""
         came_round = sequence.computed == len(sequence.tokens)
-        sequence.forced = min(len(token_ids) - came_round, LONGEST_ROW - 1)
+        sequence.forced = min(len(token_ids) - came_round, LONGEST_DRAFT - 1)
         sequence.tokens += token_ids
         self._queue.charge(sequence.client, OUTPUT_WEIGHT * len(token_ids))
         if sequence.id in self._running:
             self._held += len(token_ids)
 
-    def _prefill_is_due(self, decoding: list[Sequence]) -> bool:
-        if self._prefills >= (self._chunks_beside()[0] if decoding else self.limits.num_stages):
-            return False
-        return len(decoding) < len(self._running)
+    def copied(self, sequence: Sequence) -> None:
+        """The stages hold the shared part of its prompt, which has cost nothing."""
+        sequence.computed = sequence.num_shared
+        self._queue.charge(sequence.client, -PROMPT_WEIGHT * sequence.num_shared)
 
-    def _batches(self, decoding: list[Sequence]) -> int:
+    def _has_room_for_chunk(self, decoding: list[Sequence]) -> bool:
+        return self._prefills < (self._chunks_beside()[0] if decoding else self.limits.num_stages)
+
+    def _batches(self, decoding: list[Sequence], prefilling: bool) -> int:
         """Decode frames that should be on the ring: as many as are useful, but chunks take the places of all but one.
         What they have to do is the same in one frame, or less."""
         batches = self.pace.batches(len(decoding))
-        if 0 < len(decoding) < len(self._running):
+        if decoding and prefilling:
             batches = max(1, batches + 1 - self._chunks_beside()[0])
         return batches
 
@@ -333,11 +369,12 @@ class Scheduler:
         token_ids: list[int] = []
         for sequence in self._running.values():
             if n := dealt.get(sequence.id, 0):
-                rows.append(Row(sequence.id, sequence.computed, n))
+                rows.append(sequence.prefill_row(n))
                 token_ids += sequence.tokens[sequence.computed : sequence.computed + n]
                 sequence.computed += n
         self._prefills += 1
-        return Work(tuple(rows), tuple(token_ids), self._kept_from if catching_up else 0)
+        upto, is_scoring = self._kept_from if catching_up else 0, any(row.num_logits for row in rows)
+        return Work(tuple(rows), tuple(token_ids), upto, is_scoring)
 
     def _chunk_alone(self) -> int:
         """Tokens of a chunk while nobody streams."""
@@ -352,11 +389,15 @@ class Scheduler:
     def _prefill_shares(self, size: int, catching_up: bool) -> dict[int, int]:
         """Tokens of a chunk for each sequence, by its id: half of it for whoever came first, the rest for whoever is
         done soonest. So a long prompt neither holds up short ones, nor is it held up by them."""
-        wanted = {
-            sequence.id: wants
-            for sequence in self._running.values()
-            if (wants := sequence.catch_up_left if catching_up else sequence.prefill_left)
-        }
+        wanted: dict[int, int] = {}
+        logit_rows = self.max_logit_rows
+        for sequence in self._running.values():
+            wants = sequence.catch_up_left if catching_up else sequence.prefill_left
+            if wants and sequence.wants_scores:
+                wants = min(wants, logit_rows)
+                logit_rows -= wants
+            if wants:
+                wanted[sequence.id] = wants
         first, *others = wanted
         left = size - min(wanted[first], size - size // 2)
         dealt: dict[int, int] = {}

@@ -384,7 +384,7 @@ class Worker:
         slow = result.frame.reports[-1].compute_s > SLOW_S
         self._was_large = slow and len(frame.token_ids) > DIRECT_TOKENS
         self._computed(result)
-        if frame.rows and frame.rows[0].num_logits and not self._is_slow:
+        if not frame.is_prefill and not self._is_slow:
             self._slow_steps = max(0, self._slow_steps + (1 if slow else -1))
             if self._is_slow and self._setup.is_last:
                 self._part()
@@ -410,7 +410,7 @@ class Worker:
         """In the engine's thread: run a frame through the stage, and add the stage's report to it."""
         assert self._stage is not None and self._budget is not None, "load first"
         start = self._computing_since = time.perf_counter()
-        self.clock.begin(len(frame.token_ids), is_prefill=not any(row.num_logits for row in frame.rows))
+        self.clock.begin(len(frame.token_ids), is_prefill=frame.is_prefill)
         result = self._stage.process(frame)
         compute_s = self.clock.end()
         self._computing_since = 0.0

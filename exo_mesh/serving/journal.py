@@ -9,7 +9,7 @@ from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.replay import Kept, ReplayStore
-from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, PromptLogprobs, TokenEvent
 from exo_mesh.errors import (
     CancelledRequestError,
     InputError,
@@ -49,6 +49,8 @@ class JournalEntry:
     kept: Kept | None = None
     """Where its events are kept, if the client gave an idempotency key."""
     superseded: bool = False
+    scored: int = 0
+    """Log-probabilities of prompt tokens that were handed on."""
 
     @property
     def state(self) -> str:
@@ -59,8 +61,12 @@ class JournalEntry:
 
     @property
     def resumption(self) -> GenerateRequest:
-        """The request that continues after what was emitted; the seed is the same, so sampling goes on as it would."""
-        return replace(self.request, resume_ids=(*self.request.resume_ids, *self.emitted))
+        """The request that continues after what was emitted; the seed is the same, so sampling goes on as it would.
+        What is missing of the prompt's log-probabilities comes again with those before it, which `accept_prompt`
+        drops."""
+        wanted = self.request.prompt_logprobs if self.scored < self.request.num_scores else None
+        resume_ids = (*self.request.resume_ids, *self.emitted)
+        return replace(self.request, resume_ids=resume_ids, prompt_logprobs=wanted)
 
     @property
     def next_index(self) -> int:
@@ -78,14 +84,27 @@ class JournalEntry:
             self.kept.add(event)
         return True
 
-    def replay(self) -> list[TokenEvent]:
+    def accept_prompt(self, event: PromptLogprobs) -> PromptLogprobs | None:
+        """Note log-probabilities of the prompt; answers those that are new. Raises TransportError if one is missing."""
+        entries = tuple(entry for entry in event.entries if entry.index > self.scored)
+        if entries and entries[0].index != self.scored + 1:
+            raise TransportError(f"the driver skipped from prompt token {self.scored} to {entries[0].index}")
+        self.scored += len(entries)
+        if self.kept is not None and not self.superseded:
+            self.kept.prompt += entries
+        return PromptLogprobs(entries) if entries else None
+
+    def replay(self) -> list[TokenEvent | PromptLogprobs]:
         """What came out under the same key before; it counts as emitted from now on."""
         if self.kept is None:
             return []
         self.kept.meet(())
+        self.scored = len(self.kept.prompt)
+        if self.scored < self.request.num_scores:
+            self.kept.reopen()
         events = self.kept.events(0)
         self.emitted.extend(event.token_id for event in events if event.token_id is not None)
-        return events
+        return [*([PromptLogprobs(tuple(self.kept.prompt))] if self.scored else []), *events]
 
     @property
     def end_error(self) -> MeshError:
@@ -189,13 +208,17 @@ class Journal:
         return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)
 
     def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        """Ask a live request to end; False if there is none of this id. With a key_id, a request that came with another
-        API key ("": without one) counts as none."""
-        entry = self._live.get(request_id)
-        if entry is None or key_id not in (None, entry.request.key_id):
-            return False
-        self._cancel(entry)
-        return True
+        """Ask a live request to end, with all its choices; False if there is none of this id. With a key_id, a request
+        that came with another API key ("": without one) counts as none."""
+        found = [
+            entry
+            for entry in list(self._live.values())
+            if request_id in (entry.request.request_id, entry.request.share_id)
+            and key_id in (None, entry.request.key_id)
+        ]
+        for entry in found:
+            self._cancel(entry)
+        return bool(found)
 
     def _cancel(self, entry: JournalEntry) -> None:
         entry.cancelled = True

@@ -12,7 +12,16 @@ from functools import partial
 from typing import Any
 
 from exo_mesh.domain.plan import Ballot
-from exo_mesh.domain.request import FinishReason, FrameTrace, Prefilled, Progress, Queued, TokenEvent
+from exo_mesh.domain.request import (
+    FinishReason,
+    FrameTrace,
+    Prefilled,
+    Progress,
+    PromptLogprobs,
+    Queued,
+    RequestEvent,
+    TokenEvent,
+)
 from exo_mesh.domain.view import InstanceInfo
 from exo_mesh.errors import ContextLengthError, DeadlineError, StageLostError
 from exo_mesh.serving.journal import JournalEntry
@@ -23,8 +32,6 @@ from exo_mesh.transport.control_driver import DriverCall, DriverStreamError, Sil
 
 PROGRESS_EVERY_S = 1.0
 """While an instance is placed, the client hears this often how far that is."""
-
-RequestEvent = TokenEvent | Progress
 
 _log = logging.getLogger(__name__)
 
@@ -134,7 +141,8 @@ class RequestRun:
     async def _replay(self) -> Sequence[RequestEvent]:
         """What came out under the same idempotency key before."""
         events = self._entry.replay()
-        self._go(RunState.ENDED if events and events[-1].finish is not None else RunState.PLACING)
+        is_whole = bool(events) and isinstance(events[-1], TokenEvent) and events[-1].finish is not None
+        self._go(RunState.ENDED if is_whole else RunState.PLACING)
         return events
 
     async def _place(self) -> Sequence[RequestEvent]:
@@ -174,6 +182,9 @@ class RequestRun:
             return [Progress("queued", event.place)]
         if isinstance(event, Prefilled):
             return [Progress("prefill", event.num_tokens, self._prefill_total)]
+        if isinstance(event, PromptLogprobs):
+            new = self._entry.accept_prompt(event)
+            return [] if new is None else [new]
         if event.events[-1].finish is not None:
             self._go(RunState.ENDED)
         return [token for token in event.events if self._entry.accept(token)]

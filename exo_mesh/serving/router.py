@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.domain.request import GenerateRequest, TokenEvent
+from exo_mesh.domain.request import GenerateRequest, RequestEvent, TokenEvent
 from exo_mesh.errors import MeshError
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
 from exo_mesh.serving.history import FINE
 from exo_mesh.serving.journal import Journal, JournalEntry
-from exo_mesh.serving.request_run import Patience, RequestEvent, RequestRun, RunState
+from exo_mesh.serving.request_run import Patience, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
 from exo_mesh.serving.traces import TraceStore
 from exo_mesh.tasks import Watchdog

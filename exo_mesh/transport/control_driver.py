@@ -31,7 +31,7 @@ from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channel_options import TOKENS
 from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.driver_codec import event_from_proto, request_to_proto, trace_from_proto
+from exo_mesh.transport.driver_codec import event_from_proto, prompt_from_proto, request_to_proto, trace_from_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto
 
 # Dial again at once after a break: how often and how long is decided by the caller, not by grpc's back-off of up to
@@ -92,11 +92,16 @@ class DriverCall:
         self._reading_since: float | None = None
         self._started = False
         self._turn_by = math.inf
+        self._next: Tokens | None = None
+        """What came in one message with the prompt's log-probabilities."""
         self._error: BaseException | None = None
 
     async def read(self) -> DriverEvent:
         """The next event. Raises the driver's own error, DriverStreamError if the stream breaks, StageLostError if the
         driver works under a lower ballot, and what `interrupt` was given."""
+        if self._next is not None:
+            held_back, self._next = self._next, None
+            return held_back
         if self._error is not None:
             raise self._error
         message = await self._message()
@@ -107,12 +112,16 @@ class DriverCall:
             self._on_trace([trace_from_proto(frame) for frame in message.trace])
         if message.error_code:
             error = error_from_code(printable(message.error_code, 64), printable(message.error_message))
-            if not message.events:
+            if not message.events and not message.prompt:
                 raise error
             self._error = error  # after the tokens that came with it
-        if message.events:
-            self._started = True
-            return Tokens(tuple(event_from_proto(event) for event in message.events))
+        tokens = Tokens(tuple(event_from_proto(event) for event in message.events)) if message.events else None
+        self._started = self._started or tokens is not None
+        if message.prompt:
+            self._next = tokens
+            return prompt_from_proto(message.prompt)
+        if tokens is not None:
+            return tokens
         return Queued(message.queued) if message.queued else Prefilled(message.prefilled)
 
     @property

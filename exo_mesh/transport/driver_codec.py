@@ -12,6 +12,8 @@ from exo_mesh.domain.request import (
     FinishReason,
     FrameTrace,
     GenerateRequest,
+    PromptLogprob,
+    PromptLogprobs,
     SamplingParams,
     StageSpan,
     ThinkingBudget,
@@ -25,6 +27,7 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_LOGPROBS = 20
 MIN_REPETITION_PENALTY = 1e-3
 MAX_CLIENT_CHARS = 64
+MAX_SHARE_ID_CHARS = 256
 MAX_PRIORITY = 10
 HASH_BYTES = 32
 MAX_MARKER_IDS = 256
@@ -48,6 +51,8 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
         trace_id=request.trace_id,
         key_hash=request.key_hash,
         fingerprint=request.fingerprint,
+        share_id=request.share_id,
+        prompt_logprobs=request.prompt_logprobs,
         sampling=pb.Sampling(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -74,6 +79,8 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
     """Raises ValueError if the request makes no sense: it may come from any peer, and shares its frames with others."""
     sampling = message.sampling
     _check_sampling(sampling)
+    if message.prompt_logprobs > MAX_LOGPROBS:
+        raise ValueError(f"prompt_logprobs is {message.prompt_logprobs}, more than {MAX_LOGPROBS}")
     if max((*message.prompt_ids, *message.resume_ids), default=0) > MAX_TOKEN_ID:
         raise ValueError(f"a token id is above {MAX_TOKEN_ID}")
     return GenerateRequest(
@@ -90,6 +97,8 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         trace_id=message.trace_id[:MAX_CLIENT_CHARS],
         key_hash=_hash(message.key_hash),
         fingerprint=_hash(message.fingerprint),
+        share_id=message.share_id[:MAX_SHARE_ID_CHARS],
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
         grammar=_grammar(message.grammar) if message.HasField("grammar") else None,
         thinking=_thinking(message.thinking) if message.HasField("thinking") else None,
         sampling=SamplingParams(
@@ -153,6 +162,30 @@ def _check_sampling(sampling: pb.Sampling) -> None:
         raise ValueError("logit_bias has a bias that is no finite number")
     if sampling.logprobs > MAX_LOGPROBS:
         raise ValueError(f"logprobs is {sampling.logprobs}, more than {MAX_LOGPROBS}")
+
+
+def prompt_to_proto(entries: Iterable[PromptLogprob]) -> list[pb.PromptLogprob]:
+    return [
+        pb.PromptLogprob(
+            index=entry.index,
+            logprob=entry.logprob,
+            top=[pb.TokenLogprob(token_id=top.token_id, logprob=top.logprob) for top in entry.top],
+        )
+        for entry in entries
+    ]
+
+
+def prompt_from_proto(messages: Iterable[pb.PromptLogprob]) -> PromptLogprobs:
+    return PromptLogprobs(
+        tuple(
+            PromptLogprob(
+                message.index,
+                message.logprob,
+                tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in message.top),
+            )
+            for message in messages
+        )
+    )
 
 
 def traces_to_proto(frames: Iterable[FrameTrace]) -> list[pb.FrameTrace]:

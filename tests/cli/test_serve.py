@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -27,6 +29,15 @@ from tests.support.processes import QUIET_FLAGS, clean_environ, eventually, gone
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[ChildNode]:
     child = ChildNode(["--name", "alpha", "--api-port", "0", *QUIET_FLAGS], tmp_path / "log", clean_environ(tmp_path))
+    yield child
+    child.stop()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildNode]:
+    """For tests that only ask it."""
+    home = tmp_path_factory.mktemp("shared")
+    child = ChildNode(["--name", "alpha", "--api-port", "0", *QUIET_FLAGS], home / "log", clean_environ(home))
     yield child
     child.stop()
 
@@ -73,6 +84,53 @@ def test_it_stops_when_standard_input_closes_or_its_parent_is_killed(node: Child
     assert '"standard input has closed"' in node.log_path.read_text()
 
 
+SERVE = """
+import asyncio, atexit, sys, time
+from exo_mesh.cli import main, serve
+from exo_mesh.node.node import Node
+serve.STOP_DEADLINE_S = 0.5
+{harm}
+sys.exit(main.main(sys.argv[1:]))
+"""
+THREAD = """
+async def stop(node):
+    asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
+Node.stop = stop
+"""
+
+
+@pytest.mark.parametrize(
+    ("harm", "code", "message"),
+    [
+        pytest.param("atexit.register(time.sleep, 60)", exit_codes.OK, "", id="the interpreter"),
+        pytest.param(
+            "Node.stop = lambda node: time.sleep(60)",
+            exit_codes.FAILED,
+            "did not stop in time",
+            id="the event loop",
+            marks=pytest.mark.extended,
+        ),
+        pytest.param(THREAD, exit_codes.FAILED, "did not stop in time", id="a thread", marks=pytest.mark.extended),
+    ],
+)
+def test_whatever_would_hold_up_its_end_it_is_gone_in_time(harm: str, code: int, message: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE.format(harm=harm), "--api-port", "0", *QUIET_FLAGS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environ(tmp_path),
+    )
+    try:
+        assert "Ctrl-C" in read_until(process, "Ctrl-C")
+        process.send_signal(signal.SIGTERM)
+        _, complaints = process.communicate(timeout=5)
+        assert process.returncode == code and message in complaints and "Traceback" not in complaints, complaints
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_killed_node_leaves_no_runner(node: ChildNode) -> None:
     client = client_of(node.wait_ready(60))
     client.post("/instance", {"model": "exo-mesh-demo"}, 60)
@@ -95,10 +153,11 @@ def say(capsys: pytest.CaptureFixture[str]) -> Said:
     return run_here
 
 
-def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path, say: Said) -> None:
-    client = client_of(node.wait_ready(60))
+def test_the_reading_verbs_read_it(shared: ChildNode, tmp_path: Path, say: Said) -> None:
+    ready = shared.wait_ready(60)
+    client = client_of(ready)
     instance = client.post("/instance", {"model": "exo-mesh-demo"}, 60)
-    here = ["--api-url", client.url, "--home", str(tmp_path)]
+    here = ["--api-url", client.url, "--home", ready["home"]]
     for verb in (["status"], ["topology"], ["ps"], ["models"], ["list"], ["show", "exo-mesh-demo"]):
         code, shown, complaints = say(*verb, *here)
         assert (code, complaints) == (exit_codes.OK, "")
@@ -111,8 +170,8 @@ def test_the_reading_verbs_read_it(node: ChildNode, tmp_path: Path, say: Said) -
     assert eventually(lambda: client.get("/state")["view"]["instances"] == [])
 
 
-def test_run_asks_it(node: ChildNode, tmp_path: Path, say: Said) -> None:
-    here = ["--api-url", node.wait_ready(60)["api_url"]]
+def test_run_asks_it(shared: ChildNode, tmp_path: Path, say: Said) -> None:
+    here = ["--api-url", shared.wait_ready(60)["api_url"]]
     asked = run(["run", "exo-mesh-demo", "Hello.", "--max-tokens", "5", "--verbose", *here], tmp_path)
     assert asked.returncode == exit_codes.OK
     assert asked.stdout.strip()

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exo_mesh.domain.spans import Span, common, covers, cut, merged, minus, num_bytes
+from exo_mesh.domain.spans import Span, common, covers, cut, joined, merged, minus, num_bytes
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
@@ -31,3 +31,11 @@ def test_spans_are_sets(some: list[Span], others: list[Span]) -> None:
 def test_what_is_cut_is_the_same_in_smaller_spans(some: list[Span], most: int) -> None:
     pieces = cut(merged(some), most)
     assert numbers(pieces) == numbers(tuple(some)) and all(0 < stop - start <= most for start, stop in pieces)
+
+
+@given(SPANS, st.integers(0, 9))
+def test_joined_spans_have_the_same_bytes_and_only_short_gaps_between_them(some: list[Span], gap: int) -> None:
+    spans = merged(some)
+    found = joined(spans, gap)
+    assert covers(found, spans) and all(start - stop > gap for (_, stop), (start, _) in pairwise(found))
+    assert all(stop - start <= gap for start, stop in minus(found, spans))

@@ -18,10 +18,11 @@ from exo_mesh.domain.spans import num_bytes
 from exo_mesh.fetcher.choosing import MAX_TEXT_FILES, text_files
 from exo_mesh.fetcher.wire import Answer, CancelFetch, FetchPace, SearchResult
 from exo_mesh.files.listing import FileInfo
-from exo_mesh.weights.card import read_card
+from exo_mesh.weights.card import digest_samples, read_card
 from exo_mesh.weights.fetched import is_here, part_of, read_manifest
+from exo_mesh.weights.safetensors import read_tensor_table
 from tests.fetcher.conftest import MODEL, REPO
-from tests.support.checkpoints import write_json
+from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
 from tests.support.fetcher_child import (
     Fetched,
     FetcherChild,
@@ -65,6 +66,17 @@ def test_a_skeleton_has_the_card_of_the_whole_model_and_no_weights(
     manifest = read_manifest(model_dir)
     assert manifest is not None and manifest.repo == REPO and manifest.revision == hub.repos[REPO].commit
     assert not manifest.is_whole
+
+
+def test_samples_that_are_near_each_other_are_read_by_one_request(
+    tmp_path: Path, hub: LoopbackHub, child: FetcherChild
+) -> None:
+    model_dir = write_checkpoint(tmp_path / "original", TinyModel("qwen3", 6, 256, 16, 1, 1024))
+    (samples,) = digest_samples(read_tensor_table(model_dir)).values()
+    hub.add("org/near", model_dir)
+    assert not isinstance(child.resolve("org/near", tmp_path / "m"), FetchFailed)
+    assert len(samples) > 30 and hub.requests["GET blob"] <= 0.75 * len(samples)
+    assert hub.sent_of(".safetensors") < 0.02 * (model_dir / "model.safetensors").stat().st_size
 
 
 def test_a_model_is_fetched_once_and_checked(

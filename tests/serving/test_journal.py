@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from exo_mesh.domain.request import FinishReason, GenerateRequest, SamplingParams, TokenEvent
+from exo_mesh.domain.request import (
+    FinishReason,
+    GenerateRequest,
+    PromptLogprob,
+    PromptLogprobs,
+    SamplingParams,
+    TokenEvent,
+)
 from exo_mesh.errors import InputError, OverloadError, TransportError
+from exo_mesh.serving.choices import fan_out
 from exo_mesh.serving.journal import Journal
 
 
@@ -73,3 +81,56 @@ def test_a_request_of_another_api_key_is_one_that_nobody_knows(key_id: str) -> N
     assert [one.request_id for one in journal.history.recent(9, key_id)] == ["r"]
     assert not journal.history.recent(9, "ffffffff")
     assert not journal.cancel("unknown")
+
+
+def scores(first: int, stop: int) -> PromptLogprobs:
+    return PromptLogprobs(tuple(PromptLogprob(index, -0.1 * index) for index in range(first, stop)))
+
+
+def test_what_was_told_of_a_prompt_is_not_told_again_after_a_resumption() -> None:
+    entry = Journal().open(GenerateRequest("r", tuple(range(9)), 0, prompt_logprobs=2), "m", 0.0)
+    assert entry.accept_prompt(scores(1, 4)) == scores(1, 4)
+    assert entry.resumption.prompt_logprobs == 2, "some are missing: the next driver tells all of them"
+    assert entry.accept_prompt(scores(1, 3)) is None
+    assert entry.accept_prompt(scores(2, 6)) == scores(4, 6)
+    with pytest.raises(TransportError, match="from prompt token 5 to 7"):
+        entry.accept_prompt(scores(7, 9))
+    assert entry.accept_prompt(scores(6, 9)) == scores(6, 9)
+    assert entry.resumption.prompt_logprobs is None, "none are missing"
+
+
+def test_an_answer_under_a_key_is_told_again_with_its_prompt() -> None:
+    journal = Journal()
+    keyed = GenerateRequest("r", (1, 2, 3), 0, key_hash=b"k" * 32, fingerprint=b"f" * 32, prompt_logprobs=0)
+    end = TokenEvent(0, None, finish=FinishReason.LENGTH)
+    first = journal.open(keyed, "m", 0.0)
+    assert first.replay() == []
+    first.accept_prompt(scores(1, 3))
+    assert first.accept(end)
+    journal.close(first, "length", 1.0)
+    assert journal.open(keyed, "m", 2.0).replay() == [scores(1, 3), end]
+
+
+def test_what_lacks_a_part_of_its_prompt_is_computed_again() -> None:
+    """As after a ring that ended between the two."""
+    journal = Journal()
+    keyed = GenerateRequest("r", (1, 2, 3), 4, key_hash=b"k" * 32, fingerprint=b"f" * 32, prompt_logprobs=0)
+    first = journal.open(keyed, "m", 0.0)
+    first.accept_prompt(scores(1, 2))
+    journal.close(first, "stage_lost", 1.0)
+    second = journal.open(keyed, "m", 2.0)
+    assert second.replay() == [scores(1, 2)]
+    assert second.resumption.prompt_logprobs == 0
+    assert second.accept_prompt(scores(1, 3)) == scores(2, 3)
+
+
+def test_a_cancel_of_a_request_ends_all_its_choices() -> None:
+    journal = Journal()
+    choices = [journal.open(one, "m", 0.0) for one in fan_out(request("r"), 3)]
+    other = journal.open(request("x"), "m", 0.0)
+    assert journal.cancel("r-1")
+    assert [entry.cancelled for entry in choices] == [False, True, False], "one of them has an id of its own"
+    assert journal.cancel("r")
+    assert all(entry.cancelled for entry in choices)
+    assert not other.cancelled
+    assert not journal.cancel("nobody")

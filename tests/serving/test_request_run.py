@@ -17,6 +17,7 @@ from exo_mesh.domain.request import (
     Prefilled,
     Progress,
     Queued,
+    RequestEvent,
     TokenEvent,
     Tokens,
 )
@@ -33,7 +34,7 @@ from exo_mesh.errors import (
     StageLostError,
 )
 from exo_mesh.serving.journal import Journal, JournalEntry
-from exo_mesh.serving.request_run import NEXT_STATES, Patience, RequestEvent, RequestRun, RunState
+from exo_mesh.serving.request_run import NEXT_STATES, Patience, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.control_driver import DriverStreamError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from exo_mesh.domain.frame import Frame, Insert, Remove, StageReport
+from exo_mesh.domain.frame import Copy, Frame, Insert, Remove, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
@@ -160,7 +160,7 @@ class ServingRing:
             "clients": len(scheduler._queue._active),
             "ops": len(driver._ops),
             "inserted, not removed": sum(
-                isinstance(op, Insert) - isinstance(op, Remove) for frame in self.frames for op in frame.ops
+                isinstance(op, Insert | Copy) - isinstance(op, Remove) for frame in self.frames for op in frame.ops
             ),
         }
 

@@ -9,10 +9,17 @@ import pytest
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
-from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
+from exo_mesh.domain.request import (
+    GenerateRequest,
+    PromptLogprob,
+    PromptLogprobs,
+    SamplingParams,
+    ThinkingBudget,
+    TokenLogprob,
+)
 from exo_mesh.domain.shard import Shard
 from exo_mesh.proto import driver_pb2 as pb
-from exo_mesh.transport.driver_codec import request_from_proto, request_to_proto
+from exo_mesh.transport.driver_codec import prompt_from_proto, prompt_to_proto, request_from_proto, request_to_proto
 
 STAGE = StagePlan("p", "e", Shard("m", 0, 1, 1), 0)
 PLAN = Plan("i", Ballot(1, "me"), "m", "digest", (STAGE,), 512, PlanInputs((), "memory", 1))
@@ -24,8 +31,21 @@ def sent(request: GenerateRequest) -> GenerateRequest:
 
 def test_a_request_arrives_as_it_was_sent() -> None:
     sampling = SamplingParams(0.7, 5, 0.9, 0.1, 1.25, 0.5, -0.5, ((3, -1.5),), 2**64 - 1, 20)
-    request = GenerateRequest("r", (1, 2), 9, sampling, frozenset({4}), True, 2, (7, 8))
+    request = GenerateRequest("r", (1, 2), 9, sampling, frozenset({4}), True, 2, (7, 8), share_id="s")
     assert sent(request) == request
+    for prompt_logprobs in (0, 20):
+        scored = GenerateRequest("r", (1, 2), 0, prompt_logprobs=prompt_logprobs)
+        assert sent(scored) == scored
+
+
+def test_log_probabilities_of_a_prompt_arrive_as_they_were_sent() -> None:
+    entries = (PromptLogprob(1, -0.5, (TokenLogprob(3, -0.25),)), PromptLogprob(2, -math.inf))
+    assert prompt_from_proto(prompt_to_proto(entries)) == PromptLogprobs(entries)
+
+
+def test_more_alternatives_than_can_be_told_are_refused() -> None:
+    with pytest.raises(ValueError, match="prompt_logprobs"):
+        sent(GenerateRequest("r", (1, 2), 0, prompt_logprobs=21))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from exo_mesh.api.openai.convert import PreparedRequest
-from exo_mesh.domain.request import Progress, TokenEvent
+from exo_mesh.domain.request import Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
 from exo_mesh.errors import EngineError
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
@@ -96,12 +96,14 @@ class Run:
         self.prepared = prepared
         self.progress: Progress | None = None
         """What is being waited for, as last heard."""
+        self.prompt_logprobs: list[PromptLogprob] = []
+        """Of the prompt from its second token on, if they are wanted: whole once the first token event has come."""
         self.position = 0
         """Events that have gone into pieces so far: a piece has the same position in every replay of its answer."""
         self.finished = False
         self._assembler = TextAssembler(prepared.text.detokenizer(), prepared.stops)
         self._events: deque[TokenEvent] = deque()
-        self._feed: Feed[TokenEvent | Progress] = Feed(service.generate(prepared.model, prepared.request), watchdog)
+        self._feed: Feed[RequestEvent] = Feed(service.generate(prepared.model, prepared.request), watchdog)
 
     async def __aenter__(self) -> Self:
         await self._feed.__aenter__()
@@ -124,6 +126,8 @@ class Run:
             for item in items:
                 if isinstance(item, Progress):
                     self.progress = item
+                elif isinstance(item, PromptLogprobs):
+                    self.prompt_logprobs += item.entries
                 else:
                     self._events.append(item)
             if self._events:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.text.output.families.table import FAMILIES
+from exo_mesh.text.output.harmony import HARMONY_MARKERS
 from exo_mesh.text.output.tools import Tool
 
-_REASONING = (("<think>", "</think>"),)
+_PARTS = re.compile(r"<\|\w+\|>")
+"""Tokens inside a marker of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,28 +24,132 @@ class OutputFormat:
     reasoning_start: str = ""
     reasoning_end: str = ""
     tool_family: str = ""
+    """A name of FAMILIES, or "harmony"."""
+    reasoning_label: str = ""
+    """A word behind the start marker that belongs to it."""
+    dropped: tuple[str, ...] = ()
+    """Other markers that are no text, such as those around the answer proper."""
+
+    @property
+    def is_harmony(self) -> bool:
+        """Whether an answer consists of messages with headers, as gpt-oss writes it."""
+        return self.name == "harmony"
 
     def markers(self, *, has_tools: bool) -> frozenset[str]:
-        """Special tokens that the parser must see as text, although they are no text for the reader of an answer."""
-        found = {self.reasoning_start, self.reasoning_end} - {""}
-        return frozenset(found | set(FAMILIES[self.tool_family].markers if has_tools and self.tool_family else ()))
+        """Tokens that the parser must see as text although they may be special; the detokenizer is told of them."""
+        if self.is_harmony:
+            return frozenset(HARMONY_MARKERS)
+        family = FAMILIES.get(self.tool_family) if has_tools else None
+        found = {self.reasoning_start, self.reasoning_end, *self.dropped, *(family.markers if family else ())}
+        return frozenset(found | {part for marker in found for part in _PARTS.findall(marker)} - {""})
 
 
 PLAIN = OutputFormat("plain")
+HARMONY = OutputFormat("harmony", tool_family="harmony")
+
+
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    """Markers of thoughts, and those around the answer proper."""
+
+    start: str
+    end: str
+    label: str = ""
+    dropped: tuple[str, ...] = ()
+
+
+_THOUGHTS = (
+    _Thought("<think>", "</think>", dropped=("<answer>", "</answer>", "<response>", "</response>")),
+    _Thought("[THINK]", "[/THINK]"),
+    _Thought("<seed:think>", "</seed:think>", dropped=("<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>")),
+    _Thought("<longcat_think>", "</longcat_think>"),
+    _Thought("<|think:start|>", "<|think:end|>"),
+    _Thought("<|channel>", "<channel|>", "thought"),
+    _Thought("<|START_THINKING|>", "<|END_THINKING|>", dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    _Thought("<|inner_prefix|>", "<|inner_suffix|>"),
+)
+KIMI_K3_FORMAT = OutputFormat(
+    "kimi_k3",
+    "<|open|>think<|sep|>",
+    "<|close|>think<|sep|>",
+    "kimi_k3",
+    dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+)
+_KIMI_K3_TOKENS = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+
+# In this order: what stands first is the surer sign. Each is a text of the template or an added token.
+_TOOL_SIGNS: tuple[tuple[str, str], ...] = (
+    ("<minimax:tool_call>", "minimax_m2"),
+    ("<|tool_call>", "gemma4"),
+    ("<start_function_call>", "function_gemma"),
+    ("<longcat_tool_call>", "longcat"),
+    ("<seed:tool_call>", "seed_oss"),
+    ("｜DSML｜", "dsml"),
+    ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
+    ("<atem:function_calls>", "muse_spark"),
+    ("<|tool_calls_section_begin|>", "kimi_k2"),
+    ("<arg_key>", "glm47"),
+    ("<|tool_call_start|>", "pythonic"),
+    ("<|tool_list_start|>", "pythonic"),
+    ("<tool_call>\\n<function=", "qwen3_coder"),
+    ("<tool_call>\n<function=", "qwen3_coder"),
+    ('<function name="', "minicpm5"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|START_ACTION|>", "command"),
+    ("<TOOLCALL>", "nemotron"),
+    ("<|/tool_call|>", "phi4"),
+    ("<|tool_call|>", "granite"),
+    ("<function_calls>", "olmo3"),
+    ("<tool_call>", "hermes"),
+    ("<|python_start|>", "llama4_pythonic"),
+    ("[func_name1(", "llama4_pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+)
+_TOKENS_THAT_SAY_IT = frozenset({"pythonic", "gemma4", "minimax_m2", "kimi_k2", "dsml"})
+"""Families of models that have their tool tokens for tool calls only, even if the template does not name them."""
 
 
 def format_of(template_source: str | None, architecture: str, special_tokens: Collection[str]) -> OutputFormat:
-    """The format of a model. special_tokens: the tokens that its tokenizer adds to the vocabulary."""
+    """The format of a model. special_tokens: the tokens that its tokenizer adds to the vocabulary.
+
+    The template decides, as it shows what the model was trained on; then the architecture, then the tokens.
+    """
     source = template_source or ""
-    start, end = next((pair for pair in _REASONING if pair[1] in source or pair[1] in special_tokens), ("", ""))
-    family = "hermes" if "<tool_call>" in source else ""
-    name = family or ("thinks" if start else "plain")
-    return OutputFormat(name, start, end, family)
+    if architecture == "gpt_oss" or ("<|channel|>" in source and "<|message|>" in source):
+        return HARMONY
+    if all(token in special_tokens for token in _KIMI_K3_TOKENS):
+        return KIMI_K3_FORMAT
+    thought = _thought_of(source, architecture, special_tokens)
+    family = _family_of(source, architecture, special_tokens)
+    name = family or ("thinks" if thought.start else "plain")
+    return OutputFormat(name, thought.start, thought.end, family, thought.label, thought.dropped)
+
+
+def _thought_of(source: str, architecture: str, tokens: Collection[str]) -> _Thought:
+    if architecture.startswith("gemma4"):
+        return next(thought for thought in _THOUGHTS if thought.label)
+    for seen in (source, tokens):
+        found = [thought for thought in _THOUGHTS if thought.end in seen]
+        if found:
+            dropped = tuple(marker for marker in found[0].dropped if marker in source or marker in tokens)
+            return replace(found[0], dropped=dropped)
+    return _Thought("", "")
+
+
+def _family_of(source: str, architecture: str, tokens: Collection[str]) -> str:
+    found = next((family for sign, family in _TOOL_SIGNS if sign in source), "")
+    if not found and architecture.startswith("gemma4"):
+        return "gemma4"
+    if not found and architecture == "deepseek_v32":
+        return "dsml"
+    by_token = (family for sign, family in _TOOL_SIGNS if sign in tokens and family in _TOKENS_THAT_SAY_IT)
+    return found or next(by_token, "")
 
 
 def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:
     """Whether the prompt ends inside a thought: the template has written the start marker for the model."""
-    start = output.reasoning_start
+    start = output.reasoning_start + output.reasoning_label
     return bool(start) and prompt.rstrip().endswith(start)
 
 

@@ -9,6 +9,7 @@ from exo_mesh.text.assembler import Piece
 from exo_mesh.text.output.events import OutputEnd, OutputEvent
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import OutputFormat
+from exo_mesh.text.output.harmony import HarmonyReading
 from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
 from exo_mesh.text.output.tools import Schemas, Tool
 from exo_mesh.text.output.writer import EventWriter
@@ -31,10 +32,12 @@ class OutputParser:
     ) -> None:
         """tools: what the request offers; without any, nothing is a call. Calls beyond max_calls are dropped."""
         self._reader = Reader()
-        trims = bool(output.reasoning_start or (tools and output.tool_family))
+        trims = bool(output.is_harmony or output.reasoning_start or (tools and output.tool_family))
         self._writer = EventWriter(self._reader, trims=trims, max_calls=max_calls)
-        reading = _Flat(self._reader, self._writer, output, tools)
-        self._steps = reading.read(starts_in_reasoning)
+        if output.is_harmony:
+            self._steps = HarmonyReading(self._reader, self._writer, Schemas(tools)).read()
+        else:
+            self._steps = _Flat(self._reader, self._writer, output, tools).read(starts_in_reasoning)
         self._is_done = False
 
     @property
@@ -66,38 +69,61 @@ class _Flat:
         self._reader = reader
         self._writer = writer
         self._output = output
-        self._family = FAMILIES.get(output.tool_family) if tools else None
         self._schemas = Schemas(tools)
-        starts = self._family.starts if self._family else ()
-        inner = self._family.inner if self._family else ()
-        self._starts = frozenset(starts)
-        self._inner = frozenset(inner)
-        self._in_text = Markers([output.reasoning_start, output.reasoning_end, *starts, *inner])
-        ends_thought = starts if self._family and self._family.ends_reasoning else ()
-        self._in_thought = Markers([output.reasoning_end, *ends_thought])
+        self._family = family = FAMILIES.get(output.tool_family) if tools else None
+        self._starts = family.starts if family else ()
+        self._inner = family.inner if family else ()
+        self._bare_starts = family.bare_starts if family else ""
+        thought = (output.reasoning_start, output.reasoning_end)
+        self._in_text = Markers([*thought, *output.dropped, *self._starts, *self._inner])
+        self._in_thought = Markers([output.reasoning_end, *(self._starts if family and family.ends_reasoning else ())])
         self._keeps_inner = False
 
     def read(self, starts_in_reasoning: bool) -> More[None]:
-        marker = self._output.reasoning_start if starts_in_reasoning else None
-        if marker is not None:
+        """The whole answer."""
+        marker = ""
+        if starts_in_reasoning:
             self._writer.marker(in_reasoning=True)
-        while marker != "":
-            if marker and marker == self._output.reasoning_start:
-                marker = yield from self._reader.until(self._in_thought, self._writer.reasoning)
-                self._writer.marker(in_reasoning=marker == self._output.reasoning_end)
-            elif marker in self._starts:
+            marker = yield from self._read_thought()
+        while True:
+            if not marker and (yield from self._comes_bare_call()):
+                yield from self._read_calls("")
+            if marker in self._starts:
                 yield from self._read_calls(marker)
-                marker = None
-            else:
-                marker = yield from self._reader.until(self._in_text, self._writer.text)
-                self._after_text(marker)
+            marker = yield from self._reader.until(self._in_text, self._writer.text)
+            if not marker:
+                return
+            if marker == self._output.reasoning_start:
+                self._writer.marker(in_reasoning=True)
+                yield from self._reader.accept(self._output.reasoning_label)
+                marker = yield from self._read_thought()
+            elif marker not in self._starts:
+                self._skip(marker)
 
-    def _after_text(self, marker: str) -> None:
-        if marker in self._inner and self._keeps_inner:
+    def _read_thought(self) -> More[str]:
+        """A thought, whose start was read. Returns the marker of a call, if one ended it."""
+        marker = yield from self._reader.until(self._in_thought, self._writer.reasoning)
+        if marker in self._starts:
+            return marker
+        self._writer.marker(in_reasoning=True)
+        return ""
+
+    def _comes_bare_call(self) -> More[bool]:
+        """Whether the answer may begin with a call that has no marker."""
+        if not self._bare_starts:
+            return False
+        following = yield from self._reader.peek()
+        return bool(following) and following in self._bare_starts and not self._writer.has_answer
+
+    def _skip(self, marker: str) -> None:
+        """A marker that is no text, unless it ends what looked like a call and was none."""
+        if marker in self._output.dropped:
+            self._writer.marker()
+        elif marker in self._inner and self._keeps_inner:
             self._keeps_inner = False
             self._writer.text(marker)
-        elif marker and marker not in self._starts:
-            self._writer.marker(in_reasoning=marker == self._output.reasoning_start)
+        else:
+            self._writer.stray()
 
     def _read_calls(self, marker: str) -> More[None]:
         """What follows the start marker; if it is no call, both are text."""
@@ -106,13 +132,14 @@ class _Flat:
         self._reader.record()
         try:
             yield from self._family.read(self._reader, self._writer, self._schemas, marker)
+            self._reader.recorded()
             yield from self._read_surplus()
         except Malformed:
             if self._writer.in_call:
                 self._writer.end()
-            elif self._writer.num_calls == num_before:
-                self._writer.text(marker + self._reader.recorded())
-                self._keeps_inner = True
+            elif (text := self._reader.recorded()) is not None:
+                self._keeps_inner = bool(marker)
+                self._writer.text((marker if self._writer.num_calls == num_before else "") + text)
 
     def _read_surplus(self) -> More[None]:
         """Brackets that close nothing, which models write behind a call."""

@@ -71,9 +71,10 @@ class Reader:
         """Keep what is read from now on, so that it can be made text after all."""
         self._recorded = []
 
-    def recorded(self) -> str:
-        """What was read since `record`, which ends the record."""
-        text, self._recorded = "".join(self._recorded or ()), None
+    def recorded(self) -> str | None:
+        """What was read since `record`, which ends the record; None if nothing is recorded."""
+        text = None if self._recorded is None else "".join(self._recorded)
+        self._recorded = None
         return text
 
     def peek(self) -> More[str]:

@@ -25,6 +25,7 @@ class Schemas:
     """Finds the schema of a tool's parameter."""
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
+        self.names = frozenset(tool.name for tool in tools)
         self._parameters = {tool.name: tool.parameters for tool in tools}
 
     def parameter(self, tool: str, name: str) -> dict[str, Any] | None:

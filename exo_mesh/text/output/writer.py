@@ -16,6 +16,9 @@ from exo_mesh.text.output.events import (
 )
 from exo_mesh.text.output.reader import Reader
 
+SEPARATOR = "\n\n"
+"""Between two texts of an answer that a thought or a call parts."""
+
 PartKind = type[TextPart] | type[ReasoningPart]
 
 
@@ -23,7 +26,7 @@ class EventWriter:
     """Events since the last `take`. Pieces of the same part that come together are one event.
 
     White space around a part is dropped where another part stands on that side: models write line breaks between a
-    thought, a call and the answer.
+    thought, a call and the answer. Texts that were parted so are joined with a blank line.
     """
 
     def __init__(self, reader: Reader, *, trims: bool, max_calls: int | None = None) -> None:
@@ -38,9 +41,15 @@ class EventWriter:
         self._kind: PartKind = TextPart
         self._space: list[str] = []
         self._is_at_start = False
+        self._has_text = False
         self.num_calls = 0
         self.in_call = False
         self.num_reasoning_tokens = 0
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether there was text or a call."""
+        return self._has_text or self.num_calls > 0
 
     def add_tokens(self, tokens: Iterable[TokenSpan]) -> None:
         """The tokens of the text that the reader has got."""
@@ -60,6 +69,11 @@ class EventWriter:
         self._space.clear()
         self._is_at_start = self._trims
         self._drop_tokens(self._reader.position, in_reasoning=in_reasoning)
+
+    def stray(self) -> None:
+        """What the reader read last is a marker without its partner, inside a text that goes on."""
+        self._close()
+        self._drop_tokens(self._reader.position)
 
     def begin(self, name: str) -> None:
         """A call begins. What was read of it can no longer become text."""
@@ -115,6 +129,7 @@ class EventWriter:
             if not text:
                 return
             self._is_at_start = False
+            text = (SEPARATOR if kind is TextPart and self._has_text else "") + text
         body = text.rstrip()
         if not body:
             self._space.append(text)
@@ -127,6 +142,8 @@ class EventWriter:
         tokens = self._tokens_until(stop)
         if self._kind is ReasoningPart:
             self.num_reasoning_tokens += len(tokens)
+        else:
+            self._has_text = True
         self._open.append(text)
         self._open_tokens += tokens
 

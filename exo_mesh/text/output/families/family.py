@@ -23,6 +23,8 @@ class ToolFamily:
     inner: tuple[str, ...]
     """The other markers, which end a call or stand inside: alone in the answer, they are dropped."""
     read: ReadCalls
+    bare_starts: str = ""
+    """Characters with which an answer may begin that is a call without any marker."""
     ends_reasoning: bool = False
     """Whether a start marker also ends a thought: true where the marker is a token that ordinary text never gives."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Collection
 
 from exo_mesh.text.output.json_text import decode, read_object, read_value, read_whole_value
 from exo_mesh.text.output.reader import Malformed, More, Reader
@@ -14,22 +14,25 @@ ARGUMENTS_KEYS = frozenset({"arguments", "parameters"})
 FUNCTION_KEYS = frozenset({"function"})
 
 
-def read_json_calls(reader: Reader, writer: EventWriter) -> More[None]:
-    """One call, or an array of calls. Raises Malformed."""
+def read_json_calls(reader: Reader, writer: EventWriter, known: Collection[str] | None = None) -> More[None]:
+    """One call, or an array of at least one. Raises Malformed."""
     if (yield from reader.space()) != "[":
-        yield from read_json_call(reader, writer)
+        yield from read_json_call(reader, writer, known)
         return
     reader.take(1)
+    if (yield from reader.space()) != "{":
+        raise Malformed
     while (yield from reader.space()) == "{":
-        yield from read_json_call(reader, writer)
+        yield from read_json_call(reader, writer, known)
         if (yield from reader.space()) == ",":
             reader.take(1)
     yield from reader.expect("]")
 
 
-def read_json_call(reader: Reader, writer: EventWriter) -> More[None]:
-    """One object with a name and arguments, in any order. It ends the call that it begins. Raises Malformed."""
-    call = _JsonCall(reader, writer)
+def read_json_call(reader: Reader, writer: EventWriter, known: Collection[str] | None = None) -> More[None]:
+    """One object with a name and arguments, in any order. known: if given, the name must be one of these, and the
+    arguments must be there. Raises Malformed."""
+    call = _JsonCall(reader, writer, known)
     yield from call.read()
     call.finish()
 
@@ -37,9 +40,10 @@ def read_json_call(reader: Reader, writer: EventWriter) -> More[None]:
 class _JsonCall:
     """The members of one call. Arguments that come behind the name are passed on as they come."""
 
-    def __init__(self, reader: Reader, writer: EventWriter) -> None:
+    def __init__(self, reader: Reader, writer: EventWriter, known: Collection[str] | None) -> None:
         self._reader = reader
         self._writer = writer
+        self._known = known
         self._name: str | None = None
         self._arguments: str | None = None
         self._is_done = False
@@ -52,6 +56,8 @@ class _JsonCall:
         self._reader.take(1)
         while (yield from self._reader.space()) != "}":
             key = yield from read_whole_value(self._reader)
+            if not isinstance(key, str):
+                raise Malformed
             yield from self._reader.space()
             yield from self._reader.expect(":")
             yield from self._member(key)
@@ -59,13 +65,15 @@ class _JsonCall:
                 self._reader.take(1)
         self._reader.take(1)
 
-    def _member(self, key: Any) -> More[None]:
+    def _member(self, key: str) -> More[None]:
         following = yield from self._reader.space()
         if key in FUNCTION_KEYS and following == "{" and not self._is_nested:
             self._is_nested = True
             yield from self.read()
         elif key in NAME_KEYS or (key in FUNCTION_KEYS and self._name is None):
             self._name = yield from read_whole_value(self._reader)
+            if not isinstance(self._name, str) or (self._known is not None and self._name not in self._known):
+                raise Malformed
             self._start_held()
         elif key in ARGUMENTS_KEYS and not self._is_done:
             yield from self._read_arguments(following)
@@ -91,13 +99,15 @@ class _JsonCall:
             self._is_done = True
 
     def _begin(self) -> None:
-        if not isinstance(self._name, str) or not self._name:
+        if not self._name:
             raise Malformed
         self._writer.begin(self._name)
 
     def finish(self) -> None:
         """The object is complete; a call without arguments has none."""
         if not self._is_done:
+            if self._known is not None:
+                raise Malformed
             self._begin()
             self._writer.arguments("{}")
         self._writer.end()

@@ -1,0 +1,59 @@
+"""Log-probabilities of prompt tokens, from the logits of prefill rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from exo_mesh.domain.request import PromptLogprob, TokenLogprob
+from exo_mesh.errors import EngineError
+from exo_mesh.runner.sampler import largest
+
+MAX_LOGITS_BYTES = 64 * 2**20
+"""Logits of one frame that are wanted for prompts: float32 rows of the whole vocabulary, which the last stage holds at
+once. 110 rows of 152,000 tokens."""
+
+UNKNOWN_VOCABULARY = 2**20
+"""What a vocabulary is taken for until the first logits have come: 16 rows, then."""
+
+AT_ONCE = 128
+"""Prompt tokens of one message: with 20 alternatives each that is about 40 KiB."""
+
+
+def max_logit_rows(vocab_size: int = UNKNOWN_VOCABULARY) -> int:
+    """Rows of prompts whose logits one frame may be asked for."""
+    return max(1, MAX_LOGITS_BYTES // (4 * vocab_size))
+
+
+def score(logits: npt.NDArray[np.float32], token_ids: Sequence[int], first: int, num_top: int) -> list[PromptLogprob]:
+    """The log-probabilities of prompt tokens, the first of which is at index `first`.
+
+    logits: `[len(token_ids), vocab]`, each row of the position before its token. Raises EngineError if they hold NaN or
+    +inf, or if a token is not in the vocabulary.
+    """
+    return [
+        _score_one(row, token_id, first + place, num_top)
+        for place, (row, token_id) in enumerate(zip(logits, token_ids, strict=True))
+    ]
+
+
+def _score_one(logits: npt.NDArray[np.float32], token_id: int, index: int, num_top: int) -> PromptLogprob:
+    best = float(logits.max())
+    if not np.isfinite(best):
+        raise EngineError(f"the logits before prompt token {index} hold NaN or infinity")
+    if token_id >= logits.size:
+        raise EngineError(f"prompt token {index} is {token_id}, but the model has {logits.size} tokens")
+    # float32 terms are exact enough for a sum in float64, and several times as fast
+    log_sum = best + float(np.log(np.exp(logits - np.float32(best)).sum(dtype=np.float64)))
+    ids = largest(logits, num_top) if num_top else np.zeros(0, np.intp)
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    top = tuple(TokenLogprob(int(i), float(logits[i]) - log_sum) for i in ids)
+    return PromptLogprob(index, float(logits[token_id]) - log_sum, top)
+
+
+def pieces(entries: Sequence[PromptLogprob]) -> Iterator[Sequence[PromptLogprob]]:
+    """What fits a message each."""
+    for start in range(0, len(entries), AT_ONCE):
+        yield entries[start : start + AT_ONCE]

@@ -1,0 +1,105 @@
+"""Requests that share a prompt: one of them computes it, and the others begin as copies of that one.
+
+A copy is made of all positions but the last of the prompt, as soon as the frames that compute them have left: ops and
+rows are done in order at every stage, so the source holds exactly these positions there, and every kind of KV can be
+copied. The first decode row of each copy is its own. Nobody waits for a request that has ended, failed or had to give
+up its place: the next one computes the prompt then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from exo_mesh.domain.frame import Copy
+from exo_mesh.runner.scheduler import Sequence
+
+
+@dataclass(slots=True)
+class _Made:
+    """A copy that has not come round yet. step: of the frame that carries it; 0 before it leaves."""
+
+    op: Copy
+    step: int = 0
+
+
+@dataclass(slots=True)
+class SharedPrompts:
+    """Decides which sequences wait for another one, and keeps the copies that are on their way. saved_tokens: prompt
+    tokens that were copied instead of computed."""
+
+    saved_tokens: int = 0
+    _made: dict[int, _Made] = field(default_factory=dict)
+
+    def must_wait(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether a sequence that has just got its place is to be a copy. It gets its KV by `copies` then."""
+        if _can_follow(sequence):
+            sequence.source = _source(sequence, running)
+        return sequence.waits
+
+    def ready(self, running: Iterable[Sequence]) -> Iterator[tuple[Sequence, Sequence | None]]:
+        """The sequences that wait no longer, each with the one to copy, or with None if it has to compute its prompt.
+        The caller makes the copy or begins the sequence before it asks for the next one."""
+        by_id = {sequence.id: sequence for sequence in running}
+        for sequence in by_id.values():
+            if sequence.source is None:
+                continue
+            if sequence.source.id not in by_id:
+                sequence.source = _source(sequence, by_id.values())
+            source = sequence.source
+            if source is None or source.computed >= sequence.num_shared:
+                sequence.source = None
+                yield sequence, source
+
+    def copy(self, source: Sequence, sequence: Sequence, max_tokens: int) -> Copy:
+        """The op that makes the copy; the sequence counts as computed that far."""
+        op = Copy(sequence.id, source.id, sequence.num_shared, max_tokens)
+        self._made[sequence.id] = _Made(op)
+        return op
+
+    def sent(self, step: int) -> None:
+        """All copies that were made so far have left with this frame, or before."""
+        for made in self._made.values():
+            made.step = made.step or step
+
+    def came_round(self, step: int) -> None:
+        """The copies of this frame are at every stage."""
+        for sequence_id, made in list(self._made.items()):
+            if made.step == step:
+                self.saved_tokens += made.op.upto
+                del self._made[sequence_id]
+
+    def copies_of(self, source_id: int) -> list[int]:
+        """The copies of a sequence that are on their way: what they are copies of may be wrong, if it has a fault."""
+        return [sequence_id for sequence_id, made in self._made.items() if made.op.source == source_id]
+
+    def forget(self, sequence_id: int) -> None:
+        """A sequence has ended, or begins anew."""
+        self._made.pop(sequence_id, None)
+
+    def lose(self) -> list[int]:
+        """No frame comes round any more: the sequences whose KV is not at every stage."""
+        lost = list(self._made)
+        self._made.clear()
+        return lost
+
+
+def _can_follow(sequence: Sequence) -> bool:
+    """A sequence of which stages hold something, or whose prompt's logits are wanted, computes by itself."""
+    alone = sequence.computed or sequence.held or sequence.wants_scores
+    return bool(sequence.share_id) and sequence.num_shared > 0 and not alone
+
+
+def _source(sequence: Sequence, running: Iterable[Sequence]) -> Sequence | None:
+    """The running sequence that has computed most of the same prompt."""
+    size = sequence.num_shared
+    sources = [
+        other
+        for other in running
+        if other.share_id == sequence.share_id
+        and other is not sequence
+        and not other.waits
+        and other.num_shared == size
+        and other.tokens[: size + 1] == sequence.tokens[: size + 1]
+    ]
+    return max(sources, key=lambda other: other.computed, default=None)

@@ -1,0 +1,132 @@
+"""Calls as Python writes them, `[f(a=1, b="x"), g()]`: LFM 2, OLMo 3, and Llama 4 without a marker. Pure."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from functools import partial
+from typing import Any
+
+from exo_mesh.text.output.families.family import ToolFamily
+from exo_mesh.text.output.families.values import ObjectWriter, as_json
+from exo_mesh.text.output.reader import Malformed, More, Reader
+from exo_mesh.text.output.tools import Schemas
+from exo_mesh.text.output.writer import EventWriter
+
+_NAME = re.compile(r"[\w.]+")
+_PLAIN = re.compile(r"""[^()\[\]{}"'#]+""")
+_IN_STRING = re.compile(r"""[^"'\\\n]+""")
+_WORDS = {"true": True, "false": False, "null": None}
+
+
+def _read_calls(is_bare: bool, reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
+    """Calls in brackets or one on each line. A call is written once it is complete: only then is it sure to be one.
+
+    Without a marker before them, they must name tools that were offered.
+    """
+    in_brackets = (yield from reader.space()) == "["
+    if in_brackets:
+        reader.take(1)
+        yield from reader.space()
+    while True:
+        name, arguments = _parse((yield from _read_call(reader)))
+        if is_bare and not start and name not in schemas.names:
+            raise Malformed
+        writer.begin(name)
+        out = ObjectWriter(writer.arguments)
+        for key, value in arguments.items():
+            out.key(key)
+            out.raw(as_json(value, str(value)))
+        out.close()
+        writer.end()
+        following = yield from reader.space()
+        if in_brackets and following == "]":
+            reader.take(1)
+            return
+        if following == ",":
+            reader.take(1)
+            following = yield from reader.space()
+        if not _NAME.match(following) or not (in_brackets or following):
+            return
+        reader.record()
+
+
+def _read_call(reader: Reader) -> More[str]:
+    """A name and everything up to the bracket that closes its arguments."""
+    parts = [(yield from _read_name(reader))]
+    depth = 0
+    while following := (yield from reader.peek()):
+        if following in "\"'":
+            parts.append((yield from _read_string(reader)))
+            continue
+        if (found := reader.match(_PLAIN)) is not None:
+            parts.append(reader.take(len(found.group())))
+            continue
+        parts.append(reader.take(1))
+        depth += 1 if following in "([{" else -1 if following in ")]}" else 0
+        if depth == 0:
+            return "".join(parts)
+    raise Malformed
+
+
+def _read_name(reader: Reader) -> More[str]:
+    parts: list[str] = []
+    while (yield from reader.peek()) and (found := reader.match(_NAME)) is not None:
+        parts.append(reader.take(len(found.group())))
+    if not parts or (yield from reader.peek()) != "(":
+        raise Malformed
+    return "".join(parts)
+
+
+def _read_string(reader: Reader) -> More[str]:
+    """A string with its quotes; one that a line break ends is none."""
+    quote = reader.take(1)
+    parts = [quote]
+    while following := (yield from reader.peek()):
+        if (found := reader.match(_IN_STRING)) is not None:
+            parts.append(reader.take(len(found.group())))
+            continue
+        parts.append(reader.take(1))
+        if following == "\\" and (yield from reader.peek()):
+            parts.append(reader.take(1))
+        elif following == "\n":
+            parts[-1] = "\\n"
+        elif following == quote:
+            return "".join(parts)
+    raise Malformed
+
+
+def _parse(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and arguments of a call. Raises Malformed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unknown escapes such as "\d"
+            node = ast.parse(text, mode="eval").body
+            if not isinstance(node, ast.Call) or node.args:
+                raise Malformed
+            arguments = {word.arg: _value(word.value) for word in node.keywords if word.arg is not None}
+            if len(arguments) != len(node.keywords):
+                raise Malformed
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as exc:
+        raise Malformed from exc
+    return text.partition("(")[0], arguments
+
+
+def _value(node: ast.expr) -> Any:
+    """The value of a literal, in which the words of JSON are allowed, too."""
+    return ast.literal_eval(_JsonWords().visit(node))
+
+
+class _JsonWords(ast.NodeTransformer):
+    """Replaces true, false and null."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(_WORDS[node.id]) if node.id in _WORDS else node
+
+
+LFM2 = ToolFamily("pythonic", ("<|tool_call_start|>",), ("<|tool_call_end|>",), partial(_read_calls, False))
+OLMO3 = ToolFamily("olmo3", ("<function_calls>",), ("</function_calls>",), partial(_read_calls, False))
+LLAMA4 = ToolFamily(
+    "llama4_pythonic", ("<|python_start|>",), ("<|python_end|>",), partial(_read_calls, True), bare_starts="["
+)

@@ -1,0 +1,114 @@
+"""Tool calls as tags, each argument in a tag of its own: Qwen 3 Coder, MiniMax, DeepSeek's DSML and others. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exo_mesh.text.output.families.values import ObjectWriter, ValueRules, read_text_value
+from exo_mesh.text.output.json_text import read_object
+from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.tools import Schemas
+from exo_mesh.text.output.writer import EventWriter
+
+_ATTRIBUTE = re.compile(r'([\w:-]+)\s*=\s*"([^"]*)"')
+_BARE_NAME = re.compile(r"\s*([^\s<>]+)")
+
+
+def bare_name(header: str) -> str:
+    """The name in `<function=NAME>`; "" if there is none."""
+    found = _BARE_NAME.match(header)
+    return found.group(1) if found else ""
+
+
+def quoted_name(header: str) -> str:
+    """The name in `<invoke name="NAME">`; the quotes may be missing."""
+    name = header.strip()
+    return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'" else name
+
+
+def attributes(header: str) -> dict[str, str]:
+    """The attributes of a tag."""
+    found = _ATTRIBUTE.findall(header)
+    return {name: value.replace("&quot;", '"').replace("&amp;", "&") for name, value in found}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What the tag of an argument says. is_text: None if it does not say whether the value is a string."""
+
+    name: str
+    is_text: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TagStyle:
+    """The tags of one format. A tag opens with `call_open`, what `name_of` reads, and `header_end`."""
+
+    call_open: str
+    call_close: str
+    argument_open: str
+    argument_close: str
+    name_of: Callable[[str], str]
+    argument_of: Callable[[str], Argument]
+    rules: ValueRules
+    header_end: str = ">"
+    verbatim_open: str = ""
+    """Before a value that may hold the closing tag, as CDATA in XML."""
+    verbatim_close: str = ""
+    whole_open: str = ""
+    """The tag around all arguments as one JSON object."""
+    whole_close: str = ""
+
+
+def read_tagged_calls(
+    reader: Reader, writer: EventWriter, schemas: Schemas, style: TagStyle, *, is_open: bool = False
+) -> More[None]:
+    """Calls that follow each other, at least one. is_open: the opening of the first was read. Raises Malformed."""
+    if not is_open:
+        yield from reader.space()
+        yield from reader.expect(style.call_open)
+    while True:
+        yield from _read_call(reader, writer, schemas, style)
+        yield from reader.space()
+        if not (yield from reader.accept(style.call_open)):
+            return
+
+
+def _read_call(reader: Reader, writer: EventWriter, schemas: Schemas, style: TagStyle) -> More[None]:
+    """One call, whose opening was read. If its end is missing it is closed where something else begins."""
+    end = Markers([style.header_end])
+    name = style.name_of((yield from reader.text_until(end)))
+    if not name:
+        raise Malformed
+    writer.begin(name)
+    yield from reader.space()
+    if style.whole_open and (yield from reader.accept(style.whole_open)):
+        yield from reader.text_until(end)
+        yield from read_object(reader, writer.arguments)
+        yield from reader.space()
+        yield from reader.expect(style.whole_close)
+    else:
+        yield from _read_arguments(reader, writer, schemas, style, name)
+    yield from reader.space()
+    yield from reader.accept(style.call_close)
+    writer.end()
+
+
+def _read_arguments(reader: Reader, writer: EventWriter, schemas: Schemas, style: TagStyle, tool: str) -> More[None]:
+    end, close = Markers([style.header_end]), Markers([style.argument_close])
+    out = ObjectWriter(writer.arguments)
+    while (yield from reader.accept(style.argument_open)):
+        argument = style.argument_of((yield from reader.text_until(end)))
+        schema = schemas.parameter(tool, argument.name)
+        is_text = style.rules.is_text(schema) if argument.is_text is None else argument.is_text
+        out.key(argument.name)
+        if style.verbatim_open and (yield from reader.space()) and (yield from reader.accept(style.verbatim_open)):
+            rules = replace(style.rules, trim="none")
+            yield from read_text_value(reader, Markers([style.verbatim_close]), out, rules, schema, is_text)
+            yield from reader.text_until(close)
+        else:
+            yield from read_text_value(reader, close, out, style.rules, schema, is_text)
+        yield from reader.space()
+    out.close()
