@@ -58,7 +58,7 @@ def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
             raise
         raise InputError("the grammar is too much for its compiler", param=param) from exc
     if is_error:
-        raise InputError(_reason(spec, messages[0]), param=param)
+        raise InputError(reason(spec, messages[0]), param=param)
 
 
 def lark_text(spec: GrammarSpec, param: str = "response_format") -> str:
@@ -150,7 +150,7 @@ _KEYWORDS: tuple[tuple[str, str], ...] = (
 """What the library says of a schema, and the keyword that it means."""
 
 
-def _reason(spec: GrammarSpec, message: str) -> str:
+def reason(spec: GrammarSpec, message: str) -> str:
     """One sentence from what the library says, which has the place in the text in further lines."""
     message = re.sub(r"^at \d+\(\d+\): ", "", message).removeprefix("failed to compile JSON schema: ")
     first = " ".join(message.split())[:MAX_MESSAGE] if spec.kind == "regex" else message.partition("\n")[0]

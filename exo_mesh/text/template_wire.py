@@ -74,7 +74,7 @@ class TemplateRendered(msgspec.Struct, tag="rendered", frozen=True):
 
 
 class TemplateRefused(msgspec.Struct, tag="refused", frozen=True):
-    """The template cannot be compiled or refuses the messages, or the grammar cannot be used; `param` is the field of the
+    """The template cannot be compiled or refuses the messages, or the grammar cannot be used. param: the field of the
     request at fault."""
 
     message: str

@@ -29,6 +29,7 @@ async def test_a_sound_grammar_passes_and_another_is_refused(renderer: TemplateR
     assert len(renderer.pids) == 1
 
 
+@pytest.mark.extended
 async def test_a_chain_of_rules_that_overflows_a_usual_stack_is_checked_like_others(renderer: TemplateRenderer) -> None:
     rules = "\n".join(f"a{i:x}:a{i + 1:x}" for i in range(10_000))
     await renderer.check_grammar(GrammarSpec("lark", f'start:a0\n{rules}\na2710:"z"'))
