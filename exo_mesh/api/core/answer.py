@@ -13,7 +13,7 @@ from typing import Self
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.running import Feed
 from exo_mesh.clock import monotonic
-from exo_mesh.domain.request import Progress, TokenEvent
+from exo_mesh.domain.request import Progress, PromptLogprob, PromptLogprobs, TokenEvent
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
 from exo_mesh.text.assembler import Piece, TextAssembler
@@ -87,11 +87,13 @@ class Answer:
         self.prepared = prepared
         self.progress: Progress | None = None
         """What is being waited for, as last heard."""
+        self.prompt_logprobs: list[PromptLogprob] = []
+        """Of the prompt's tokens, if they were asked for; all of them before the first output token."""
         self.choices = [ChoiceReader(prepared) for _ in prepared.choices]
         self._num_running = len(self.choices)
         self._items: deque[tuple[int, TokenEvent]] = deque()
         sources = [service.generate(prepared.model, choice.request) for choice in prepared.choices]
-        self._feed: Feed[TokenEvent | Progress] = Feed(sources, watchdog)
+        self._feed: Feed[TokenEvent | PromptLogprobs | Progress] = Feed(sources, watchdog)
         self._began = self._first = self._last = monotonic()
 
     async def __aenter__(self) -> Self:
@@ -130,6 +132,8 @@ class Answer:
             for index, item in items:
                 if isinstance(item, Progress):
                     self._see(item)
+                elif isinstance(item, PromptLogprobs):
+                    self.prompt_logprobs += item.entries
                 else:
                     self._items.append((index, item))
             if self._items:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import json
 from itertools import pairwise
 
-=======
->>>>>>> main
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +14,8 @@ from exo_mesh.text.assembler import Piece
 from exo_mesh.text.output.events import OutputEnd
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import OutputFormat
-<<<<<<< HEAD
 from exo_mesh.text.output.parser import OutputParser
 from tests.text.output.family_calls import CALLS, TOOLS, D, minicpm, qwen
-=======
-from tests.text.output.family_calls import CALLS, TOOLS
->>>>>>> main
 from tests.text.output.outputs import Parsed, events_of, joined, parse
 
 FORMATS = {name: OutputFormat(name, "<think>", "</think>", name) for name in FAMILIES}
