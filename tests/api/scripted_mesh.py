@@ -116,9 +116,9 @@ class ScriptedMesh:
         found, self.progress = len(kept) < len(self.progress), kept
         return found
 
-    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
         self.deleted.append((name, tuple(peers)))
-        return ["peer1"] if name in self.names else []
+        return {"peer1": 1_500_000} if name in self.names else {}
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:
         if self.offline:
