@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,11 +24,18 @@ def packages(root: Path = ROOT) -> list[Package]:
     """Those of exo_mesh, and the engines; the largest first."""
     folders = [path for path in (root / "exo_mesh").iterdir() if (path / "__init__.py").is_file()]
     folders += [path for path in (root / "engines").iterdir() if (path / "__init__.py").is_file()]
-    return sorted((_measured(folder) for folder in folders if folder.name != "proto"), key=lambda one: -one.lines)
+    sizes = [_measured(folder) for folder in folders if folder.name not in ("proto", "api")]
+    return sorted([*sizes, *_api_packages(root / "exo_mesh" / "api")], key=lambda one: -one.lines)
 
 
-def _measured(folder: Path) -> Package:
-    files = list(folder.rglob("*.py"))
+def _api_packages(api: Path) -> list[Package]:
+    """The API's core and each dialect of it are packages of their own."""
+    parts = [path for path in api.iterdir() if (path / "__init__.py").is_file()]
+    return [_measured(api, without=parts), *(replace(_measured(part), name=f"api.{part.name}") for part in parts)]
+
+
+def _measured(folder: Path, without: Sequence[Path] = ()) -> Package:
+    files = [file for file in folder.rglob("*.py") if not any(file.is_relative_to(part) for part in without)]
     lines = sum(len(file.read_text().splitlines()) for file in files)
     in_one_folder = [len(list(place.glob("*.py"))) for place in {file.parent for file in files}]
     return Package(folder.name, len(files), lines, max(in_one_folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -96,6 +96,35 @@ class Reserved:
     collectives: Mapping[Seat, str]
     avoided: Sequence[str]
     note: str = ""
+
+
+@dataclass(slots=True)
+class _Refused:
+    """What peers have refused during one placement. usable_bytes: what they can give, by peer id, where it was memory.
+    unable: those that can never run their stage. texts: in order, for people."""
+
+    usable_bytes: dict[str, int] = field(default_factory=dict)
+    unable: dict[str, ReservationError] = field(default_factory=dict)
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the model has crashed, or is quarantined, somewhere."""
+        return any(refusal.why for refusal in self.unable.values())
+
+    @property
+    def avoided(self) -> list[str]:
+        """Why peers were left out where the model has crashed."""
+        return [f"{peer_id[:8]}: {refusal}" for peer_id, refusal in self.unable.items() if refusal.why]
+
+    def note(self, seat: Seat, answer: ReserveAnswer | ReservationError) -> str:
+        """Count an answer that is no promise; answers the reason."""
+        if isinstance(answer, ReservationError):
+            self.unable[seat.peer_id], reason = answer, str(answer)
+        else:
+            self.usable_bytes[seat.peer_id], reason = answer.usable_bytes, answer.reason
+        self.texts.append(f"{seat.peer_id[:8]} refused: {reason}")
+        return reason
 
 
 class Placer:
@@ -304,51 +333,55 @@ class Placer:
             raise CrashLoopError(f"{error}; before that, " + "; ".join(reserved.avoided)) from error
 
     async def _reserve(self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot) -> Reserved:
-        caps: dict[str, int] = {}
-        unable: dict[str, ReservationError] = {}
-        own_id = self._membership.own.id
-        refusals: list[str] = []
+        """A plan that all its members hold memory for; what some refuse is counted in the next one.
+
+        Raises PlacementError, BallotBeatenError, and what `_nobody_left` says.
+        """
+        refused = _Refused()
+        ballot = above.next_for(self._membership.own.id)
         for _ in range(MAX_SOLVES):
-            able = replace(spec, exclude_peers=(*spec.exclude_peers, *unable))
-            hopeless = any(refusal.why for refusal in unable.values())
+            able = replace(spec, exclude_peers=(*spec.exclude_peers, *refused.unable))
             try:
-                plan = await self.propose(card, able, instance_id, above.next_for(own_id), caps, hopeless=hopeless)
+                plan = await self.propose(
+                    card, able, instance_id, ballot, refused.usable_bytes, hopeless=refused.is_hopeless
+                )
                 if self._groups.is_unfit(plan):  # though somebody insists
                     spec = self._groups.as_pipeline(able, plan)
-                    plan = await self.propose(card, spec, instance_id, above.next_for(own_id), caps)
+                    plan = await self.propose(card, spec, instance_id, ballot, refused.usable_bytes)
             except PlacementError as exc:
                 self._metrics.placements.labels(exc.code).inc()
-                if unable and not self.candidates(card, able, may_fetch=not hopeless):
-                    raise _nobody_left(unable.values())(
-                        f"no peer can run {card.name} ({card.architecture}): " + "; ".join(refusals)
-                    ) from exc
-                raise PlacementError(
-                    "; ".join([str(exc), *refusals]),
-                    reason=exc.reason,
-                    need_bytes=exc.need_bytes,
-                    have=exc.have,
-                    remedy=exc.remedy,
-                ) from exc
+                raise self._no_plan(card, able, refused, exc) from exc
             asked = await asyncio.gather(*(self._ask(plan, seat) for seat in plan.seats))
             answers = dict(zip(plan.seats, asked, strict=True))
             granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, ReserveAnswer) and a.granted}
             if len(granted) == len(answers):
-                avoided = [text for peer_id, exc in unable.items() if exc.why and (text := f"{peer_id[:8]}: {exc}")]
-                return Reserved(plan, granted, avoided, self._groups.demotion_of(plan))
+                return Reserved(plan, granted, refused.avoided, self._groups.demotion_of(plan))
             await release_all(plan, self._members)
             for seat, answer in answers.items():
-                if isinstance(answer, ReservationError):
-                    unable[seat.peer_id], reason = answer, str(answer)
-                elif answer.beaten_by is not None:
-                    self._metrics.placements.labels("ballot_beaten").inc()
-                    raise BallotBeatenError(answer.reason, peer_id=seat.peer_id, ballot=answer.beaten_by)
-                elif answer.granted:
-                    continue
-                else:
-                    caps[seat.peer_id], reason = answer.usable_bytes, answer.reason
-                refusals.append(f"{seat.peer_id[:8]} refused: {reason}")
-                _log.info("%s: peer %s refused: %s", instance_id, seat.peer_id[:8], reason)
-        raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; " + "; ".join(refusals[-3:]))
+                if seat not in granted:
+                    self._require_unbeaten(seat, answer)
+                    reason = refused.note(seat, answer)
+                    _log.info("%s: peer %s refused: %s", instance_id, seat.peer_id[:8], reason)
+        last = "; ".join(refused.texts[-3:])
+        raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; {last}")
+
+    def _require_unbeaten(self, seat: Seat, answer: ReserveAnswer | ReservationError) -> None:
+        if isinstance(answer, ReserveAnswer) and answer.beaten_by is not None:
+            self._metrics.placements.labels("ballot_beaten").inc()
+            raise BallotBeatenError(answer.reason, peer_id=seat.peer_id, ballot=answer.beaten_by)
+
+    def _no_plan(self, card: ModelCard, able: InstanceSpec, refused: _Refused, exc: PlacementError) -> MeshError:
+        """The error for a model that no plan is left for, with what peers have refused."""
+        if refused.unable and not self.candidates(card, able, may_fetch=not refused.is_hopeless):
+            why = "; ".join(refused.texts)
+            return _nobody_left(refused.unable.values())(f"no peer can run {card.name} ({card.architecture}): {why}")
+        return PlacementError(
+            "; ".join([str(exc), *refused.texts]),
+            reason=exc.reason,
+            need_bytes=exc.need_bytes,
+            have=exc.have,
+            remedy=exc.remedy,
+        )
 
     async def _ask(self, plan: Plan, seat: Seat) -> ReserveAnswer | ReservationError:
         """One member's answer, or why it can never run its stage; one that cannot be asked now has nothing to give."""

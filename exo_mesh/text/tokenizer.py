@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
 from exo_mesh.text.detokenizer import Detokenizer
+from exo_mesh.text.output.formats import OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
 from exo_mesh.text.template import ChatTemplate, find_template, read_json
 
@@ -48,6 +49,8 @@ class TextModel:
     defaults: SamplingDefaults
     byte_of_character: Mapping[str, int] | None
     """For byte-level vocabularies: which byte each character of a token stands for."""
+    output: OutputFormat
+    """How the model marks thoughts and tool calls."""
 
     @classmethod
     def open(cls, directory: Path) -> TextModel:
@@ -60,15 +63,19 @@ class TextModel:
         if (eos := special_tokens.get("eos_token")) is not None and (eos_id := tokenizer.token_to_id(eos)) is not None:
             eos_ids |= {eos_id}
         added = tokenizer.get_added_tokens_decoder()
+        template = find_template(directory, config)
+        architecture = str(read_json(directory / "config.json").get("model_type", ""))
+        markers = [token.content for token in added.values()]
         return cls(
             name=directory.name,
             tokenizer=tokenizer,
-            template=find_template(directory, config),
+            template=template,
             special_tokens=special_tokens,
             eos_ids=eos_ids,
             hidden_ids=frozenset(token_id for token_id, token in added.items() if token.special),
             defaults=_sampling_defaults(generation, directory / "generation_config.json"),
             byte_of_character=_byte_of_character() if _decodes_bytes(tokenizer) else None,
+            output=format_of(template.source if template else None, architecture, markers),
         )
 
     @property
@@ -116,6 +123,19 @@ class TextModel:
         """A fresh detokenizer, for one output. shown: special tokens that are text here, as an output parser needs."""
         ids = frozenset(self.tokenizer.token_to_id(token) for token in shown) if shown else frozenset()
         return Detokenizer(self.tokenizer, self.hidden_ids - ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones. It blocks."""
+        detokenizer = self.detokenizer()
+        return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
+
+    def offsets(self, token_ids: Sequence[int]) -> list[int]:
+        """Where the text of each token begins in the text of all of them."""
+        detokenizer, found, length = self.detokenizer(), [], 0
+        for token_id in token_ids:
+            found.append(length)
+            length += len(detokenizer.push(token_id))
+        return found
 
     @property
     def added_tokens(self) -> dict[str, int]:

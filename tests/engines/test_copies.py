@@ -13,6 +13,8 @@ from exo_mesh.domain.frame import Row
 from exo_mesh.engine.conformance.stages import assert_close
 from exo_mesh.engine.contract import EngineProvider, SequenceCopier, StageEngine
 from exo_mesh.errors import EngineError
+from tests.engines.serving_ways import flat_model
+from tests.support.serving import ServingRing, load_stages
 from tools.stages import Stages, forward, insert
 
 LENGTH = 40
@@ -104,3 +106,33 @@ def test_a_copy_in_mlx_has_the_bits_of_its_own_prefill(tmp_path: Path, architect
 @pytest.mark.parametrize("family", TORCH)
 def test_a_copy_in_torch_goes_on_as_with_its_own_prefill(tmp_path: Path, family: str) -> None:
     check(*torch_model(tmp_path, family), TOLERANCE)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="needs mlx-lm")
+@pytest.mark.parametrize("engines", [("numpy", "mlx"), ("mlx", "numpy")], ids="-".join)
+def test_a_ring_of_two_engines_shares_a_prefill(tmp_path: Path, engines: tuple[str, str]) -> None:
+    """Greedy, so that all choices have the text of one request alone; each draws it from rows of its own."""
+    stages = mixed_stages(flat_model(tmp_path), engines)
+    prompt = tuple(range(3, 43))
+    alone = ServingRing(stages)
+    wanted = alone.submit(prompt, 12)
+    alone.run()
+    ring = ServingRing(stages, prefill_chunk=16)
+    choices = [ring.submit(prompt, 12, share_id="r") for _ in range(4)]
+    ring.run()
+    assert [choice.answers.tokens for choice in choices] == [wanted.answers.tokens] * 4
+    assert ring.driver._shared.saved_tokens == 3 * (len(prompt) - 1)
+    computed = sum(row.n for frame in ring.frames for row in frame.rows)
+    assert computed == len(prompt) - 1 + 4 * 12, "one prefill, and a row for each token"
+    assert not any(ring.leftovers().values())
+    for stage in stages:
+        stage.close()
+
+
+def mixed_stages(model_dir: Path, engines: Sequence[str]) -> list[StageEngine]:
+    """The first half of the layers on one engine, the second half on another one."""
+    halves = [load_stages(engine, model_dir, (2,)) for engine in engines]
+    used = [halves[0][0], halves[1][1]]
+    for stage in {id(stage): stage for half in halves for stage in half if stage not in used}.values():
+        stage.close()
+    return used

@@ -102,7 +102,7 @@ def test_a_later_stage_takes_hidden_states_of_no_group(llama: Path, tmp_path: Pa
     assert 0 < outcomes[0].answer["worst"] < 1e-5
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_loading_takes_less_memory_than_loading_all(tmp_path: Path) -> None:
     """Of a checkpoint of 512 MB each rank may take 0.7 of what one process takes, besides the libraries that both
     import: these are a third of a process here, and nothing of a real model."""

@@ -44,7 +44,10 @@ def compare(peers: list[Peer], expected: Reference, names: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize(
     "names",
-    [pytest.param(SHORT, id="short"), pytest.param(tuple(QUESTIONS), id="all", marks=pytest.mark.slow)],
+    [
+        pytest.param(SHORT, id="short", marks=pytest.mark.extended),
+        pytest.param(tuple(QUESTIONS), id="all", marks=pytest.mark.slow),
+    ],
 )
 def test_two_numpy_nodes_give_the_text_of_mlx_lm(tmp_path: Path, whole: Reference, names: tuple[str, ...]) -> None:
     with mesh(tmp_path, [["--min-peers", "2"]] * 2, engine="numpy") as peers:

@@ -31,7 +31,7 @@ WINDOWS_AND_STATES = (
 )
 """Models whose layers keep a window, or a state that cannot be cut back. In what order MLX keeps a window that is full
 depends on how the prompt was cut into chunks, and so does the last bit of a sum over it."""
-HAPPENINGS = ("shared", "evicted", "parked", "cancelled", "overloaded", "resumed")
+HAPPENINGS = ("shared", "copied", "scored", "evicted", "parked", "cancelled", "overloaded", "resumed")
 
 Benches = Callable[[Way], Bench]
 
@@ -104,13 +104,20 @@ class Story:
         self.read_all_but_slow()
 
     def ask(self) -> None:
-        """Of the same prompt as another one, maybe, and as one that was accepted on an earlier ring, maybe."""
+        """Of the same prompt as another one, maybe, whose prefill it may share, and as one that was accepted on an
+        earlier ring, maybe."""
         prompt = self.data.draw(st.sampled_from(self.bench.prompts), "prompt")
         tokens = self.data.draw(st.integers(1, self.bench.tokens), "tokens")
         done = self.data.draw(st.sampled_from([0, 0, 0, tokens // 2]), "done before")
         client, priority = self.data.draw(st.sampled_from([("", 0), ("other", 0), ("low", -1)]), "who")
         known = tuple(self.bench.alone(prompt).answers.tokens[:done])
-        asked = self.ring.submit(prompt, tokens, client=client, priority=priority, resume_ids=known, resumed=bool(done))
+        wish = {
+            "share_id": self.data.draw(st.sampled_from(["", "one", "one", "other"]), "share_id"),
+            "prompt_logprobs": self.data.draw(st.sampled_from([None, None, None, 2]), "prompt_logprobs"),
+        }
+        asked = self.ring.submit(
+            prompt, tokens, client=client, priority=priority, resume_ids=known, resumed=bool(done), **wish
+        )
         if self.data.draw(st.sampled_from([False] * 4 + [True]), "slow reader"):
             self.slow.append(asked)
 
@@ -141,6 +148,8 @@ class Story:
             requests=len(answers),
             frames=len(self.ring.frames),
             shared=len(together),
+            copied=self.ring.driver._shared.saved_tokens,
+            scored=sum(bool(asked.request.num_scores) for asked in self.ring.asked.values()),
             evicted=self.ring.driver.evictions,
             parked=self.num_parked,
             cancelled=sum(one.error == "cancelled" for one in answers),
@@ -157,6 +166,8 @@ class Story:
                 assert (asked.answers.error, asked.answers.events) == ("overloaded", [])
             else:
                 assert len(asked.answers.tokens) == asked.request.max_tokens - len(asked.request.resume_ids)
+                scored = [entry.index for message in asked.answers.messages for entry in message.prompt]
+                assert scored == list(range(1, asked.request.num_scores + 1)), "each once, and in order"
             self.bench.check(asked)
         assert not any(self.ring.leftovers().values()), self.ring.leftovers()
         assert [engine.memory_bytes() for engine in self.ring.engines] == self.held, "each byte of KV is back"

@@ -18,11 +18,9 @@ SEED = 108
 """The first eight runs of it have every fault, every moment and every size."""
 
 FIRST = sorted(itertools.islice(cases(SEED), 8), key=lambda case: case.peers)
-QUICK = 3
-"""The number of the one that the quick suite plays: a node is killed."""
-EXTENDED = {5: Fault.RUNNER_KILL}
-"""The numbers of what the extended suite plays besides; the other ones are slow."""
-MARKS = {QUICK: (), **dict.fromkeys(EXTENDED, pytest.mark.extended)}
+EXTENDED = 3
+"""The number of the one that the extended suite plays: a node is killed. The other ones are slow; tests/mesh and
+tests/node kill runners in the quick suite."""
 MORE = sorted(itertools.islice(cases(SEED), 8, 50), key=lambda case: case.peers)
 
 
@@ -31,8 +29,7 @@ def test_the_first_runs_have_every_fault_every_moment_and_every_size() -> None:
     assert {case.phase for case in FIRST} == set(Phase)
     assert {case.peers for case in FIRST} == {2, 3, 4}
     faults = {case.number: case.fault for case in FIRST}
-    assert faults[QUICK] is Fault.NODE_KILL
-    assert {number: faults[number] for number in EXTENDED} == EXTENDED
+    assert faults[EXTENDED] is Fault.NODE_KILL
 
 
 def test_every_cell_comes_once_before_any_comes_twice() -> None:
@@ -45,7 +42,10 @@ def test_every_cell_comes_once_before_any_comes_twice() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=str(case), marks=MARKS.get(case.number, pytest.mark.slow)) for case in FIRST],
+    [
+        pytest.param(case, id=str(case), marks=pytest.mark.extended if case.number == EXTENDED else pytest.mark.slow)
+        for case in FIRST
+    ],
 )
 def test_a_request_survives(meshes: Meshes, case: Case) -> None:
     survives(meshes, case)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 from tools.faults.classes import CLASSES
@@ -18,6 +19,7 @@ RUN = {
 }  # fmt: skip
 
 
+@functools.cache
 def functions(file: str) -> set[str]:
     tree = ast.parse((TESTS / file).read_text())
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

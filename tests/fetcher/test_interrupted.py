@@ -65,7 +65,7 @@ def test_a_killed_fetcher_leaves_what_the_next_one_goes_on_with(tmp_path: Path, 
         hub.faults.pause_s = 0.02
         environ = fetcher_environ(hub, tmp_path / "hf")
         present = 0
-        for _ in range(10):
+        for _ in range(5):
             with FetcherChild(environ) as child:
                 aim = hub.sent_bytes + draw.randrange(5_000_000)
                 if not isinstance(child.resolve(REPO, model_dir), FetchFailed):

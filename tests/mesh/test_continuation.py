@@ -63,7 +63,7 @@ def read_until_killed(entry: Peer, **headers: str) -> tuple[str, str]:
     return had, last_id
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_the_answer_of_a_killed_entry_peer_goes_on_at_another(tmp_path: Path) -> None:
     with mesh(tmp_path, [SLOW] * 3, engine="dummy") as peers:
         entry, *others = peers

@@ -67,7 +67,9 @@ async def group_ring(model_dir: Path, *sizes: int) -> AsyncIterator[tuple[Plan, 
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("sizes", [(2,), (2, 1), pytest.param((1, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((2,), marks=pytest.mark.slow), (2, 1), pytest.param((1, 2), marks=pytest.mark.slow)], ids=str
+)
 async def test_greedy_tokens_are_those_of_one_process(model_dir: Path, sizes: tuple[int, ...]) -> None:
     wanted = prompts(8)
     expected = greedy_alone(model_dir, LAYERS, wanted, 16)
@@ -88,17 +90,6 @@ async def test_two_groups_in_one_ring(llama: Path) -> None:
 
 
 @pytest.mark.extended
-async def test_every_rank_computed_every_frame_and_freed_it(llama: Path) -> None:
-    async with group_ring(llama, 2) as (plan, runners, channels):
-        (leader,) = runners
-        await asyncio.gather(*(generate(channels, runners, plan, prompt, 9) for prompt in prompts(4)))
-        beats = [await member.fresh_beat() for member in (leader, *leader.followers)]
-    assert beats[1].frames_in >= beats[0].laps > 9
-    assert [beat.sequences for beat in beats] == [0, 0]
-    assert beats[0].linked
-
-
-@pytest.mark.extended
 async def test_a_rank_listens_to_its_leader_alone_and_answers_no_request(llama: Path) -> None:
     (wanted,) = prompts(1)
     async with group_ring(llama, 2) as (plan, runners, channels):
@@ -116,9 +107,10 @@ async def test_a_rank_listens_to_its_leader_alone_and_answers_no_request(llama: 
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(20, marks=pytest.mark.extended), pytest.param(100, marks=pytest.mark.slow)]
+    "number", [pytest.param(6, marks=pytest.mark.extended), pytest.param(100, marks=pytest.mark.slow)]
 )
-async def test_many_requests_one_after_the_other_and_mixed(llama: Path, number: int) -> None:
+async def test_every_rank_computed_every_frame_and_freed_it(llama: Path, number: int) -> None:
+    """Of many requests, one after the other and mixed."""
     wanted = prompts(number)
     async with group_ring(llama, 2) as (plan, runners, channels):
         members = (runners[0], *runners[0].followers)
@@ -130,6 +122,7 @@ async def test_many_requests_one_after_the_other_and_mixed(llama: Path, number: 
         ]
         beats = [await member.fresh_beat() for member in members]
     assert again == first == greedy_alone(llama, LAYERS, wanted, 4)
+    assert beats[1].frames_in >= beats[0].laps > 9 and beats[0].linked
     assert [beat.sequences for beat in beats] == [0, 0]
     assert max(grown) < 64 * 2**20, "they took memory for good"
 

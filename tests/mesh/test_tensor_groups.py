@@ -78,11 +78,12 @@ def stages(peers: list[Peer], pin: dict[str, Any], other: dict[str, Any]) -> lis
     return sorted([one, {"peer": peers[2].id, **other}], key=lambda stage: stage["layers"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(NAMES, id="short", marks=pytest.mark.extended),
-        pytest.param(LONG, id="long", marks=pytest.mark.slow),
+        pytest.param(NAMES, id="short"),
+        pytest.param(LONG, id="long"),
     ],
 )
 def test_two_peers_are_one_group_where_one_would_not_do(

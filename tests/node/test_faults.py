@@ -20,7 +20,7 @@ from exo_mesh.node.node import Node
 from tests.support.nodes import MODEL, SLOW, a_request, collect, crash, instances, mesh, runners, tokens, until
 
 
-@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.extended), 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 1])
 async def test_without_resuming_a_killed_runner_ends_the_request_with_one_typed_error(
     tmp_path: Path, stage: int
 ) -> None:
@@ -38,8 +38,9 @@ async def test_without_resuming_a_killed_runner_ends_the_request_with_one_typed_
         assert len(nodes[0]._serving.journal) == 0
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize(
+    "stage", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.extended)]
+)
 async def test_a_request_survives_the_death_of_any_runner_with_the_same_text(tmp_path: Path, stage: int) -> None:
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
         instance = await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))

@@ -35,7 +35,7 @@ def kv(ring: Ring) -> dict[str, int]:
     return dict(found)
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 async def test_sixteen_answers_that_do_not_fit_together_are_all_whole(ring: Ring) -> None:
     ring.peers[0].place(model=SMALL, min_peers=2, context_limit=1000)
     assert eventually(lambda: kv(ring)["kv_pool_tokens"] == 8192)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,13 +88,13 @@ def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> 
     children: list[ChildNode] = []
     family: list[psutil.Process] = []
     unharmed: list[ChildNode] = []
+    ports = control_ports(len(flags))
     try:
-        peers: list[Peer] = []
-        for index, own in enumerate(flags):
-            children.append(start_node(root / f"peer-{index}", [*own, *bootstrap(peers)], engine=engine))
-            if index == 0:  # the others dial it
-                peers.append(Peer(children[0], children[0].wait_ready(START_S)))
-        peers += [Peer(child, child.wait_ready(START_S)) for child in children[1:]]
+        for index, own in enumerate(flags):  # side by side; whichever is ready later dials the others
+            others = ",".join(f"127.0.0.1:{port}" for port in ports if port != ports[index])
+            control = ["--grpc-port", str(ports[index]), *(["--bootstrap-peers", others] if others else [])]
+            children.append(start_node(root / f"peer-{index}", [*control, *own], engine=engine))
+        peers = [Peer(child, child.wait_ready(START_S)) for child in children]
         for peer in (peer for peer in peers if peer.url):
             assert eventually(partial(knows, peer, {one.id for one in peers}, MODEL), 30), peer.child.log_tail(30)
         yield peers
@@ -111,6 +114,18 @@ def mesh(root: Path, flags: Sequence[Sequence[str]], *, engine: str = "mlx") -> 
     assert not unclean, "not a clean stop:\n" + "\n".join(unclean)
     for peer in peers:
         assert not [word for word in TRACES if word in peer.log], peer.log[-4000:]
+
+
+def control_ports(count: int) -> list[int]:
+    """Free ports below those that systems give to whoever asks for any: nobody takes one before its node does."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            found += [] if port in found else [port]
+    return found
 
 
 def bootstrap(peers: Sequence[Peer]) -> list[str]:

@@ -77,7 +77,7 @@ def eventually(condition: Callable[[], bool], deadline_s: float = 10.0) -> bool:
     while time.monotonic() < end:
         if condition():
             return True
-        time.sleep(0.05)
+        time.sleep(0.02)
     return condition()
 
 

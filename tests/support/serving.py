@@ -93,14 +93,12 @@ class ServingRing:
         self._stages = [Stage(engine, index) for index, engine in enumerate(engines)]
         self._inboxes: list[deque[Frame]] = [deque() for _ in engines]
         self.driver = Driver(BALLOT, SchedulerLimits(len(engines), **limits), self._sent)  # type: ignore[arg-type]
-        self._names: dict[int, str] = {}
 
     def submit(self, prompt: Tokens, tokens: int, **fields: object) -> Asked:
         """A greedy request that nothing ends before `tokens` have come."""
         name = f"r{len(self.asked)}"
         request = GenerateRequest(name, prompt, tokens, SamplingParams(temperature=0), **fields)  # type: ignore[arg-type]
         asked = self.asked[name] = Asked(request, Answers(len(request.resume_ids)))
-        self._names[len(self.asked)] = name  # the driver numbers sequences from 1 on
         self.driver.submit(request, asked.answers)
         self.driver.deliver_news()
         return asked
@@ -173,9 +171,9 @@ class ServingRing:
         stop = 0
         for row in frame.rows:
             stop += row.num_logits
-            asked = self.asked[self._names[row.sequence]]
-            if row.num_logits and not asked.answers.ended:
-                asked.logits.append(logits[stop - 1].copy())
+            generation = self.driver._live.get(row.sequence)
+            if row.num_logits and generation is not None and row.pos0 >= generation.sequence.scores:
+                self.asked[generation.request.request_id].logits.append(logits[stop - 1].copy())
 
 
 def load_stages(

@@ -1,45 +1,46 @@
-"""One request while it runs: the service's events in, pieces of text out, with bounded memory between."""
+"""Sources of one answer while they run: their items, with bounded memory between them and a slow reader."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from exo_mesh.api.openai.convert import PreparedRequest
-from exo_mesh.domain.request import Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
 from exo_mesh.errors import EngineError
-from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
-from exo_mesh.text.assembler import Piece, TextAssembler
 
 T = TypeVar("T")
 
-MAX_BUFFERED = 32  # events waiting for a slow reader; then the generator itself waits
+MAX_BUFFERED = 32  # items of each source waiting for a slow reader; then the source itself waits
+MAX_AT_ONCE = 16  # sources that run at a time, so that one request does not fill the queue of a ring
 
 
 class Feed(Generic[T]):
-    """Drives an async generator from one task, from start to close, so that its timeouts and scopes stay in one task.
+    """Drives async generators, each from one task, from start to close, so that its timeouts and scopes stay in it.
 
-    Leaving the context cancels the task, closes the generator and waits for both. Waits have no timer of their own: the
-    watchdog ends them.
+    Leaving the context cancels the tasks, closes the generators and waits for both. Waits have no timer of their own:
+    the watchdog ends them.
     """
 
-    def __init__(self, source: AsyncGenerator[T, None], watchdog: Watchdog) -> None:
-        self._source = source
+    def __init__(self, sources: Sequence[AsyncGenerator[T, None]], watchdog: Watchdog) -> None:
+        self._sources = sources
         self._watchdog = watchdog
-        self._items: deque[T] = deque()
+        self._items: deque[tuple[int, T]] = deque()
+        self._most_items = MAX_BUFFERED * min(len(sources), MAX_AT_ONCE)
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
+        self._turns = asyncio.Semaphore(MAX_AT_ONCE)
         self._deadline = math.inf
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._pump(), name="request feed")
-        self._task.add_done_callback(lambda _: self._ready.set())
+        pumps = [self._pump(index, source) for index, source in enumerate(self._sources)]
+        self._tasks = [asyncio.create_task(pump, name="request feed") for pump in pumps]
+        for task in self._tasks:
+            task.add_done_callback(lambda _: self._ready.set())
         self._watchdog.watch(self._check)
         return self
 
@@ -47,19 +48,19 @@ class Feed(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._watchdog.forget(self._check)
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        if not self._task.cancelled():
-            self._task.exception()  # an error nobody waits for any more
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            if not task.cancelled():
+                task.exception()  # an error nobody waits for any more
 
-    async def take(self, deadline: float = math.inf) -> list[T]:
-        """All items that have come, at least one; none once `deadline` (of the monotonic clock, kept to within the
-        watchdog's period) is reached. Raises what the generator raised."""
+    async def take(self, deadline: float = math.inf) -> list[tuple[int, T]]:
+        """All items that have come, each with the index of its source: at least one, but none once `deadline` (of the
+        monotonic clock, kept to within the watchdog's period) is reached. Raises what a source raised."""
         self._deadline = deadline
         while not self._items:
-            if self._task.done():
-                self._task.result()
-                raise EngineError("the request ended without saying why")
+            self._raise_ends()
             if self._deadline == -math.inf:
                 return []
             self._ready.clear()
@@ -69,6 +70,13 @@ class Feed(Generic[T]):
         self._items.clear()
         return items
 
+    def _raise_ends(self) -> None:
+        ended = [task for task in self._tasks if task.done()]
+        for task in ended:
+            task.result()
+        if len(ended) == len(self._tasks):
+            raise EngineError("the request ended without saying why")
+
     def _check(self, now: float) -> float:
         if now < self._deadline:
             return self._deadline
@@ -76,70 +84,11 @@ class Feed(Generic[T]):
         self._ready.set()
         return math.inf
 
-    async def _pump(self) -> None:
-        async with aclosing(self._source) as items:
+    async def _pump(self, index: int, source: AsyncGenerator[T, None]) -> None:
+        async with self._turns, aclosing(source) as items:
             async for item in items:
-                self._items.append(item)
+                self._items.append((index, item))
                 self._ready.set()
-                while len(self._items) >= MAX_BUFFERED:
+                while len(self._items) >= self._most_items:
                     self._room.clear()
                     await self._room.wait()
-
-
-class Run:
-    """A prepared request on the mesh. Use as a context: leaving it early cancels the request everywhere.
-
-    Wait, then take the pieces, until one has `finish`.
-    """
-
-    def __init__(self, service: MeshService, prepared: PreparedRequest, watchdog: Watchdog) -> None:
-        self.prepared = prepared
-        self.progress: Progress | None = None
-        """What is being waited for, as last heard."""
-        self.prompt_logprobs: list[PromptLogprob] = []
-        """Of the prompt from its second token on, if they are wanted: whole once the first token event has come."""
-        self.position = 0
-        """Events that have gone into pieces so far: a piece has the same position in every replay of its answer."""
-        self.finished = False
-        self._assembler = TextAssembler(prepared.text.detokenizer(), prepared.stops)
-        self._events: deque[TokenEvent] = deque()
-        self._feed: Feed[RequestEvent] = Feed(service.generate(prepared.model, prepared.request), watchdog)
-
-    async def __aenter__(self) -> Self:
-        await self._feed.__aenter__()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._feed.__aexit__(kind, error, trace)
-
-    @property
-    def num_tokens(self) -> int:
-        """Output tokens so far."""
-        return self._assembler.num_tokens
-
-    async def wait(self, deadline: float = math.inf) -> bool:
-        """Wait for token events; False once the deadline is reached without one. Raises the MeshError that ended the
-        request."""
-        while items := await self._feed.take(deadline):
-            for item in items:
-                if isinstance(item, Progress):
-                    self.progress = item
-                elif isinstance(item, PromptLogprobs):
-                    self.prompt_logprobs += item.entries
-                else:
-                    self._events.append(item)
-            if self._events:
-                return True
-        return False
-
-    def pieces(self) -> Iterator[Piece]:
-        """What the events that have come make, each piece with something in it. `num_tokens` and `position` are those
-        of the piece in hand; after one with `finish` there is no other."""
-        while self._events and not self.finished:
-            self.position += 1
-            piece = self._assembler.push(self._events.popleft())
-            self.finished = piece.finish is not None
-            if piece.text or piece.tokens or piece.finish:
-                yield piece

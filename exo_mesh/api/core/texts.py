@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exo_mesh.api.core.templates import TemplateRenderer
+from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
 from exo_mesh.tasks import TaskOwner
+from exo_mesh.text.grammars import check_grammar
 from exo_mesh.text.template import Message
 from exo_mesh.text.tokenizer import TextModel
 
@@ -58,6 +60,13 @@ class TextModels:
             )
         names = {**text.special_tokens, **variables}
         return await self._templates.render(text.template, messages, variables=names, **options)
+
+    async def check_grammar(self, spec: GrammarSpec, param: str) -> None:
+        """Raises InputError that names the keyword that cannot be honoured; `param`: the client's field."""
+        try:
+            await self.work(lambda: check_grammar(spec, param))
+        except InputError as exc:
+            raise InputError(f"{param}: {exc}", param=param) from exc
 
     async def work(self, job: Callable[[], T]) -> T:
         """Run blocking text work in a thread. Raises what it raises, or DeadlineError."""

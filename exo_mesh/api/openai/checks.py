@@ -9,7 +9,12 @@ from exo_mesh.api.openai.lenient import refuse_unless, show_json
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from exo_mesh.errors import InputError
 
-MAX_STOPS = 4
+MAX_STOPS = 16
+MAX_STOP_IDS = 64
+MAX_TOOLS = 512
+MAX_CHOICES = 128
+"""Of one request, over all of its prompts: what OpenAI allows for n."""
+
 MAX_STOP_CHARACTERS = 1024  # a bound of ours, so that looking for them stays cheap
 MAX_TOP_LOGPROBS = 20
 _INT64 = 2**63
@@ -27,6 +32,11 @@ _RANGES: dict[str, tuple[float, float]] = {
     "min_tokens": (0, 2**31 - 1),
     "priority": (-10, 10),
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
+    "n": (1, MAX_CHOICES),
+    "best_of": (1, MAX_CHOICES),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
+    "thinking_budget": (0, 2**31 - 1),
+    "thinking_token_budget": (0, 2**31 - 1),
 }
 _LIMITS = ("max_tokens", "max_completion_tokens")
 NO_LIMIT = -1
@@ -34,12 +44,7 @@ NO_LIMIT = -1
 
 # Fields of which only some values mean what exo-mesh does; the others would change the reply, so they are refused.
 _CHOICES: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
 }
 
 
@@ -51,6 +56,8 @@ def check_body(body: GenerationBody) -> None:
             raise InputError(f"{name} is {show_json(value)}, but must be between {low} and {high}", param=name)
     for name in _LIMITS:
         limit = getattr(body, name, None)
+        if limit == 0 and isinstance(body, CompletionBody) and body.echo:
+            continue  # only the prompt and its log-probabilities are wanted
         if limit is not None and limit != NO_LIMIT and not 1 <= limit < 2**31:
             text = f"{name} is {show_json(limit)}, but must be between 1 and {2**31 - 1}, or {NO_LIMIT} for no limit"
             raise InputError(text, param=name)
@@ -59,12 +66,18 @@ def check_body(body: GenerationBody) -> None:
     if None not in (body.repeat_penalty, body.repetition_penalty) and body.repeat_penalty != body.repetition_penalty:
         raise InputError("repeat_penalty and repetition_penalty are two names of one field", param="repeat_penalty")
     _check_stops(body.stop)
+    if len(body.stop_token_ids or ()) > MAX_STOP_IDS:
+        raise InputError(f"stop_token_ids may have at most {MAX_STOP_IDS} ids", param="stop_token_ids")
+    if body.prompt_logprobs is not None and body.stream:
+        message = "prompt_logprobs cannot be streamed; completions with echo and logprobs stream them"
+        raise InputError(message, param="prompt_logprobs")
     _check_bias(body.logit_bias)
     _check_stream_options(body)
     if isinstance(body, ChatBody):
         _check_chat(body)
     elif isinstance(body, CompletionBody):
         _check_logprobs_count(body.logprobs)
+        _check_best_of(body)
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -109,8 +122,8 @@ def _check_stream_options(body: GenerationBody) -> None:
 def _check_chat(body: ChatBody) -> None:
     if not body.messages:
         raise InputError("messages is empty; there must be at least one", param="messages")
-    if body.tool_choice != "none":
-        refuse_unless("tools", body.tools, ([],))
+    if len(body.tools or ()) > MAX_TOOLS:
+        raise InputError(f"tools has {len(body.tools or ())} tools, but at most {MAX_TOOLS} are allowed", param="tools")
     if body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs is only allowed together with logprobs: true", param="top_logprobs")
     if not body.continue_final_message:
@@ -129,3 +142,12 @@ def _check_chat(body: ChatBody) -> None:
 def _check_logprobs_count(logprobs: int | None) -> None:
     if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
         raise InputError(f"logprobs is {logprobs}, but must be between 0 and {MAX_TOP_LOGPROBS}", param="logprobs")
+
+
+def _check_best_of(body: CompletionBody) -> None:
+    if body.best_of is None or body.best_of <= (body.n or 1):
+        if body.best_of is not None and body.best_of < (body.n or 1):
+            raise InputError(f"best_of is {body.best_of}, but n is {body.n}, and must not be more", param="best_of")
+        return
+    if body.stream:
+        raise InputError("best_of cannot be streamed: which texts are the best is known at the end", param="best_of")

@@ -5,22 +5,28 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER, Caller
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
-from exo_mesh.api.core.running import Run
+from exo_mesh.api.core.answer import Answer, AnswerStep
+from exo_mesh.api.core.asker import Asker
+from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
+from exo_mesh.api.core.preparing import PreparedRequest, prepare
+from exo_mesh.api.core.request import NeutralRequest, Prompts
 from exo_mesh.api.errors import json_response, plain_error
-from exo_mesh.api.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.listed import known_object, model_object
 from exo_mesh.api.model_names import model_of_request, named_model
 from exo_mesh.api.openai.checks import check_body
-from exo_mesh.api.openai.convert import Asker, PreparedRequest, prepare_chat, prepare_completion
+from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
 from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
+from exo_mesh.api.openai.translate import delivery_of, neutral_chat, neutral_completion
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
@@ -29,7 +35,9 @@ from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.request import Progress
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
-from exo_mesh.text.assembler import Piece
+
+_DELIVERY = ("stream", "stream_options", "user", "metadata", "priority", "timings", "timings_per_token")
+"""Fields that do not change the answer, only how and to whom it is given."""
 
 
 class OpenAIRoutes:
@@ -38,7 +46,7 @@ class OpenAIRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._service = context.service
-        self._ids_by_header: dict[tuple[str, str], set[str]] = {}
+        self._ids_by_name: dict[tuple[str, str], set[str]] = {}
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -46,11 +54,11 @@ class OpenAIRoutes:
         return [
             Route(
                 "POST", ("/v1/chat/completions", "/chat/completions"), self.chat_completions, USE,
-                "Answer a conversation", body=ChatBody, errors=GENERATION_ERRORS, events=True,
+                "Answer a conversation", body=ChatBody, reply=ChatCompletion, errors=GENERATION_ERRORS, events=True,
             ),
             Route(
                 "POST", ("/v1/completions", "/completions"), self.completions, USE, "Continue a prompt",
-                body=CompletionBody, errors=GENERATION_ERRORS, events=True,
+                body=CompletionBody, reply=TextCompletion, errors=GENERATION_ERRORS, events=True,
             ),
             Route(
                 "GET", ("/v1/models", "/models"), self.models, USE, "Models that peers have",
@@ -65,25 +73,13 @@ class OpenAIRoutes:
         """POST /v1/chat/completions"""
         body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
         check_body(body)
-        key = idempotency_of(request, body, request[CALLER].key_id)
-        await self._name_model(request, body)
-        request_id = "chatcmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
-        with self._known_as(request_id, request):
-            asker = self._asker(request, request_id, body, key)
-            prepared = await prepare_chat(body, asker, self._service, self._context.texts)
-            return await self._answer(request, prepared, ChatReply, key, stream=bool(body.stream))
+        return await self._answer(request, body, neutral_chat(body), ChatReply, "chatcmpl-")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions"""
         body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), CompletionBody)
         check_body(body)
-        key = idempotency_of(request, body, request[CALLER].key_id)
-        await self._name_model(request, body)
-        request_id = "cmpl-" + (secrets.token_hex(12) if key is None else key.reply_id)
-        with self._known_as(request_id, request):
-            asker = self._asker(request, request_id, body, key)
-            prepared = await prepare_completion(body, asker, self._service, self._context.texts)
-            return await self._answer(request, prepared, CompletionReply, key, stream=bool(body.stream))
+        return await self._answer(request, body, neutral_completion(body), CompletionReply, "cmpl-")
 
     async def models(self, request: web.Request) -> web.Response:
         """GET /v1/models. Each is on some peer's disk; `?status=loaded` keeps those that an instance runs.
@@ -126,21 +122,26 @@ class OpenAIRoutes:
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
 
     @contextmanager
-    def _known_as(self, request_id: str, request: web.Request) -> Iterator[None]:
-        """While it runs, a request can also be cancelled by its x-request-id; clients may give one to several."""
-        header = (request[CALLER].key_id, request[REQUEST_ID])
-        self._ids_by_header.setdefault(header, set()).add(request_id)
+    def _known_as(self, prepared: PreparedRequest, request: web.Request) -> Iterator[None]:
+        """While it runs, a request can also be cancelled by its x-request-id; clients may give one to several. Each of
+        its choices has an id of its own."""
+        key_id = request[CALLER].key_id
+        names = {(key_id, request[REQUEST_ID]), (key_id, prepared.id)}
+        ids = {choice.request.request_id for choice in prepared.choices}
+        for name in names:
+            self._ids_by_name.setdefault(name, set()).update(ids)
         try:
             yield
         finally:
-            self._ids_by_header[header].discard(request_id)
-            if not self._ids_by_header[header]:
-                del self._ids_by_header[header]
+            for name in names:
+                self._ids_by_name[name] -= ids
+                if not self._ids_by_name[name]:
+                    del self._ids_by_name[name]
 
     def _entered_as(self, header: str, caller: Caller) -> set[str]:
         """Running requests with this x-request-id: all of them for an admin, else those that came with the same key."""
         found: set[str] = set()
-        for (key_id, name), ids in self._ids_by_header.items():
+        for (key_id, name), ids in self._ids_by_name.items():
             if name == header and caller.limited_to in (None, key_id):
                 found |= ids
         return found
@@ -148,60 +149,64 @@ class OpenAIRoutes:
     async def _answer(
         self,
         request: web.Request,
-        prepared: PreparedRequest,
+        body: GenerationBody,
+        asked: NeutralRequest,
         kind: type[Reply],
-        key: Idempotency | None,
-        *,
-        stream: bool,
+        prefix: str,
     ) -> web.StreamResponse:
-        async with Run(self._service, prepared, self._context.watchdog) as run:
-            reply = kind(run, int(self._context.now()))
-            if stream:
-                return await self._stream(request, run, reply, key)
-            pieces: list[Piece] = []
-            while not run.finished:
-                await run.wait()
-                pieces += run.pieces()
-            return json_response(reply.whole(pieces))
+        delivery = delivery_of(body)
+        changing = {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
+        can_resume = delivery.stream and asked.num_choices == 1 and not has_several_prompts(asked)
+        key = idempotency_of(request, changing, request[CALLER].key_id, can_resume=can_resume)
+        default = self._context.options.default_model
+        asked = replace(asked, model=await model_of_request(request, self._service, asked.model, default))
+        request_id = prefix + (secrets.token_hex(12) if key is None else key.reply_id)
+        asker = self._asker(request, request_id, asked.priority, key)
+        prepared = await prepare(asked, asker, self._service, self._context.texts)
+        with self._known_as(prepared, request):
+            async with Answer(self._service, prepared, self._context.watchdog) as answer:
+                reply = kind(answer, delivery, int(self._context.now()))
+                if delivery.stream:
+                    return await self._stream(request, answer, reply, key if can_resume else None)
+                steps: list[AnswerStep] = []
+                while not answer.finished:
+                    await answer.wait()
+                    steps += answer.steps()
+                return json_response(reply.whole(steps))
 
     async def _stream(
-        self, request: web.Request, run: Run, reply: Reply, key: Idempotency | None
+        self, request: web.Request, answer: Answer, reply: Reply, key: Idempotency | None
     ) -> web.StreamResponse:
         """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status."""
         keep_alive_s = self._context.options.keep_alive_s
-        has_come = await run.wait(monotonic() + keep_alive_s)
+        has_come = await answer.wait(monotonic() + keep_alive_s)
         stream = EventStream(request, self._context.options.stall_limit_s, self._context.watchdog)
         await stream.start()
         quiet_until = monotonic() + keep_alive_s
-        first = True
         while True:
             if not has_come:
-                await stream.send(comment_frame(waiting_for(run.progress)))
+                await stream.send(comment_frame(waiting_for(answer.progress)))
                 quiet_until = monotonic() + keep_alive_s
-            elif frames := _frames(run, reply, key, first=first):
-                first = False
+            elif frames := _frames(answer, reply, key):
                 await stream.send(*frames)
                 quiet_until = monotonic() + keep_alive_s
-            if run.finished:
+            if answer.finished:
                 await stream.send(DONE)
                 return stream.response
-            has_come = await run.wait(quiet_until)
+            has_come = await answer.wait(quiet_until)
 
-    async def _name_model(self, request: web.Request, body: GenerationBody) -> None:
-        body.model = await model_of_request(request, self._service, body.model, self._context.options.default_model)
-
-    def _asker(self, request: web.Request, request_id: str, body: GenerationBody, key: Idempotency | None) -> Asker:
+    def _asker(self, request: web.Request, request_id: str, priority: int, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.
 
         Without keys, each machine is a client. Behind nginx they are all one, unless they have keys: a header that says
         who asks could be written by anybody.
         """
-        if body.priority is not None and body.priority > 0 and request[CALLER].role is not Role.ADMIN:
+        caller = request[CALLER]
+        if priority > 0 and caller.role is not Role.ADMIN:
             raise InputError("priority above 0 is for keys with the role admin", param="priority")
         trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.trace_sample)
         if trace_id:
             request[TRACE_ID] = trace_id
-        caller = request[CALLER]
         return Asker(
             request_id, caller.key_id or request.remote or "", trace_id, key, caller.key_id, caller.may_download
         )
@@ -213,18 +218,22 @@ class OpenAIRoutes:
         ]
 
 
-def _frames(run: Run, reply: Reply, key: Idempotency | None, *, first: bool) -> list[bytes]:
-    """The events for all that has come. With a key, each piece has an id, and pieces that the client has had already
-    are left out."""
+def _frames(answer: Answer, reply: Reply, key: Idempotency | None) -> list[bytes]:
+    """The events for all that has come. With a key, each step has an id, and steps that the client has had already are
+    left out."""
     frames: list[bytes] = []
-    for piece in run.pieces():
-        chunks = reply.chunks(piece, first=first)
-        first = False
-        if key is not None and run.position <= key.received:
+    for step in answer.steps():
+        chunks = reply.chunks(step)
+        if key is not None and step.position <= key.received:
             continue
         frames += map(data_frame, chunks[:-1])
-        frames += [data_frame(chunk, None if key is None else run.position) for chunk in chunks[-1:]]
+        frames += [data_frame(chunk, None if key is None else step.position) for chunk in chunks[-1:]]
     return frames
+
+
+def has_several_prompts(asked: NeutralRequest) -> bool:
+    """Whether the answer has a choice for each of several prompts."""
+    return isinstance(asked.subject, Prompts) and len(asked.subject.prompts) > 1
 
 
 def waiting_for(progress: Progress | None) -> str:

@@ -1,157 +1,352 @@
-"""The bodies that OpenAI's clients expect back, for chat and for plain completions, whole and in chunks."""
+"""From neutral events to the replies that OpenAI's clients expect, for chat and for plain completions."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from exo_mesh import __version__
-from exo_mesh.api.core.running import Run
-from exo_mesh.text.assembler import Piece, TokenSpan
+from exo_mesh.api.core.answer import Answer, AnswerStep
+from exo_mesh.api.openai.objects import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessage,
+    ChatTokenLogprob,
+    CompletionChoice,
+    CompletionDetails,
+    CompletionLogprobs,
+    FunctionCall,
+    FunctionDelta,
+    PromptDetails,
+    PromptScores,
+    PromptTokenLogprob,
+    TextCompletion,
+    TimingsObject,
+    ToolCallDelta,
+    ToolCallObject,
+    TopLogprob,
+    Usage,
+)
+from exo_mesh.api.openai.schema import StreamOptions
+from exo_mesh.text.assembler import TokenSpan
+from exo_mesh.text.output.events import (
+    OutputEnd,
+    OutputEvent,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallBegin,
+)
 from exo_mesh.text.tokenizer import TextModel
 
 FINGERPRINT = f"exo-mesh-{__version__}"
 LEAST_LOGPROB = -9999.0  # what OpenAI writes for "very unlikely"; JSON has no -inf
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the reply is given, as far as that does not change the answer."""
+
+    stream: bool = False
+    options: StreamOptions = field(default_factory=StreamOptions)
+    names_tier: bool = False
+    """The request had a service_tier, so the reply has one."""
+    shows_logprobs: bool = False
+    shows_prompt_logprobs: bool = False
+    shows_timings: bool = False
+
+
 class Reply(ABC):
     """Builds the reply to one request. Subclasses say what a choice looks like."""
 
-    object_name: str
-    chunk_name: str
-
-    def __init__(self, run: Run, created: int) -> None:
-        self._run = run
-        self._text = run.prepared.text
+    def __init__(self, answer: Answer, delivery: Delivery, created: int) -> None:
+        self._answer = answer
+        self._text = answer.prepared.text
+        self._delivery = delivery
         self._created = created
-        self._options = run.prepared.stream_options
+        self._fingerprint = FINGERPRINT
+        self._has_begun: set[int] = set()
 
     @abstractmethod
-    def choice(self, pieces: list[Piece]) -> dict[str, Any]:
-        """The choice of a whole reply."""
+    def whole(self, steps: Iterable[AnswerStep]) -> Any:
+        """The reply of a request that does not stream, from all of its steps."""
 
     @abstractmethod
-    def deltas(self, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
-        """The choices of the chunks that a piece becomes."""
+    def chunks(self, step: AnswerStep) -> list[Any]:
+        """What a stream says of one step; the last step ends with the usage, if that was asked for."""
 
-    def whole(self, pieces: list[Piece]) -> dict[str, Any]:
-        """The reply of a request that does not stream."""
-        return {**self._head(self.object_name), "choices": [self.choice(pieces)], "usage": self._usage()}
+    def _by_choice(self, steps: Iterable[AnswerStep]) -> dict[int, list[OutputEvent]]:
+        """The events of each choice that the client gets."""
+        events: dict[int, list[OutputEvent]] = {index: [] for index in range(len(self._answer.choices))}
+        for step in steps:
+            events[step.choice] += step.events
+        return {choice: events[choice] for choice in self._answer.best()}
 
-    def chunks(self, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
-        """What a stream says of one piece; the last piece ends with the usage, if that was asked for."""
-        made: list[dict[str, Any]] = []
-        for choice in self.deltas(piece, first=first):
-            chunk = {**self._head(self.chunk_name), "choices": [choice]}
-            if self._options.continuous_usage_stats:
-                chunk["usage"] = self._usage()
-            elif self._options.include_usage:
-                chunk["usage"] = None
-            made.append(chunk)
-        if piece.finish and self._options.include_usage:
-            made.append({**self._head(self.chunk_name), "choices": [], "usage": self._usage()})
-        return made
+    def _usage(self) -> Usage:
+        num_prompt, num_tokens = self._answer.prepared.num_prompt_tokens, self._answer.num_tokens
+        details = CompletionDetails(self._answer.num_reasoning_tokens)
+        return Usage(num_prompt, num_tokens, num_prompt + num_tokens, PromptDetails(), details)
 
-    def _head(self, object_name: str) -> dict[str, Any]:
-        tier = {"service_tier": "default"} if self._run.prepared.names_tier else {}
-        return {
-            "id": self._run.prepared.request.request_id,
-            "object": object_name,
-            "created": self._created,
-            "model": self._run.prepared.model,
-            "system_fingerprint": FINGERPRINT,
-            **tier,
-        }
+    def _usage_of_chunk(self) -> Usage | UnsetType | None:
+        if self._delivery.options.continuous_usage_stats:
+            return self._usage()
+        return None if self._delivery.options.include_usage else UNSET
 
-    def _usage(self) -> dict[str, Any]:
-        num_prompt = len(self._run.prepared.request.prompt_ids)
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": self._run.num_tokens,
-            "total_tokens": num_prompt + self._run.num_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        }
+    def _scores(self, choice: int) -> PromptScores | UnsetType:
+        """Log-probabilities of the prompt, as vLLM has them: by token id, null for the first token."""
+        if not self._delivery.shows_prompt_logprobs:
+            return UNSET
+        ids = self._answer.prepared.choices[choice].request.prompt_ids
+        scores: PromptScores = [None]
+        for one in self._answer.prompt_logprobs_of(choice):
+            tops = {top.token_id: (top.logprob, rank) for rank, top in enumerate(one.top, 1)}
+            by_id = {ids[one.index]: (one.logprob, None), **tops}
+            scores.append({str(token_id): self._score(token_id, *found) for token_id, found in by_id.items()})
+        return scores
+
+    def _score(self, token_id: int, logprob: float, rank: int | None) -> PromptTokenLogprob:
+        return PromptTokenLogprob(_finite(logprob), rank, _name(self._text, token_id))
+
+    def _tier(self) -> str | UnsetType:
+        return "default" if self._delivery.names_tier else UNSET
+
+    def _timings(self) -> TimingsObject | UnsetType:
+        if not self._delivery.shows_timings:
+            return UNSET
+        timings, num_prompt = self._answer.timings, self._answer.prepared.num_prompt_tokens
+        num_tokens = self._answer.num_tokens
+        return TimingsObject(0, *_speed(num_prompt, timings.prompt_s), *_speed(num_tokens, timings.answer_s))
 
 
 class ChatReply(Reply):
     """`chat.completion` and `chat.completion.chunk`."""
 
-    object_name = "chat.completion"
-    chunk_name = "chat.completion.chunk"
+    def whole(self, steps: Iterable[AnswerStep]) -> ChatCompletion:
+        found = self._by_choice(steps).items()
+        choices = [self._choice(index, choice, events) for index, (choice, events) in enumerate(found)]
+        return ChatCompletion(
+            self._answer.prepared.id,
+            "chat.completion",
+            self._created,
+            self._answer.prepared.model,
+            self._fingerprint,
+            choices,
+            self._usage(),
+            self._tier(),
+            self._timings(),
+            self._scores(0),
+        )
 
-    def choice(self, pieces: list[Piece]) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join(piece.text for piece in pieces), "refusal": None}
-        tokens = [token for piece in pieces for token in piece.tokens]
-        return {
-            "index": 0,
-            "message": message,
-            "logprobs": self._logprobs(tokens),
-            "finish_reason": pieces[-1].finish,
-        }
-
-    def deltas(self, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
-        made: list[dict[str, Any]] = []
-        if first:
-            made.append(self._delta({"role": "assistant", "content": "", "refusal": None}))
-        logprobs = self._logprobs(list(piece.tokens)) if piece.tokens else None
-        if piece.text or logprobs:
-            made.append(self._delta({"content": piece.text}, logprobs))
-        if piece.finish:
-            made.append({**self._delta({}), "finish_reason": piece.finish})
+    def chunks(self, step: AnswerStep) -> list[ChatCompletionChunk]:
+        made: list[ChatCompletionChunk] = []
+        if step.choice not in self._has_begun:
+            self._has_begun.add(step.choice)
+            made.append(self._chunk(step.choice, ChatDelta(role="assistant", content="", refusal=None)))
+        for event in step.events:
+            if isinstance(event, OutputEnd):
+                choice = ChatChunkChoice(step.choice, ChatDelta(), None, event.reason)  # type: ignore[arg-type]
+                made.append(self._made([choice], self._usage_of_chunk()))
+            elif (delta := self._delta(step.choice, event)) is not None:
+                tokens = event.tokens if isinstance(event, TextPart) else ()
+                made.append(self._chunk(step.choice, delta, self._logprobs(tokens) if tokens else None))
+        if self._answer.finished:
+            if self._delivery.options.include_usage:
+                made.append(self._made([], self._usage()))
+            if self._delivery.shows_timings:
+                made[-1].timings = self._timings()
         return made
 
-    def _delta(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-        return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+    def _chunk(self, index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -> ChatCompletionChunk:
+        return self._made([ChatChunkChoice(index, delta, logprobs)], self._usage_of_chunk())
 
-    def _logprobs(self, tokens: list[TokenSpan]) -> dict[str, Any] | None:
-        if self._run.prepared.request.sampling.logprobs is None:
+    def _made(self, choices: list[ChatChunkChoice], usage: Usage | UnsetType | None) -> ChatCompletionChunk:
+        prepared = self._answer.prepared
+        return ChatCompletionChunk(
+            prepared.id,
+            "chat.completion.chunk",
+            self._created,
+            prepared.model,
+            self._fingerprint,
+            choices,
+            usage,
+            self._tier(),
+        )
+
+    def _delta(self, choice: int, event: OutputEvent) -> ChatDelta | None:
+        match event:
+            case TextPart():
+                return ChatDelta(content=event.text)
+            case ReasoningPart():
+                return ChatDelta(reasoning_content=event.text, reasoning=event.text)
+            case ToolCallBegin():
+                call_id = self._answer.call_id(choice, event.index)
+                function = FunctionDelta("", event.name)
+                return ChatDelta(tool_calls=[ToolCallDelta(event.index, function, call_id, "function")])
+            case ToolCallArguments():
+                return ChatDelta(tool_calls=[ToolCallDelta(event.index, FunctionDelta(event.text))])
+            case _:
+                return None
+
+    def _choice(self, index: int, choice: int, events: list[OutputEvent]) -> ChatChoice:
+        text, reasoning = _joined(events, TextPart), _joined(events, ReasoningPart)
+        calls = self._calls(choice, events)
+        message = ChatMessage(text if text or not calls else None)
+        if reasoning:
+            message.reasoning_content = message.reasoning = reasoning
+        if calls:
+            message.tool_calls = calls
+        tokens = [token for event in events if isinstance(event, TextPart) for token in event.tokens]
+        return ChatChoice(index, message, self._logprobs(tokens), _finish(events))  # type: ignore[arg-type]
+
+    def _calls(self, choice: int, events: list[OutputEvent]) -> list[ToolCallObject]:
+        calls: list[ToolCallObject] = []
+        for event in events:
+            if isinstance(event, ToolCallBegin):
+                call_id = self._answer.call_id(choice, event.index)
+                calls.append(ToolCallObject(call_id, FunctionCall(event.name, "")))
+            elif isinstance(event, ToolCallArguments):
+                calls[event.index].function.arguments += event.text
+        return calls
+
+    def _logprobs(self, tokens: Iterable[TokenSpan]) -> ChatLogprobs | None:
+        if not self._delivery.shows_logprobs:
             return None
-        content = [
-            {
-                **_token(self._text, token.event.token_id, token.event.logprob),
-                "top_logprobs": [_token(self._text, top.token_id, top.logprob) for top in token.event.top],
-            }
-            for token in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return ChatLogprobs(
+            [
+                ChatTokenLogprob(
+                    *_token(self._text, token.event.token_id, token.event.logprob),
+                    [TopLogprob(*_token(self._text, top.token_id, top.logprob)) for top in token.event.top],
+                )
+                for token in tokens
+            ]
+        )
 
 
 class CompletionReply(Reply):
     """`text_completion`; the chunks of its streams bear the same name."""
 
-    object_name = "text_completion"
-    chunk_name = "text_completion"
+    def whole(self, steps: Iterable[AnswerStep]) -> TextCompletion:
+        found = self._by_choice(steps).items()
+        choices = [self._choice(index, choice, events) for index, (choice, events) in enumerate(found)]
+        return self._made(choices, self._usage(), self._timings())
 
-    def choice(self, pieces: list[Piece]) -> dict[str, Any]:
-        tokens = [token for piece in pieces for token in piece.tokens]
-        return self._choice("".join(piece.text for piece in pieces), tokens, pieces[-1].finish)
+    def chunks(self, step: AnswerStep) -> list[TextCompletion]:
+        made: list[TextCompletion] = []
+        if step.choice not in self._has_begun:
+            self._has_begun.add(step.choice)
+            if prompt := self._answer.prepared.choices[step.choice].prompt:
+                logprobs = self._prompt_logprobs(step.choice) if self._delivery.shows_logprobs else None
+                choice = CompletionChoice(step.choice, prompt, logprobs, None)
+                made.append(self._made([choice], self._usage_of_chunk()))
+        for event in step.events:
+            match event:
+                case TextPart():
+                    made.append(self._chunk(step.choice, event.text, event.tokens, None))
+                case OutputEnd():
+                    made.append(self._chunk(step.choice, "", [], event.reason))
+                case _:
+                    pass
+        if self._answer.finished:
+            if self._delivery.options.include_usage:
+                made.append(self._made([], self._usage()))
+            if self._delivery.shows_timings:
+                made[-1].timings = self._timings()
+        return made
 
-    def deltas(self, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
-        made = [self._choice(piece.text, list(piece.tokens), None)] if piece.text or piece.tokens else []
-        return [*made, self._choice("", [], piece.finish)] if piece.finish else made
+    def _chunk(self, index: int, text: str, tokens: Iterable[TokenSpan], finish: str | None) -> TextCompletion:
+        offset = len(self._answer.prepared.choices[index].prompt)
+        choice = CompletionChoice(index, text, self._logprobs(tokens, offset), finish)  # type: ignore[arg-type]
+        return self._made([choice], self._usage_of_chunk())
 
-    def _choice(self, text: str, tokens: list[TokenSpan], finish: str | None) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": self._logprobs(tokens), "finish_reason": finish}
+    def _made(
+        self,
+        choices: list[CompletionChoice],
+        usage: Usage | UnsetType | None,
+        timings: TimingsObject | UnsetType = UNSET,
+    ) -> TextCompletion:
+        prepared = self._answer.prepared
+        return TextCompletion(
+            prepared.id,
+            "text_completion",
+            self._created,
+            prepared.model,
+            self._fingerprint,
+            choices,
+            usage,
+            timings,
+        )
 
-    def _logprobs(self, tokens: list[TokenSpan]) -> dict[str, Any] | None:
-        if self._run.prepared.request.sampling.logprobs is None:
+    def _choice(self, index: int, choice: int, events: list[OutputEvent]) -> CompletionChoice:
+        prompt = self._answer.prepared.choices[choice].prompt
+        tokens = [token for event in events if isinstance(event, TextPart) for token in event.tokens]
+        text = prompt + _joined(events, TextPart)
+        logprobs = self._logprobs(tokens, len(prompt))
+        if logprobs is not None and prompt:
+            logprobs = _chained(self._prompt_logprobs(choice), logprobs)
+        return CompletionChoice(index, text, logprobs, _finish(events), self._scores(choice))  # type: ignore[arg-type]
+
+    def _prompt_logprobs(self, choice: int) -> CompletionLogprobs:
+        """Of the tokens of a prompt; the first has nothing before it that could say how likely it is."""
+        ids = self._answer.prepared.choices[choice].request.prompt_ids
+        found = self._answer.prompt_logprobs_of(choice)
+        tops = [{_name(self._text, top.token_id): _finite(top.logprob) for top in one.top} for one in found]
+        return CompletionLogprobs(
+            [_name(self._text, token_id) for token_id in ids],
+            [None, *(_finite(one.logprob) for one in found)],
+            [None, *tops],
+            self._text.offsets(ids),
+        )
+
+    def _logprobs(self, tokens: Iterable[TokenSpan], offset: int) -> CompletionLogprobs | None:
+        if not self._delivery.shows_logprobs:
             return None
-        return {
-            "tokens": [_name(self._text, token.event.token_id) for token in tokens],
-            "token_logprobs": [_finite(token.event.logprob) for token in tokens],
-            "top_logprobs": [
-                {_name(self._text, top.token_id): _finite(top.logprob) for top in token.event.top} for token in tokens
-            ],
-            "text_offset": [token.start for token in tokens],
-        }
+        tokens = list(tokens)
+        return CompletionLogprobs(
+            [_name(self._text, token.event.token_id) for token in tokens],
+            [_finite(token.event.logprob) for token in tokens],
+            [{_name(self._text, top.token_id): _finite(top.logprob) for top in token.event.top} for token in tokens],
+            [offset + token.start for token in tokens],
+        )
 
 
-def _token(text: TextModel, token_id: int | None, logprob: float | None) -> dict[str, Any]:
+def _chained(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def _joined(events: list[OutputEvent], kind: type[TextPart | ReasoningPart]) -> str:
+    return "".join(event.text for event in events if isinstance(event, kind))
+
+
+def _finish(events: list[OutputEvent]) -> str:
+    last = events[-1]
+    assert isinstance(last, OutputEnd)
+    return last.reason
+
+
+def _speed(num_tokens: int, seconds: float) -> tuple[int, float, float, float]:
+    """Tokens, milliseconds of all and of one, and tokens per second; 0 where nothing was measured."""
+    per_token_ms = 1000 * seconds / num_tokens if num_tokens else 0.0
+    return num_tokens, 1000 * seconds, per_token_ms, num_tokens / seconds if seconds > 0 else 0.0
+
+
+def _token(text: TextModel, token_id: int | None, logprob: float | None) -> tuple[str, float, list[int]]:
     """The token's own bytes, also where it is but a part of a character: joined, they are the output's bytes."""
     own = text.token_bytes(token_id) if token_id is not None else b""
-    return {"token": own.decode("utf-8", "replace"), "logprob": _finite(logprob), "bytes": list(own)}
+    return own.decode("utf-8", "replace"), _finite(logprob), list(own)
 
 
 def _name(text: TextModel, token_id: int | None) -> str:

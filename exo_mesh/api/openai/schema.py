@@ -1,7 +1,8 @@
 """The bodies that the OpenAI routes accept. Any other field is refused with a 400 that names it.
 
 Fields that are pure labels have no effect by definition: user, metadata, verbosity, prompt_cache_key,
-safety_identifier, and parallel_tool_calls as long as there are no tools. store has none, since nothing is stored, and
+safety_identifier, and parallel_tool_calls as long as there are no tools. A thinking budget and reasoning_effort change
+nothing where the model has no such choice. store has none, since nothing is stored, and
 service_tier only that the reply says `default`. exo_mesh.api.openai.lenient lists fields that are accepted at some
 values.
 """
@@ -33,10 +34,75 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
     annotations: list[Any] | None = None
+
+
+class FunctionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call. strict changes nothing: enforced calls always keep to the schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionBody
+    cache_control: dict[str, Any] | None = None
+
+
+class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchemaBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The schema of an answer. It is always enforced, whatever strict says."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaBody | None = None
+
+
+class GrammarBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A grammar that the answer keeps to. value: a JSON schema, a regular expression, a Lark grammar, or a list of
+    strings of which the answer is one."""
+
+    type: Literal["json_schema", "regex", "lark", "choice"]
+    value: str | list[str] | dict[str, Any]
+
+
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """As vLLM has it: exactly one of these. grammar: in Lark."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,6 +129,17 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
+    stop_token_ids: list[int] | None = None
+    grammar: str | GrammarBody | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    prompt_logprobs: int | None = None
+    timings: bool | None = None
+    timings_per_token: bool | None = None
+    logprobs: bool | int | None = None
 
 
 class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
@@ -74,21 +151,24 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: int | None = None
     store: bool | None = None
     service_tier: str | None = None
-    response_format: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    response_format: ResponseFormat | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
 
 class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. Of a list of prompts there may be one only."""
+    """POST /v1/completions."""
 
     prompt: str | list[Any]
     logprobs: int | None = None

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from exo_mesh.text.output.json_text import read_object
-from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
@@ -19,8 +19,8 @@ CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 HARMONY_MARKERS = (CHANNEL, MESSAGE, START, CONSTRAIN, *ENDS)
 
-_ALL = Markers(HARMONY_MARKERS)
-_BODY_ENDS = Markers([*ENDS, START, CHANNEL])
+_ALL = markers(*HARMONY_MARKERS)
+_BODY_ENDS = markers(*ENDS, START, CHANNEL)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 

@@ -10,7 +10,7 @@ from exo_mesh.text.output.events import OutputEnd, OutputEvent
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import OutputFormat
 from exo_mesh.text.output.harmony import HarmonyReading
-from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas, Tool
 from exo_mesh.text.output.writer import EventWriter
 
@@ -45,6 +45,11 @@ class OutputParser:
         """Tokens of thoughts so far, with their markers."""
         return self._writer.num_reasoning_tokens
 
+    @property
+    def num_held(self) -> int:
+        """Characters that have come and wait for more, as they may begin a marker."""
+        return self._reader.num_held
+
     def push(self, piece: Piece) -> list[OutputEvent]:
         """Events that the piece completes. After the piece with `finish`, push nothing more."""
         self._writer.add_tokens(piece.tokens)
@@ -75,8 +80,8 @@ class _Flat:
         self._inner = family.inner if family else ()
         self._bare_starts = family.bare_starts if family else ""
         thought = (output.reasoning_start, output.reasoning_end)
-        self._in_text = Markers([*thought, *output.dropped, *self._starts, *self._inner])
-        self._in_thought = Markers([output.reasoning_end, *(self._starts if family and family.ends_reasoning else ())])
+        self._in_text = markers(*thought, *output.dropped, *self._starts, *self._inner)
+        self._in_thought = markers(output.reasoning_end, *(self._starts if family and family.ends_reasoning else ()))
         self._keeps_inner = False
 
     def read(self, starts_in_reasoning: bool) -> More[None]:
@@ -116,11 +121,10 @@ class _Flat:
         return bool(following) and following in self._bare_starts and not self._writer.has_answer
 
     def _skip(self, marker: str) -> None:
-        """A marker that is no text, unless it ends what looked like a call and was none."""
+        """A marker that is no text, unless it belongs to what looked like a call and was none."""
         if marker in self._output.dropped:
             self._writer.marker()
         elif marker in self._inner and self._keeps_inner:
-            self._keeps_inner = False
             self._writer.text(marker)
         else:
             self._writer.stray()
@@ -129,6 +133,7 @@ class _Flat:
         """What follows the start marker; if it is no call, both are text."""
         assert self._family is not None
         num_before = self._writer.num_calls
+        self._keeps_inner = False
         self._reader.record()
         try:
             yield from self._family.read(self._reader, self._writer, self._schemas, marker)

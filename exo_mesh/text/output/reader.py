@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -46,6 +47,12 @@ class Markers:
         return len(text)
 
 
+@lru_cache(maxsize=256)
+def markers(*texts: str) -> Markers:
+    """These strings to look for; kept, as every answer looks for the same ones."""
+    return Markers(texts)
+
+
 class Reader:
     """The text of one answer. `position` counts the characters that were read."""
 
@@ -56,6 +63,11 @@ class Reader:
         self._text = ""
         self._at = 0
         self._recorded: list[str] | None = None
+
+    @property
+    def num_held(self) -> int:
+        """Characters that have come and were not read."""
+        return len(self._text) - self._at
 
     def push(self, text: str) -> None:
         """More text has come."""

@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.core.preparing import choose_model
 from exo_mesh.api.core.templates import TemplateRenderer
-from exo_mesh.api.openai.convert import choose_model
 from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent
 from exo_mesh.errors import (
     DeadlineError,
@@ -452,7 +452,7 @@ async def test_completions_stream_and_have_logprobs(api: Served) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
-    [(["a", "b"], "2 prompts"), ([1, "a"], "token ids"), ([], "no tokens"), ("", "no tokens"), ([99999], "99999")],
+    [(["a"] * 129, "129 prompts"), ([1, "a"], "token ids"), ([], "no tokens"), ("", "no tokens"), ([99999], "99999")],
 )
 async def test_prompts_that_are_refused(api: Served, prompt: Any, message: str) -> None:
     async with api.http.post("/v1/completions", json={"prompt": prompt}) as reply:

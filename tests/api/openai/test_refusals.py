@@ -18,7 +18,12 @@ from exo_mesh.errors import InputError
 from tests.api.scripted_mesh import Served
 
 USER = {"role": "user", "content": "Hi"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def schema(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": value}}
 
 
 @pytest.mark.parametrize(
@@ -39,9 +44,9 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "9 at most 8"),
         ({"seed": 2**63}, "seed", str(2**63)),
         ({"seed": 10**4000}, "seed", ""),
-        ({"n": 2}, "n", "2 not supported"),
+        ({"n": 0}, "n", "0 between 1 and 128"),
         ({"n": True}, "n", "bool"),
-        ({"stop": ["a"] * 5}, "stop", "5 at most 4"),
+        ({"stop": ["a"] * 17}, "stop", "17 at most 16"),
         ({"stop": ""}, "stop", "0 characters"),
         ({"stop": "x" * 1025}, "stop", "1025"),
         ({"stop": [1]}, "stop[0]", "got `int`"),
@@ -58,9 +63,23 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
             "stream_options.include_obfuscation",
             "true",
         ),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
-        ({"tool_choice": "required"}, "tool_choice", '"required" "none" or "auto"'),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
+        ({"response_format": schema({"type": "string", "format": "shoe-size"})}, "response_format", "format"),
+        ({"response_format": schema({"$ref": "https://example.com/x"})}, "response_format", "$ref"),
+        ({"response_format": schema({}), "guided_regex": "a"}, "guided_regex", "response_format contradict"),
+        ({"grammar": "root ::= x"}, "grammar", "GBNF lark"),
+        ({"grammar": {"type": "regex", "value": "("}}, "grammar", "regex grammar"),
+        ({"guided_choice": []}, "guided_choice", "list of strings"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "required"),
+        ({"tools": [TOOL]}, "tools", "template no place for tools"),
+        ({"tools": [TOOL] * 513}, "tools", "513 at most 512"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "sometimes"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "'g'"),
+        ({"stop_token_ids": [99999]}, "stop_token_ids", "99999"),
+        ({"thinking_budget": -1}, "thinking_budget", "between 0"),
         ({"service_tier": 1}, "service_tier", "`int`"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "huge"),
         ({"verbosity": "loud"}, "verbosity", "loud"),

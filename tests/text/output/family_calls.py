@@ -1,3 +1,4 @@
+# ruff: noqa: E501  calls are written on one line, as models write them
 """What models of each family write when they call tools, in our own words."""
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ PLAIN_JSON = ('{"city": "Rome", "days": 3}', "{}", DEEP)
 
 CALLS: dict[str, list[str]] = {
     "hermes": [
-        *(f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>' for arguments in PLAIN_JSON),
+        *(
+            f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}}}\n</tool_call>'
+            for arguments in PLAIN_JSON
+        ),
         '<tool_call>{"arguments":{"city":"Rome"},"name":"f"}</tool_call>\n<tool_call>{"name":"g","arguments":{}}</tool_call>',
     ],
     "qwen3_coder": [
@@ -136,7 +140,7 @@ CALLS: dict[str, list[str]] = {
         "pinned:true}<tool_call|><|tool_call>call:ping{}<tool_call|>",
     ],
     "function_gemma": [
-        "<start_function_call>call:get_weather{city:<escape>Rome, \"x\": y<escape>,days:3}<end_function_call>",
+        '<start_function_call>call:get_weather{city:<escape>Rome, "x": y<escape>,days:3}<end_function_call>',
         "<start_function_call>call:note{pinned:true,word:bare,n:-1.5}<end_function_call>",
     ],
     "mistral": [
@@ -172,4 +176,4 @@ CALLS: dict[str, list[str]] = {
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{"city": "Rome"}<｜tool▁call▁end｜>\n'
         "<｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     ],
-}  # fmt: skip
+}

@@ -14,50 +14,48 @@ from exo_mesh.text.output.families.values import (
     json_or_literal,
     read_text_value,
 )
-from exo_mesh.text.output.json_text import decode
-from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.json_text import read_object
+from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
 _RULES = ValueRules(is_string_type, json_or_literal, "space")
-_PLAIN_CALL = re.compile(r"\s*([\w.:/-]+)\s*(\{.*\})?\s*", re.DOTALL)
+_NAME = re.compile(r"[\w./-]+")
 
 
 def _read_calls(prefix: str, reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
-    """One call, with its end marker."""
+    """One call; that of one without arguments ends here, the others may miss their end."""
     if (yield from reader.space()) in ("{", "["):
         yield from read_json_calls(reader, writer)
         return
-    key_open, end = f"<{prefix}arg_key>", f"</{prefix}tool_call>"
+    name = yield from _read_name(reader)
+    following = yield from reader.space()
+    if (yield from reader.accept(f"<{prefix}arg_key>")):
+        writer.begin(name)
+        yield from _read_arguments(reader, writer, schemas, name, prefix)
+    elif following == "{":
+        writer.begin(name)
+        yield from read_object(reader, writer.arguments)
+    else:
+        yield from reader.expect(f"</{prefix}tool_call>")
+        writer.begin(name)
+        writer.arguments("{}")
+    writer.end()
+
+
+def _read_name(reader: Reader) -> More[str]:
     parts: list[str] = []
-    marker = yield from reader.until(Markers([key_open, end]), parts.append)
-    name = "".join(parts)
-    if marker != key_open:
-        _write_plain_call(writer, name)
-        return
-    if not (name := name.strip()) or len(name.split()) > 1:
+    while (yield from reader.peek()) and (found := reader.match(_NAME)) is not None:
+        parts.append(reader.take(len(found.group())))
+    if not parts:
         raise Malformed
-    writer.begin(name)
-    yield from _read_arguments(reader, writer, schemas, name, prefix)
-    writer.end()
-
-
-def _write_plain_call(writer: EventWriter, text: str) -> None:
-    """A name alone, or a name and an object."""
-    found = _PLAIN_CALL.fullmatch(text)
-    if found is None:
-        raise Malformed
-    arguments = found.group(2) or "{}"
-    decode(arguments)
-    writer.begin(found.group(1))
-    writer.arguments(arguments)
-    writer.end()
+    return "".join(parts)
 
 
 def _read_arguments(reader: Reader, writer: EventWriter, schemas: Schemas, tool: str, prefix: str) -> More[None]:
     """The opening of the first key was read."""
-    key_open, key_close = f"<{prefix}arg_key>", Markers([f"</{prefix}arg_key>"])
-    value_open, value_close = f"<{prefix}arg_value>", Markers([f"</{prefix}arg_value>"])
+    key_open, key_close = f"<{prefix}arg_key>", markers(f"</{prefix}arg_key>")
+    value_open, value_close = f"<{prefix}arg_value>", markers(f"</{prefix}arg_value>")
     out = ObjectWriter(writer.arguments)
     while True:
         key = (yield from reader.text_until(key_close)).strip()

@@ -9,7 +9,7 @@ from functools import partial
 
 from exo_mesh.text.output.families.family import ToolFamily
 from exo_mesh.text.output.json_text import read_string
-from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
@@ -25,7 +25,7 @@ def _read_calls(quote: str, reader: Reader, writer: EventWriter, schemas: Schema
     yield from reader.space()
     yield from reader.expect("call:")
     while True:
-        name = (yield from reader.text_until(Markers(["{"]))).strip()
+        name = (yield from reader.text_until(markers("{"))).strip()
         if not _NAME.fullmatch(name):
             raise Malformed
         writer.begin(name)
@@ -75,11 +75,11 @@ def _read_comma(reader: Reader) -> More[None]:
 
 def _read_key(reader: Reader, quote: str) -> More[str]:
     if (yield from reader.accept(quote)):
-        key = yield from reader.text_until(Markers([quote]))
+        key = yield from reader.text_until(markers(quote))
         yield from reader.space()
         yield from reader.expect(":")
         return key
-    return (yield from reader.text_until(Markers([":"]))).strip().strip('"')
+    return (yield from reader.text_until(markers(":"))).strip().strip('"')
 
 
 def _read_value(reader: Reader, sink: Sink, quote: str, depth: int) -> More[None]:
@@ -100,7 +100,7 @@ def _read_value(reader: Reader, sink: Sink, quote: str, depth: int) -> More[None
 
 def _read_quoted(reader: Reader, sink: Sink, quote: str) -> More[None]:
     sink('"')
-    if not (yield from reader.until(Markers([quote]), lambda text: sink(json.dumps(text, ensure_ascii=False)[1:-1]))):
+    if not (yield from reader.until(markers(quote), lambda text: sink(json.dumps(text, ensure_ascii=False)[1:-1]))):
         raise Malformed
     sink('"')
 

@@ -7,7 +7,7 @@ import re
 from exo_mesh.text.output.families.family import ToolFamily
 from exo_mesh.text.output.families.json_calls import read_json_calls
 from exo_mesh.text.output.json_text import read_object
-from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
@@ -18,14 +18,13 @@ _DEEP_BEGIN, _DEEP_SEPARATOR, _DEEP_END = "<｜tool▁call▁begin｜>", "<｜to
 _FENCE = re.compile(r"\s*(\S+)\s*```json\s*")
 
 _MISTRAL_NAME = re.compile(r"[\w.-]+")
-_MISTRAL_HEADER = Markers(["[ARGS]", "[CALL_ID]", "{"])
 
 
 def _read_kimi(reader: Reader, writer: EventWriter, schemas: Schemas, start: str) -> More[None]:
     yield from reader.space()
     yield from reader.expect(_KIMI_BEGIN)
     while True:
-        header = yield from reader.text_until(Markers([_KIMI_ARGUMENTS, _KIMI_END]))
+        header = yield from reader.text_until(markers(_KIMI_ARGUMENTS, _KIMI_END))
         found = _KIMI_NAME.fullmatch(header)
         if found is None or (yield from reader.space()) != "{":
             raise Malformed
@@ -48,7 +47,7 @@ def _read_deepseek(reader: Reader, writer: EventWriter, schemas: Schemas, start:
     yield from reader.space()
     yield from reader.expect(_DEEP_BEGIN)
     while True:
-        header = (yield from reader.text_until(Markers([_DEEP_SEPARATOR]))).strip()
+        header = (yield from reader.text_until(markers(_DEEP_SEPARATOR))).strip()
         if (yield from reader.space()) != "{":
             before = yield from _text_before_brace(reader)
             found = _FENCE.fullmatch(before)

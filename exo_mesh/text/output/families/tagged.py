@@ -8,24 +8,28 @@ from dataclasses import dataclass, replace
 
 from exo_mesh.text.output.families.values import ObjectWriter, ValueRules, read_text_value
 from exo_mesh.text.output.json_text import read_object
-from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
+from exo_mesh.text.output.reader import Malformed, More, Reader, markers
 from exo_mesh.text.output.tools import Schemas
 from exo_mesh.text.output.writer import EventWriter
 
 _ATTRIBUTE = re.compile(r'([\w:-]+)\s*=\s*"([^"]*)"')
+_IN_TAG = re.compile(r"[^<>]+")
+_NO_NAME = re.compile(r"[\s<\"']")
 _BARE_NAME = re.compile(r"\s*([^\s<>]+)")
 
 
 def bare_name(header: str) -> str:
     """The name in `<function=NAME>`; "" if there is none."""
     found = _BARE_NAME.match(header)
-    return found.group(1) if found else ""
+    return found.group(1) if found and "<" not in header else ""
 
 
 def quoted_name(header: str) -> str:
-    """The name in `<invoke name="NAME">`; the quotes may be missing."""
+    """The name in `<invoke name="NAME">`; the quotes may be missing. "" if there is none."""
     name = header.strip()
-    return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'" else name
+    if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
+        return name[1:-1]
+    return "" if _NO_NAME.search(name) else name
 
 
 def attributes(header: str) -> dict[str, str]:
@@ -78,14 +82,13 @@ def read_tagged_calls(
 
 def _read_call(reader: Reader, writer: EventWriter, schemas: Schemas, style: TagStyle) -> More[None]:
     """One call, whose opening was read. If its end is missing it is closed where something else begins."""
-    end = Markers([style.header_end])
-    name = style.name_of((yield from reader.text_until(end)))
+    name = style.name_of((yield from _read_header(reader, style)))
     if not name:
         raise Malformed
     writer.begin(name)
     yield from reader.space()
     if style.whole_open and (yield from reader.accept(style.whole_open)):
-        yield from reader.text_until(end)
+        yield from _read_header(reader, style)
         yield from read_object(reader, writer.arguments)
         yield from reader.space()
         yield from reader.expect(style.whole_close)
@@ -96,17 +99,28 @@ def _read_call(reader: Reader, writer: EventWriter, schemas: Schemas, style: Tag
     writer.end()
 
 
+def _read_header(reader: Reader, style: TagStyle) -> More[str]:
+    """The rest of an opening tag, with its end. Raises Malformed where another tag begins inside."""
+    if style.header_end != ">":
+        return (yield from reader.text_until(markers(style.header_end)))
+    parts: list[str] = []
+    while (yield from reader.peek()) and (found := reader.match(_IN_TAG)) is not None:
+        parts.append(reader.take(len(found.group())))
+    yield from reader.expect(">")
+    return "".join(parts)
+
+
 def _read_arguments(reader: Reader, writer: EventWriter, schemas: Schemas, style: TagStyle, tool: str) -> More[None]:
-    end, close = Markers([style.header_end]), Markers([style.argument_close])
+    close = markers(style.argument_close)
     out = ObjectWriter(writer.arguments)
     while (yield from reader.accept(style.argument_open)):
-        argument = style.argument_of((yield from reader.text_until(end)))
+        argument = style.argument_of((yield from _read_header(reader, style)))
         schema = schemas.parameter(tool, argument.name)
         is_text = style.rules.is_text(schema) if argument.is_text is None else argument.is_text
         out.key(argument.name)
         if style.verbatim_open and (yield from reader.space()) and (yield from reader.accept(style.verbatim_open)):
             rules = replace(style.rules, trim="none")
-            yield from read_text_value(reader, Markers([style.verbatim_close]), out, rules, schema, is_text)
+            yield from read_text_value(reader, markers(style.verbatim_close), out, rules, schema, is_text)
             yield from reader.text_until(close)
         else:
             yield from read_text_value(reader, close, out, style.rules, schema, is_text)

@@ -13,19 +13,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-import msgspec
 from aiohttp import web
 
-from exo_mesh.api.openai.schema import GenerationBody
 from exo_mesh.errors import InputError
 
 KEY, LAST_EVENT = "Idempotency-Key", "Last-Event-ID"
 MAX_KEY_CHARS = 255
-
-_DELIVERY = ("stream", "stream_options", "user", "metadata", "priority")
-"""Fields that do not change the answer, only how and to whom it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +44,19 @@ class Idempotency:
         drawn = int.from_bytes(hashlib.sha256(b"seed" + self.key_hash).digest())
         return drawn % (1 << bits)
 
+    def of_prompt(self, index: int) -> Idempotency:
+        """For another prompt of the same request than its first."""
+        return replace(self, key_hash=hashlib.sha256(b"prompt %d" % index + self.key_hash).digest())
 
-def idempotency_of(request: web.Request, body: GenerationBody, key_id: str) -> Idempotency | None:
-    """None without an idempotency key. key_id: of the caller's API key; empty if it has none. Raises InputError if a
-    header cannot be used."""
+
+def idempotency_of(
+    request: web.Request, asked: Mapping[str, Any], key_id: str, *, can_resume: bool
+) -> Idempotency | None:
+    """None without an idempotency key. Raises InputError if a header cannot be used.
+
+    asked: what changes the answer, as JSON values. key_id: of the caller's API key; empty if it has none. can_resume:
+    the answer is one stream, whose events can have ids.
+    """
     key, last = request.headers.get(KEY), request.headers.get(LAST_EVENT)
     if key is None:
         if last is not None:
@@ -58,9 +64,9 @@ def idempotency_of(request: web.Request, body: GenerationBody, key_id: str) -> I
         return None
     if not re.fullmatch(rf"[\x21-\x7e]{{1,{MAX_KEY_CHARS}}}", key):
         raise InputError(f"{KEY} must be 1 to {MAX_KEY_CHARS} printable ASCII characters without blanks", param=KEY)
-    if last is not None and not (body.stream and re.fullmatch(r"[0-9]{1,9}", last)):
-        raise InputError(f"{LAST_EVENT} must be the id of an event of this answer, and stream true", param=LAST_EVENT)
-    asked = {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
+    if last is not None and not (can_resume and re.fullmatch(r"[0-9]{1,9}", last)):
+        message = f"{LAST_EVENT} must be the id of an event of this answer, which must be one stream"
+        raise InputError(message, param=LAST_EVENT)
     text = json.dumps([request.path.removeprefix("/v1"), asked], sort_keys=True)
     return Idempotency(
         hashlib.sha256(f"exo-mesh idempotency key\0{key_id}\0{key}".encode()).digest(),

@@ -1,0 +1,298 @@
+"""From a neutral request to requests in token ids: which model, which prompt, how many tokens, how they are drawn."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from exo_mesh.api.core.asker import Asker
+from exo_mesh.api.core.conversation import offered_tools, template_messages, template_variables
+from exo_mesh.api.core.grammar import answer_grammar
+from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompt, Prompts, SamplingWish
+from exo_mesh.api.core.texts import TextModels
+from exo_mesh.api.model_names import find_model
+from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
+from exo_mesh.errors import ContextLengthError, InputError
+from exo_mesh.node.service import MeshService, ModelEntry
+from exo_mesh.serving.choices import fan_out
+from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
+from exo_mesh.text.output.tools import Tool
+from exo_mesh.text.tokenizer import TextModel
+
+DEFAULT_MODEL = "exo-mesh-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChoice:
+    """One answer that is to be made. prompt: its text, where the client wants that back."""
+
+    request: GenerateRequest
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """Everything known before the first token. choices: answers in their order, num_drawn for each prompt.
+
+    output: how the model marks thoughts and calls. tools: those that it may call. parallel_calls: as many as it likes.
+    """
+
+    id: str
+    model: str
+    text: TextModel
+    choices: tuple[PreparedChoice, ...]
+    stops: tuple[str, ...]
+    output: OutputFormat = PLAIN
+    tools: tuple[Tool, ...] = ()
+    parallel_calls: bool = True
+    starts_in_reasoning: bool = False
+    num_kept: int = 1
+    num_drawn: int = 1
+
+    @property
+    def needs_parser(self) -> bool:
+        """Whether there can be anything but text in an answer."""
+        return bool(self.output.markers(has_tools=bool(self.tools)))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt counts once, however many answers it has."""
+        return sum(len(choice.request.prompt_ids) for choice in self.choices[:: self.num_drawn])
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A prompt in token ids, and how many tokens may follow."""
+
+    ids: tuple[int, ...]
+    max_tokens: int
+    text: str = ""
+
+
+async def prepare(asked: NeutralRequest, asker: Asker, service: MeshService, texts: TextModels) -> PreparedRequest:
+    """Raises InputError, UnknownModelError, ContextLengthError, or what the service raises."""
+    name = choose_model(asked.model, service.models())
+    entry = await find_model(service, name, may_download=asker.may_download)
+    text = await texts.get(await service.text_files(entry.name))
+    _check_ids(list(asked.sampling.logit_bias), text, "logit_bias")
+    _check_ids(asked.stop_ids, text, asked.names.stop_ids)
+    limit = await service.context_limit(entry.name)
+    if isinstance(asked.subject, Prompts):
+        if asked.grammar is not None:
+            await texts.check_grammar(asked.grammar, asked.names.grammar)
+        encoded = [await _encode_prompt(one, asked, entry, text, limit, texts) for one in asked.subject.prompts]
+        return _prepared(asked, asker, entry, text, encoded, asked.grammar)
+    return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts)
+
+
+async def _prepare_conversation(
+    asked: NeutralRequest,
+    conversation: Conversation,
+    asker: Asker,
+    entry: ModelEntry,
+    text: TextModel,
+    limit: int,
+    texts: TextModels,
+) -> PreparedRequest:
+    names, tools = asked.names, offered_tools(conversation)
+    opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
+    prompt = await texts.render(
+        text,
+        template_messages(conversation.turns, text.template),
+        variables=template_variables(conversation, text.template, names),
+        add_generation_prompt=opens_turn,
+        continue_final_message=conversation.continues_last,
+    )
+
+    def encode() -> list[int]:
+        text.check_length(prompt, limit, names.messages)
+        return text.encode_prompt(prompt)
+
+    ids = await texts.work(encode)
+    max_tokens = fit_context(entry.name, len(ids), asked.max_tokens, limit, names.messages, names)
+    starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
+    grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
+    if grammar is not None:
+        await texts.check_grammar(grammar, names.grammar)
+    budget = _thinking_budget(conversation.thinking.budget, text, starts_in_reasoning)
+    prepared = _prepared(asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens)], grammar, budget)
+    return replace(
+        prepared,
+        output=text.output,
+        tools=tools,
+        parallel_calls=conversation.parallel_tool_calls,
+        starts_in_reasoning=starts_in_reasoning,
+    )
+
+
+async def _encode_prompt(
+    prompt: Prompt, asked: NeutralRequest, entry: ModelEntry, text: TextModel, limit: int, texts: TextModels
+) -> _Encoded:
+    names = asked.names
+    assert isinstance(asked.subject, Prompts)
+    shown = ""
+    if isinstance(prompt, str):
+
+        def encode(prompt_text: str) -> list[int]:
+            text.check_length(prompt_text, limit, names.prompt)
+            return text.encode_text(prompt_text)
+
+        ids = await texts.work(partial(encode, prompt))
+        shown = prompt
+    else:
+        ids = list(prompt)
+        _check_ids(ids, text, names.prompt)
+        if asked.subject.echo:
+            shown = await texts.work(partial(text.decode, ids))
+    max_tokens = fit_context(entry.name, len(ids), asked.max_tokens, limit, names.prompt, names)
+    if asked.max_tokens is None and asked.default_tokens is not None:
+        max_tokens = min(asked.default_tokens, max_tokens)
+    return _Encoded(tuple(ids), max_tokens, shown if asked.subject.echo else "")
+
+
+def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, param: str, names: FieldNames) -> int:
+    """How many tokens may be made. A wish that does not fit is refused with the sum; no wish means all that is left."""
+    if num_prompt == 0:
+        raise InputError(f"{param}: the prompt has no tokens", param=param)
+    left = limit - num_prompt
+    if left < 1 and wanted != 0:
+        raise ContextLengthError(
+            f"the prompt has {num_prompt} tokens, but {model} can hold {limit} of prompt and output together; "
+            f"shorten it by at least {1 - left}",
+            param=param,
+        )
+    if wanted is not None and wanted > left:
+        raise ContextLengthError(
+            f"{num_prompt} tokens of prompt and {wanted} of output are {num_prompt + wanted}, but {model} can hold "
+            f"{limit}; ask for at most {left} tokens of output",
+            param=names.max_tokens,
+        )
+    return left if wanted is None else wanted
+
+
+def choose_model(name: str | None, entries: list[ModelEntry]) -> str:
+    """The model of a request that names none: the only loaded one, else the only known one, else the demo model.
+
+    A model whose ring is recovering counts as loaded: another one must not answer in its place.
+    """
+    if name is not None:
+        return name
+    loaded = [entry.name for entry in entries if entry.instance_ids or entry.is_loading]
+    for candidates in (loaded, [entry.name for entry in entries]):
+        if len(candidates) == 1:
+            return candidates[0]
+    if any(entry.name == DEFAULT_MODEL for entry in entries) or not entries:
+        return DEFAULT_MODEL
+    names = ", ".join(sorted(entry.name for entry in entries)[:10])
+    raise InputError(f"model is missing, and there are several to choose from: {names}", param="model")
+
+
+def sampling_params(
+    wish: SamplingWish, text: TextModel, draw_seed: Callable[[int], int] = secrets.randbits
+) -> SamplingParams:
+    """The client's wishes, else the model's own defaults, else the usual ones. Without a seed one is drawn here, once:
+    the entry peer keeps it, so that a replay continues the same text."""
+    defaults = text.defaults
+    seed = draw_seed(63) if wish.seed is None else wish.seed
+    return SamplingParams(
+        temperature=_first(wish.temperature, defaults.temperature, 1.0),
+        top_k=max(0, _first(wish.top_k, defaults.top_k, 0)),
+        top_p=_first(wish.top_p, defaults.top_p, 1.0),
+        min_p=_first(wish.min_p, defaults.min_p, 0.0),
+        repetition_penalty=_first(wish.repetition_penalty, defaults.repetition_penalty, 1.0),
+        presence_penalty=_first(wish.presence_penalty, 0.0),
+        frequency_penalty=_first(wish.frequency_penalty, 0.0),
+        logit_bias=tuple(sorted(wish.logit_bias.items())),
+        seed=seed % 2**64,  # int64 to uint64: two's complement, so different seeds stay different
+        logprobs=wish.logprobs,
+    )
+
+
+def _prepared(
+    asked: NeutralRequest,
+    asker: Asker,
+    entry: ModelEntry,
+    text: TextModel,
+    encoded: Sequence[_Encoded],
+    grammar: GrammarSpec | None,
+    thinking: ThinkingBudget | None = None,
+) -> PreparedRequest:
+    key = asker.idempotency
+    sampling = sampling_params(asked.sampling, text, secrets.randbits if key is None else key.draw_seed)
+    if asked.num_drawn > asked.num_choices and sampling.logprobs is None:
+        sampling = replace(sampling, logprobs=0)  # the likeliest are kept
+    for prompt in encoded:
+        if asked.min_tokens > prompt.max_tokens:
+            message = f"min_tokens is {asked.min_tokens}, but at most {prompt.max_tokens} tokens may be made"
+            raise InputError(message, param="min_tokens")
+    first = GenerateRequest(
+        request_id=asker.request_id,
+        prompt_ids=encoded[0].ids,
+        max_tokens=encoded[0].max_tokens,
+        sampling=sampling,
+        stop_ids=text.eos_ids | frozenset(entry.eos_ids) | frozenset(asked.stop_ids),
+        ignore_eos=asked.ignore_eos,
+        min_tokens=asked.min_tokens,
+        client=asker.client,
+        trace_id=asker.trace_id,
+        priority=asked.priority,
+        key_hash=b"" if key is None else key.key_hash,
+        fingerprint=b"" if key is None else key.fingerprint,
+        key_id=asker.key_id,
+        prompt_logprobs=asked.prompt_logprobs,
+        grammar=grammar,
+        thinking=thinking,
+    )
+    choices = [
+        PreparedChoice(request, prompt.text)
+        for index, prompt in enumerate(encoded)
+        for request in fan_out(_of_prompt(first, index, prompt, asker), asked.num_drawn)
+    ]
+    return PreparedRequest(
+        asker.request_id,
+        entry.name,
+        text,
+        tuple(choices),
+        asked.stops,
+        num_kept=asked.num_choices,
+        num_drawn=asked.num_drawn,
+    )
+
+
+def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Asker) -> GenerateRequest:
+    """The request of one of several prompts."""
+    if index == 0:
+        return first
+    key = asker.idempotency
+    return replace(
+        first,
+        request_id=f"{first.request_id}.{index}",
+        prompt_ids=prompt.ids,
+        max_tokens=prompt.max_tokens,
+        key_hash=b"" if key is None else key.of_prompt(index).key_hash,
+    )
+
+
+def _thinking_budget(tokens: int | None, text: TextModel, starts_in_reasoning: bool) -> ThinkingBudget | None:
+    """None where no budget is set, and for a model that marks no thoughts: there is nothing to cut short."""
+    output = text.output
+    if tokens is None or not output.reasoning_start or not output.reasoning_end:
+        return None
+    start_ids = () if starts_in_reasoning else tuple(text.encode_prompt(output.reasoning_start))
+    return ThinkingBudget(tuple(text.encode_prompt(output.reasoning_end)), tokens, start_ids)
+
+
+def _check_ids(token_ids: Sequence[int], text: TextModel, param: str) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
+            shown = token_id if token_id.bit_length() < 64 else "a huge number"
+            raise InputError(f"{param} names token {shown}, which this model does not have", param=param)
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next((value for value in values if value is not None), None)

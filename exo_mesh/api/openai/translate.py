@@ -1,0 +1,237 @@
+"""From OpenAI's bodies to neutral requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from exo_mesh.api.core.request import (
+    Conversation,
+    FieldNames,
+    NeutralRequest,
+    Prompt,
+    Prompts,
+    SamplingWish,
+    Thinking,
+    ToolChoice,
+)
+from exo_mesh.api.openai.checks import MAX_CHOICES, NO_LIMIT, stop_strings
+from exo_mesh.api.openai.messages import turns_of
+from exo_mesh.api.openai.replies import Delivery
+from exo_mesh.api.openai.schema import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    GrammarBody,
+    NamedTool,
+    ResponseFormat,
+    StreamOptions,
+    StructuredOutputs,
+    ToolBody,
+)
+from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.errors import InputError
+from exo_mesh.text.output.tools import Tool
+
+COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
+
+
+def neutral_chat(body: ChatBody) -> NeutralRequest:
+    """Raises InputError that names the field at fault."""
+    variables = dict(body.chat_template_kwargs or {})
+    enabled = body.enable_thinking
+    thinking = Thinking(enabled, body.reasoning_effort, _first(body.thinking_budget, body.thinking_token_budget))
+    conversation = Conversation(
+        turns_of(body.messages),
+        tuple(_tool(tool, index) for index, tool in enumerate(body.tools or ())),
+        _tool_choice(body),
+        body.parallel_tool_calls is not False,
+        thinking,
+        variables,
+        bool(body.continue_final_message),
+        body.add_generation_prompt,
+    )
+    grammar, field = _grammar(body, body.response_format)
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    return NeutralRequest(
+        body.model,
+        conversation,
+        _sampling(body, num_top),
+        grammar,
+        _limit_of(_first(body.max_completion_tokens, body.max_tokens)),
+        num_choices=body.n or 1,
+        num_drawn=body.n or 1,
+        prompt_logprobs=body.prompt_logprobs,
+        names=FieldNames(grammar=field),
+        **_common(body),
+    )
+
+
+def neutral_completion(body: CompletionBody) -> NeutralRequest:
+    """Raises InputError that names the field at fault."""
+    prompts = prompts_of(body.prompt)
+    num_choices = body.n or 1
+    num_drawn = max(num_choices, body.best_of or 1)
+    if len(prompts) * num_drawn > MAX_CHOICES:
+        message = f"{len(prompts)} prompts with {num_drawn} answers each are more than {MAX_CHOICES} answers"
+        raise InputError(message, param="prompt" if num_drawn == 1 else "n")
+    grammar, field = _grammar(body, None)
+    return NeutralRequest(
+        body.model,
+        Prompts(prompts, bool(body.echo)),
+        _sampling(body, body.logprobs),
+        grammar,
+        _limit_of(body.max_tokens),
+        default_tokens=COMPLETION_MAX_TOKENS,
+        num_choices=num_choices,
+        num_drawn=num_drawn,
+        prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
+        names=FieldNames(grammar=field),
+        **_common(body),
+    )
+
+
+def delivery_of(body: GenerationBody) -> Delivery:
+    """How the reply is given."""
+    names_tier = isinstance(body, ChatBody) and body.service_tier is not None
+    shows_logprobs = body.logprobs is not None and body.logprobs is not False
+    shows_timings = bool(body.timings or body.timings_per_token)
+    options = body.stream_options or StreamOptions()
+    shows_scores = body.prompt_logprobs is not None
+    return Delivery(bool(body.stream), options, names_tier, shows_logprobs, shows_scores, shows_timings)
+
+
+def prompts_of(prompt: str | list[Any]) -> tuple[Prompt, ...]:
+    """The prompts of the four forms that OpenAI allows: text, ids, or a list of these."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    if prompt and isinstance(prompt[0], str | list):
+        return tuple(one if isinstance(one, str) else _ids(one) for one in prompt)
+    return (_ids(prompt),)
+
+
+def _ids(prompt: Any) -> tuple[int, ...]:
+    is_list = isinstance(prompt, list)
+    if not is_list or not all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+        raise InputError("prompt must be text, a list of token ids, or a list of these", param="prompt")
+    return tuple(prompt)
+
+
+def _common(body: GenerationBody) -> dict[str, Any]:
+    return {
+        "min_tokens": body.min_tokens or 0,
+        "ignore_eos": bool(body.ignore_eos),
+        "stops": stop_strings(body.stop),
+        "stop_ids": tuple(body.stop_token_ids or ()),
+        "priority": body.priority or 0,
+    }
+
+
+def _sampling(body: GenerationBody, num_top: int | None) -> SamplingWish:
+    return SamplingWish(
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=body.top_p,
+        min_p=body.min_p,
+        repetition_penalty=_first(body.repetition_penalty, body.repeat_penalty),
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias=body.logit_bias or {},
+        seed=body.seed,
+        logprobs=num_top,
+    )
+
+
+def _tool(tool: ToolBody, index: int) -> Tool:
+    parameters = tool.function.parameters or {"type": "object", "properties": {}}
+    if not tool.function.name:
+        raise InputError(f"tools[{index}].function.name is empty", param=f"tools[{index}].function.name")
+    return Tool(tool.function.name, tool.function.description or "", parameters)
+
+
+def _tool_choice(body: ChatBody) -> ToolChoice:
+    match body.tool_choice:
+        case None:
+            return ToolChoice()
+        case NamedTool(function=function):
+            if not any(tool.function.name == function.name for tool in body.tools or ()):
+                raise InputError(f"tool_choice names {function.name!r}, which is not in tools", param="tool_choice")
+            return ToolChoice("named", function.name)
+        case mode:
+            if mode == "required" and not body.tools:
+                raise InputError('tool_choice is "required", but there are no tools', param="tool_choice")
+            return ToolChoice(mode)
+
+
+def _grammar(body: GenerationBody, response_format: ResponseFormat | None) -> tuple[GrammarSpec | None, str]:
+    """What the answer must look like, and the field that says so. Raises InputError if two fields do."""
+    found = [
+        (spec, field)
+        for spec, field in (
+            (_of_response_format(response_format), "response_format"),
+            (_of_grammar(body.grammar), "grammar"),
+            (_of_structured(body.structured_outputs), "structured_outputs"),
+            (_guided("json_schema", body.guided_json), "guided_json"),
+            (_guided("regex", body.guided_regex), "guided_regex"),
+            (_guided("choice", body.guided_choice), "guided_choice"),
+            (_guided("lark", body.guided_grammar), "guided_grammar"),
+        )
+        if spec is not None
+    ]
+    if len(found) > 1:
+        raise InputError(f"{found[0][1]} and {found[1][1]} contradict each other: give one", param=found[1][1])
+    return found[0] if found else (None, "response_format")
+
+
+def _of_response_format(wanted: ResponseFormat | None) -> GrammarSpec | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return GrammarSpec("json_schema", '{"type": "object"}')
+    if wanted.json_schema is None:
+        raise InputError("response_format.json_schema: this field is required", param="response_format.json_schema")
+    return _guided("json_schema", {} if wanted.json_schema.schema is None else wanted.json_schema.schema)
+
+
+def _of_grammar(wanted: str | GrammarBody | None) -> GrammarSpec | None:
+    if not wanted:
+        return None
+    if isinstance(wanted, str):
+        message = 'grammar must be an object such as {"type": "lark", "value": "start: …"}; GBNF is not supported'
+        raise InputError(message, param="grammar")
+    return _guided(wanted.type, wanted.value)
+
+
+def _of_structured(wanted: StructuredOutputs | None) -> GrammarSpec | None:
+    if wanted is None:
+        return None
+    given = [
+        spec
+        for spec in (
+            _guided("json_schema", wanted.json),
+            _guided("regex", wanted.regex),
+            _guided("choice", wanted.choice),
+            _guided("lark", wanted.grammar),
+            _guided("json_schema", {"type": "object"} if wanted.json_object else None),
+        )
+        if spec is not None
+    ]
+    if len(given) != 1:
+        raise InputError("structured_outputs must say exactly one thing", param="structured_outputs")
+    return given[0]
+
+
+def _guided(kind: Any, value: Any) -> GrammarSpec | None:
+    """JSON values as text; text as it is."""
+    if value is None:
+        return None
+    return GrammarSpec(kind, value if isinstance(value, str) else json.dumps(value))
+
+
+def _limit_of(wanted: int | None) -> int | None:
+    return None if wanted == NO_LIMIT else wanted
+
+
+def _first(*values: Any) -> Any:
+    """The first that is not None."""
+    return next((value for value in values if value is not None), None)
