@@ -38,6 +38,13 @@ class OutputFormat:
         """Whether an answer consists of messages with headers, as gpt-oss writes it."""
         return self.name == "harmony"
 
+    @property
+    def early_end(self) -> str:
+        """What ends a thought before the model would end it, and lets the answer begin; "" if it does not think."""
+        if self.is_harmony:
+            return "<|end|><|start|>assistant<|channel|>final<|message|>"
+        return f"\n{self.reasoning_end}\n\n" if self.reasoning_end else ""
+
     def markers(self, *, has_tools: bool) -> frozenset[str]:
         """Tokens that the parser must see as text although they may be special; the detokenizer is told of them."""
         if self.is_harmony:
@@ -51,7 +58,7 @@ GAP = r"/[ \n]{0,2}/"
 """Between a thought and the answer. Bounded: a poor model would write white space without end."""
 
 PLAIN = OutputFormat("plain")
-HARMONY = OutputFormat("harmony", tool_family="harmony")
+HARMONY = OutputFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", "harmony")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,9 @@ def _thought_of(source: str, architecture: str, tokens: Collection[str]) -> _Tho
     for seen in (source, tokens):
         found = [thought for thought in _THOUGHTS if thought.end in seen]
         if found:
-            dropped = tuple(marker for marker in found[0].dropped if marker in source or marker in tokens)
+            words = [marker.replace("/", "") for marker in found[0].dropped]
+            pairs = zip(found[0].dropped, words, strict=True)
+            dropped = tuple(marker for marker, word in pairs if word in source or marker in source or marker in tokens)
             return replace(found[0], dropped=dropped)
     return _Thought("", "")
 
@@ -158,6 +167,11 @@ def _family_of(source: str, architecture: str, tokens: Collection[str]) -> str:
         return "dsml"
     by_token = (family for sign, family in _TOOL_SIGNS if sign in tokens and family in _TOKENS_THAT_SAY_IT)
     return found or next(by_token, "")
+
+
+def with_generic_tools(output: OutputFormat) -> OutputFormat:
+    """The format of a model that was told of tools by `generic_tool_prompt`."""
+    return output if output.tool_family else replace(output, tool_family="hermes")
 
 
 def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:
