@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.text.grammars import lark_of
 from exo_mesh.text.output.families.table import FAMILIES
-from exo_mesh.text.output.harmony import CHANNEL, HARMONY_MARKERS
-from exo_mesh.text.output.tool_grammars import BUILDERS, LarkRules
+from exo_mesh.text.output.harmony import HARMONY_MARKERS
+from exo_mesh.text.output.tool_grammars import BUILDERS, WHOLE_MESSAGES, LarkRules, UnenforceableError
 from exo_mesh.text.output.tools import Tool
 
 _PARTS = re.compile(r"<\|\w+\|>")
@@ -190,7 +190,10 @@ def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, paral
     if not wanted:
         return None
     rules = LarkRules(output.tokens)
-    return rules.grammar(builder(rules, wanted, parallel and choice == "required"))
+    try:
+        return rules.grammar(builder(rules, wanted, parallel and choice == "required"))
+    except UnenforceableError:
+        return None
 
 
 def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
@@ -199,6 +202,7 @@ def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
     if not output.is_harmony:
         return spec
     rules = LarkRules(output.tokens)
+    rules.note(WHOLE_MESSAGES)
     kind = f'(" " {rules.literal("<|constrain|>json")})?'
     return rules.grammar(f"{rules.literal('<|channel|>final')} {kind} {rules.literal('<|message|>')} {lark_of(spec)}")
 
@@ -207,7 +211,7 @@ def after_reasoning(output: OutputFormat, spec: GrammarSpec, starts_in_reasoning
     """The grammar holds only for the answer: the model may think before it. It is that of a text, or of calls."""
     rules = LarkRules(output.tokens)
     if output.is_harmony:
-        whole = spec if CHANNEL in spec.text else as_answer(output, spec)
+        whole = spec if WHOLE_MESSAGES in spec.text else as_answer(output, spec)
         head = rules.literal("<|channel|>analysis<|message|>")
         thought = f"{head} {rules.text_until('<|end|>')} {rules.literal('<|start|>assistant')}"
         return rules.grammar(f"({thought})? {lark_of(whole)}")
