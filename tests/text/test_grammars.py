@@ -60,6 +60,12 @@ def test_a_schema_that_cannot_be_honoured_is_refused_by_its_keyword(value: Any, 
     assert caught.value.param == "tools"
 
 
+def test_a_schema_inside_another_grammar_is_refused_by_its_keyword_too() -> None:
+    inside = lark_of(schema({"type": "array", "uniqueItems": True}))
+    with pytest.raises(InputError, match=r'cannot be enforced: "uniqueItems"$'):
+        check_grammar(GrammarSpec("lark", f'start: "x"\n  | answer\nanswer: {inside}'))
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
