@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
-from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.panics import is_panic
 
 if TYPE_CHECKING:
@@ -41,14 +39,9 @@ def compile_limits() -> LLParserLimits:
     return LLParserLimits(max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
 
 
-def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
-    """Raises InputError naming the keyword that cannot be honoured. It blocks, up to half a second; for the event loop
-    there is `TemplateRenderer.check_grammar`, which runs it in a process that may die of it."""
-    in_deep_stack(partial(check_in_this_stack, spec, param))
-
-
 def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
-    """As `check_grammar`, in a thread that has a deep stack."""
+    """Raises InputError naming the keyword that cannot be honoured. It blocks, up to half a second, and needs a deep
+    stack (`exo_mesh.text.deep_stack`): `TemplateRenderer.check_grammar` runs it in a process that may die of it."""
     from llguidance import LLMatcher
 
     lark = lark_text(spec, param)

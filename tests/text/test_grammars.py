@@ -9,7 +9,8 @@ import pytest
 
 from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
 from exo_mesh.errors import InputError
-from exo_mesh.text.grammars import MAX_BYTES, check_grammar, lark_of
+from exo_mesh.text.grammars import MAX_BYTES, lark_of
+from tests.text.checked_grammars import check_grammar
 
 
 def schema(value: Any) -> GrammarSpec:
