@@ -87,6 +87,7 @@ class RunningNode:
                 trace_sample=settings.trace_sample,
                 invitations=self._invitations(self._node),
                 default_model=settings.default_model,
+                keep_agent_lines=settings.keep_agent_lines,
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)

@@ -100,6 +100,7 @@ class Settings:
     store_keep_gb: int = 40
 
     default_model: str = ""
+    keep_agent_lines: bool = False
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False
     min_peers: int = 1
@@ -300,6 +301,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 1_000_000), toml=(int,)),
         Setting("default_model", "NAME", "the model of requests that name none; by default the only one there is",
                 values.matching(r"\S.{0,4095}", "the name of a model")),
+        Setting("keep_agent_lines", "", "billing and date lines of agents stay at the start of a prompt, uncacheable",
+                values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
         Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
                 values.path),
         Setting("trust_remote_code", "",

@@ -37,10 +37,9 @@ def _calls(
     choice: ToolChoice,
     names: FieldNames,
 ) -> GrammarSpec:
-    wanted = choice.name if choice.mode == "named" else "required"
-    if choice.mode == "named":
-        tools = [tool for tool in tools if tool.name == choice.name]
-    spec = tool_grammar(output, tools, wanted, conversation.parallel_tool_calls)
+    is_named = choice.mode == "named"
+    wanted = [tool for tool in tools if not is_named or tool.name == choice.name]
+    spec = tool_grammar(output, wanted, "required", conversation.parallel_tool_calls and not is_named)
     if spec is None:
         message = "tool calls cannot be enforced in this model's format; use tool_choice auto, and no schema"
         raise InputError(message, param=names.tool_choice)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from exo_mesh.api.core.agent_lines import with_agent_lines_last
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.conversation import offered_tools, template_messages, template_variables
 from exo_mesh.api.core.grammar import answer_grammar
@@ -24,6 +25,13 @@ from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
 
 DEFAULT_MODEL = "exo-mesh-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """moves_agent_lines: see exo_mesh.api.core.agent_lines."""
+
+    moves_agent_lines: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,13 @@ class _Encoded:
     text: str = ""
 
 
-async def prepare(asked: NeutralRequest, asker: Asker, service: MeshService, texts: TextModels) -> PreparedRequest:
+async def prepare(
+    asked: NeutralRequest,
+    asker: Asker,
+    service: MeshService,
+    texts: TextModels,
+    options: PromptOptions,
+) -> PreparedRequest:
     """Raises InputError, UnknownModelError, ContextLengthError, or what the service raises."""
     name = choose_model(asked.model, service.models())
     entry = await find_model(service, name, may_download=asker.may_download)
@@ -86,7 +100,7 @@ async def prepare(asked: NeutralRequest, asker: Asker, service: MeshService, tex
             await texts.check_grammar(asked.grammar, asked.names.grammar)
         encoded = [await _encode_prompt(one, asked, entry, text, limit, texts) for one in asked.subject.prompts]
         return _prepared(asked, asker, entry, text, encoded, asked.grammar)
-    return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts)
+    return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts, options)
 
 
 async def _prepare_conversation(
@@ -97,12 +111,14 @@ async def _prepare_conversation(
     text: TextModel,
     limit: int,
     texts: TextModels,
+    options: PromptOptions,
 ) -> PreparedRequest:
     names, tools = asked.names, offered_tools(conversation)
+    turns = with_agent_lines_last(conversation.turns) if options.moves_agent_lines else conversation.turns
     opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
     prompt = await texts.render(
         text,
-        template_messages(conversation.turns, text.template),
+        template_messages(turns, text.template),
         variables=template_variables(conversation, text.template, names),
         add_generation_prompt=opens_turn,
         continue_final_message=conversation.continues_last,

@@ -11,7 +11,11 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from exo_mesh.domain.grammar import GrammarSpec
+<<<<<<< HEAD
 from exo_mesh.text.grammars import check_grammar, lark_of, lark_text
+=======
+from exo_mesh.text.grammars import lark_text
+>>>>>>> wip-core
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import (
     HARMONY,
@@ -24,6 +28,7 @@ from exo_mesh.text.output.formats import (
 from exo_mesh.text.output.harmony import HARMONY_MARKERS
 from exo_mesh.text.output.tool_grammars import BUILDERS
 from exo_mesh.text.output.tools import Tool
+from tests.text.checked_grammars import check_grammar
 from tests.text.output.outputs import parse
 from tests.text.text_models import byte_level
 
