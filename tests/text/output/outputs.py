@@ -85,6 +85,7 @@ def joined(events: Iterable[OutputEvent]) -> Parsed:
                 assert not is_open
                 parsed.finish = reason
     assert parsed.finish
+    "".join([parsed.text, parsed.reasoning, *(part for call in parsed.calls for part in call)]).encode()
     return parsed
 
 

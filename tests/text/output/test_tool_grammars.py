@@ -11,11 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from exo_mesh.domain.grammar import GrammarSpec
-<<<<<<< HEAD
-from exo_mesh.text.grammars import check_grammar, lark_of, lark_text
-=======
-from exo_mesh.text.grammars import lark_text
->>>>>>> wip-core
+from exo_mesh.text.grammars import lark_of, lark_text
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import (
     HARMONY,
