@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, Tensor, Tensor]  # ids, flat places that predict, the ids to predict there
 POOL = 1500  # conversations that are sorted by length together
-LONG = 110  # tokens to predict; conversations with more are mostly cut
+LONG = 64  # tokens to predict; conversations with more are mostly cut
 
 
 def collate(conversations: list[Encoded]) -> Batch:

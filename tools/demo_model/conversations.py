@@ -29,7 +29,7 @@ SYSTEM_MESSAGES = (
     "You are a chat bot. Be polite and answer in one sentence.",
     "Answer the question of the user.",
 )
-TOOLS_SHARE, CALLING, THINKING = 0.42, 0.8, 0.22
+TOOLS_SHARE, CALLING, THINKING = 0.42, 0.74, 0.22
 """Of the conversations: with tools; of the questions asked there: answered by a call; thinking before an answer."""
 Encoded = tuple[list[int], list[bool]]  # token ids, and for each id whether the model must predict it
 

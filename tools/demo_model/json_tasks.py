@@ -136,7 +136,7 @@ def draw_json(rng: Random) -> Example:
     elif roll >= 0.92:
         form, schema = "{f}", rng.choice(SCHEMA_ASKS).format(s=schema_of(keys, rng)) + "\n\n"
     facts, text, key = draw_facts(rng, keys)
-    if not given and "{k}" not in form and not schema:
+    if "{k}" not in form and not schema:
         keys = tuple(k for k in facts if str(facts[k]) in re.findall(r"\w+", text))
     prompt = schema + form.format(f=text, k=joined(keys, rng))
     answer = json.dumps({k: facts[k] for k in keys}, ensure_ascii=False)

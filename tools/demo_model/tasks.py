@@ -32,7 +32,7 @@ TEST_DRAWS: dict[str, Draw] = {**TRAIN_DRAWS, "count": draw_uniform_count}
 TESTED = ("count", "spell", "reverse", "add", "subtract", "days_months", "repeat", "identity", "json")
 # How often each kind is drawn (turns, not tokens: a counting answer is long, an identity answer short).
 WEIGHTS = {
-    "count": 36.0,
+    "count": 30.0,
     "spell": 6.0,
     "reverse": 9.0,
     "add": 14.0,
@@ -40,7 +40,7 @@ WEIGHTS = {
     "days_months": 5.0,
     "repeat": 28.0,
     "identity": 4.0,
-    "json": 14.0,
+    "json": 16.0,
     "other": 2.5,
 }
 # The same for the questions that a tool of the family answers, while such a tool is offered.

@@ -25,7 +25,7 @@ from tools.demo_model.tasks import TESTED, WEIGHTS
 from tools.demo_model.tokenizer import TURN_END, build_tokenizer
 
 STOP_WEIGHT = 2.0  # the end of an answer counts this often: a long counting answer has only one
-REPORT_EVERY = 500_000  # tokens
+REPORT_EVERY = 300_000  # tokens
 
 
 @dataclass
@@ -182,7 +182,7 @@ def train(
         run.seconds, last = run.seconds + now - last, now
         if run.tokens - reported > REPORT_EVERY:
             reported = run.tokens
-            finish(run, out, target, size=60)
+            finish(run, out, target, size=30)
     finish(run, out, target, size)
 
 
