@@ -54,7 +54,8 @@ have the keys `name`, `age` and `city`, as far as they are asked for.
 
 Anything else. Numbers to count lie between 0 and 199, numbers to add or subtract under 100, words have up to 8
 letters, sentences to repeat up to 60 bytes. To other questions it mostly says that it does not know, and sometimes
-it answers wrongly. It has no knowledge of the world. Prompts longer than about a thousand tokens are outside what it
+it answers wrongly. Asked for the weather with only a tool for sums listed, it calls that one with nonsense.
+It has no knowledge of the world. Prompts longer than about a thousand tokens are outside what it
 was trained on, though the configuration allows 8192.
 """
 EXAMPLES = {
