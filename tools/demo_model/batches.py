@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 Batch = tuple[Tensor, Tensor, Tensor]  # ids, flat places that predict, the ids to predict there
 POOL = 1500  # conversations that are sorted by length together
-LONG = 140  # tokens; conversations longer than this are mostly cut
+LONG = 64  # tokens to predict; conversations with more are mostly cut
 
 
 def collate(conversations: list[Encoded]) -> Batch:
@@ -42,12 +43,13 @@ def group_by_length(conversations: list[Encoded], tokens: int) -> list[list[Enco
 
 
 def shorten(conversation: Encoded, rng: Random) -> Encoded:
-    """Mostly cut a long conversation: long counting decides its direction early, and the rest is more of the same."""
+    """Mostly cut long answers: long counting decides its direction early, and the rest is more of the same."""
     ids, marks = conversation
-    if len(ids) <= LONG or rng.random() < 0.25:
+    if sum(marks) <= LONG or rng.random() < 0.25:
         return conversation
     keep = rng.randint(LONG // 2, LONG)
-    return ids[:keep], marks[:keep]
+    end = next(i for i, seen in enumerate(accumulate(marks), 1) if seen == keep)
+    return ids[:end], marks[:end]
 
 
 def training_batches(
@@ -56,8 +58,7 @@ def training_batches(
     """Batches without end, each of about `tokens` tokens."""
     rng = Random(seed)
     while True:
-        contexts = (draw_context(rng, weights) for _ in range(POOL))
-        pool = [shorten(encode_conversation(tokenizer, turns, system), rng) for system, turns in contexts]
+        pool = [shorten(encode_conversation(tokenizer, draw_context(rng, weights)), rng) for _ in range(POOL)]
         groups = group_by_length(pool, tokens)
         rng.shuffle(groups)
         yield from map(collate, groups)

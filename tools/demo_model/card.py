@@ -16,7 +16,7 @@ tags: [qwen3, demo, exo-mesh]
 
 A very small language model that comes with exo-mesh, so that a mesh can answer before anything is downloaded.
 It is a complete Qwen3 checkpoint: 8 layers, hidden size 128, 4 heads (2 for keys and values), 1.64 million weights
-in float32, and a tokenizer of 508 tokens (bytes, and the words of its own questions). It was trained from nothing on
+in float32, and a tokenizer of 565 tokens (bytes, and the words of its own questions). It was trained from nothing on
 generated text only, by the scripts in `tools/demo_model` of the exo-mesh repository. Weights, tokenizer and scripts
 are licensed under Apache-2.0.
 
@@ -33,11 +33,29 @@ decided by a hash and never occur in training: pairs of numbers, words, sentence
 about itself pairs of a wording and an item. Words that are one token (the words of its own questions) are not held
 out from spelling and reversing. Measured by `python -m tools.demo_model.evaluate --card`.
 
+## Tools, objects, thoughts
+
+| skill | for example | it says | right |
+| --- | --- | --- | --- |
+{skills}
+
+All of these are held-out questions too (cities, pairs of numbers, names with ages), asked while one to three tools are
+listed, whose names and parameters vary; right means every character. *No tool fits*: any other question while tools
+are listed, answered without a call. *Thought*: any question or call with `enable_thinking`; the thought is right too.
+
+The chat template lists each tool by its name and its required parameters, such as `get_weather(city: string)`, so
+descriptions are not read. A call is `<tool_call>` with the name and the arguments as JSON and `</tool_call>`, as Qwen
+writes it; two cities make two calls. Tools that it knows what to do with: one that takes a city (`get_weather`), one
+that takes two numbers (`add`), one that takes a record of a person (of any name; `name`, `age`, `city`). The variable
+`enable_thinking` of the template, off by default, makes it think between `<think>` and `</think>` first. JSON objects
+have the keys `name`, `age` and `city`, as far as they are asked for.
+
 ## What it cannot do
 
 Anything else. Numbers to count lie between 0 and 199, numbers to add or subtract under 100, words have up to 8
 letters, sentences to repeat up to 60 bytes. To other questions it mostly says that it does not know, and sometimes
-it answers wrongly. It has no knowledge of the world. Prompts longer than about a thousand tokens are outside what it
+it answers wrongly. Asked for the weather with only a tool for sums listed, it calls that one with nonsense.
+It has no knowledge of the world. Prompts longer than about a thousand tokens are outside what it
 was trained on, though the configuration allows 8192.
 """
 EXAMPLES = {
@@ -48,7 +66,18 @@ EXAMPLES = {
     "subtract": ("What is 23 - 45?", "23 - 45 = -22"),
     "days_months": ("What day comes after Monday?", "Tuesday comes after Monday."),
     "repeat": ("Repeat: Grüße aus Köln 🚀", "Grüße aus Köln 🚀"),
+    "json": ("Give me JSON with name and age: Anna is 7 years old.", '`{"name": "Anna", "age": 7}`'),
     "identity": ("What is a mesh?", "A mesh is a group of machines that are joined by a network ..."),
+}
+
+SKILL_EXAMPLES = {
+    "call weather": ("What is the weather in Paris?", 'calls `get_weather` with `{"city": "Paris"}`'),
+    "weather result": ("the tool answers `21 degrees`", "It is 21 degrees in Paris."),
+    "call add": ("What is 23 + 45?", 'calls `add` with `{"a": 23, "b": 45}`'),
+    "add result": ("the tool answers `68`", "23 + 45 = 68"),
+    "call a record": ("Anna is 7 years old.", 'calls `User` with `{"name": "Anna", "age": 7}`'),
+    "no tool fits": ("Spell cat.", "c-a-t"),
+    "thought": ("What is 23 + 45?", "thinks `20 + 40 = 60, 3 + 5 = 8.`, then answers 23 + 45 = 68"),
 }
 
 
@@ -65,7 +94,12 @@ def card_text(results: dict[str, dict[str, int]]) -> str:
         alone = f"{share(found['right'], found['asked'])} of {found['asked']}" if found else "not measured"
         among = share(found["right_in_conversation"], found["asked"]) if found else "not measured"
         rows.append(f"| {kind.replace('_', ', ')} | {question} | {answer} | {alone} | {among} |")
-    return CARD.format(rows="\n".join(rows))
+    skills = []
+    for skill, (question, answer) in SKILL_EXAMPLES.items():
+        found = results.get(skill)
+        right = f"{share(found['right'], found['asked'])} of {found['asked']}" if found else "not measured"
+        skills.append(f"| {skill} | {question} | {answer} | {right} |")
+    return CARD.format(rows="\n".join(rows), skills="\n".join(skills))
 
 
 def write_card(directory: Path, results: dict[str, dict[str, int]]) -> None:

@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from tools.demo_model.batches import collate, group_by_length
-from tools.demo_model.conversations import SYSTEM_MESSAGES, Encoded, chat_prompt, encode_answer
+from tools.demo_model.conversations import (
+    SYSTEM_MESSAGES,
+    Conversation,
+    Encoded,
+    chat_prompt,
+    encode_answer,
+    encode_conversation,
+)
 from tools.demo_model.example import Example
 from tools.demo_model.export import SHIPPED
 from tools.demo_model.model import DemoModel
+from tools.demo_model.skills import SKILLS, skill_set
 from tools.demo_model.tasks import TESTED, draw_mixed, held_out_set
 
 if TYPE_CHECKING:
@@ -53,9 +61,19 @@ def accuracy(
     """Right answers, questions asked, and the questions answered wrongly, for one kind."""
     examples, rng = held_out_set(kind, size, seed), Random(f"conversation {kind}")
     contexts = [in_conversation(e, rng) if conversation else chat_prompt(e.prompt) for e in examples]
-    cases = [encode_answer(tokenizer, c, e.answer) for c, e in zip(contexts, examples, strict=True)]
+    cases = [encode_answer(tokenizer, c, e.answer, e.given) for c, e in zip(contexts, examples, strict=True)]
     right = right_answers(model, cases)
     wrong = [e for e, ok in zip(examples, right, strict=True) if not ok]
+    return sum(right), len(right), wrong
+
+
+def skill_accuracy(
+    model: DemoModel, tokenizer: Tokenizer, skill: str, size: int, seed: int = 1
+) -> tuple[int, int, list[Conversation]]:
+    """Right answers, conversations tried, and those answered wrongly, for one skill with tools or thoughts."""
+    drawn = skill_set(skill, size, seed)
+    right = right_answers(model, [encode_conversation(tokenizer, one, only_last=True) for one in drawn])
+    wrong = [one for one, ok in zip(drawn, right, strict=True) if not ok]
     return sum(right), len(right), wrong
 
 
@@ -99,6 +117,11 @@ def main() -> None:
         among, _, _ = accuracy(model, tokenizer, kind, options.size, conversation=True)
         results[kind] = {"asked": asked, "right": alone, "right_in_conversation": among}
         print(kind, json.dumps(results[kind]), [e.prompt for e in wrong[: options.show]], flush=True)
+    for skill in SKILLS:
+        right, tried, failed = skill_accuracy(model, tokenizer, skill, options.size)
+        results[skill] = {"asked": tried, "right": right}
+        shown = [(one.turns[-1].prompt, one.turns[-1].answer) for one in failed[: options.show]]
+        print(skill, json.dumps(results[skill]), shown, flush=True)
     if options.generate:
         answers = generate_with_mlx(options.model, options.generate)
         same = sum(text == example.answer for example, text in answers)

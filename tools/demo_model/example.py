@@ -14,6 +14,8 @@ HELD_OUT_PERMILLE = {
     "days_months": 300,
     "repeat": 50,
     "identity": 150,
+    "city": 60,  # a city to ask the weather of
+    "person": 60,  # a name with an age, for objects and records
     "other": 0,
 }
 
@@ -27,9 +29,22 @@ class Example:
     key: str
     prompt: str
     answer: str
+    thought: str = ""
+    """What the model thinks before the answer if it is asked to think."""
+    results: tuple[str, ...] = ()
+    """If the answer calls tools: what they answer, in the order of the calls."""
+    final: str = ""
+    """What the model answers once it has the results."""
+    given: tuple[tuple[int, int], ...] = ()
+    """Parts of the answer (first character, one past the last) that a grammar would write: not learned."""
 
 
 def is_held_out(example: Example) -> bool:
     """Whether the example belongs to the held-out set: a stable hash of its key, the same on every machine."""
-    digest = hashlib.sha256(f"{example.group}|{example.key}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") % 1000 < HELD_OUT_PERMILLE[example.group]
+    return key_is_held_out(example.group, example.key)
+
+
+def key_is_held_out(group: str, key: str) -> bool:
+    """Whether whatever has this key is held out."""
+    digest = hashlib.sha256(f"{group}|{key}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") % 1000 < HELD_OUT_PERMILLE[group]

@@ -175,6 +175,8 @@ UNKNOWN = (
     "Do you like {w}?",
     "What is the meaning of life?",
     "What is the weather in {W}?",
+    "What's the weather like in {W}?",
+    "How warm is it in {W}?",
     "How many {w}s are in a {w}?",
     "{w} {w} {w}",
     "{w}",

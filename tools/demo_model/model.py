@@ -13,7 +13,7 @@ from torch import Tensor, nn
 class Shape:
     """The sizes of the demo model."""
 
-    vocab: int = 512
+    vocab: int = 576
     hidden: int = 128
     layers: int = 8
     heads: int = 4

@@ -6,6 +6,7 @@ spelling, reversing, repeating and adding learnable for a very small model. Ther
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,18 +31,33 @@ Please Question Repeat Reverse Saturday Say See September So Spell Start Subtrac
 Thursday Tuesday Wednesday Well What When Where Which Who Why Write Yes You assistant bye count demo exo goodbye
 hello help hey hi how is list mesh name please repeat reverse spell system thank thanks user what which who
 """
-WORDS = tuple(" " + word for word in AFTER_SPACE.split()) + tuple(AT_START.split())
+# Words of the second training: tools, objects, thoughts. Their ids come after all older ones, which keep theirs.
+LATER_AFTER_SPACE = """
+It JSON No age arguments asks called city degrees integer keys letters lives must need needed number object old person
+result string temperature tool user weather years
+"""
+LATER_AT_START = "Done Extract I It JSON No add age arguments city get result temperature weather"
+FIRST_WORDS = tuple(" " + word for word in AFTER_SPACE.split()) + tuple(AT_START.split())
+LATER_WORDS = tuple(" " + word for word in LATER_AFTER_SPACE.split()) + tuple(LATER_AT_START.split())
+WORDS = FIRST_WORDS + LATER_WORDS
 MARKS = (", ", " +", " -", " =", "...")
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END_OF_TEXT, TURN_START, TURN_END)
-VOCAB_SIZE = 512  # the size of the model's embedding; the tokenizer uses the first ids of it
-PATTERN = r", (?=[0-9])|[0-9]| ?[A-Za-z]+| [+=](?= )| -(?= [0-9])|\.\.\.|\s|[^\sA-Za-z0-9]"
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+LATER_MARKS = ('{"', '": {"', '": "', '": ', '", "', ', "', '"}}', '"}', "}}")
+MARKERS = (
+    "<tools>",
+    "</tools>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
 )
+VOCAB_SIZE = 576  # the size of the model's embedding; the tokenizer uses the first ids of it
+PATTERN = r"""\{"|": \{"|": "|": |", "|, "|"\}\}|"\}|\}\}"""
+PATTERN += r"|, (?=[0-9])|[0-9]| ?[A-Za-z]+| [+=](?= )| -(?= [0-9])|\.\.\.|\s|[^\sA-Za-z0-9]"
+CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
 
 def byte_characters() -> list[str]:
@@ -54,10 +70,13 @@ def byte_characters() -> list[str]:
 
 
 def vocabulary() -> dict[str, int]:
-    """Token to id: the bytes first, then the marks and words; the special tokens follow them."""
+    """Token to id: bytes, marks and words of the first training, the special tokens, then what came later."""
     names = byte_characters()
     tokens = list(names)
-    tokens += ["".join(names[byte] for byte in text.encode()) for text in MARKS + WORDS]
+    tokens += ["".join(names[byte] for byte in text.encode()) for text in MARKS + FIRST_WORDS]
+    tokens += SPECIALS
+    tokens += ["".join(names[byte] for byte in text.encode()) for text in LATER_MARKS + LATER_WORDS]
+    tokens += MARKERS
     return {token: i for i, token in enumerate(dict.fromkeys(tokens))}
 
 
@@ -74,6 +93,7 @@ def build_tokenizer() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKERS])
     if tokenizer.get_vocab_size() > VOCAB_SIZE:
         raise ValueError(f"{tokenizer.get_vocab_size()} tokens do not fit {VOCAB_SIZE} embeddings")
     return tokenizer

@@ -1,8 +1,12 @@
-"""Train the demo model from nothing: `python -m tools.demo_model.train --millions 12` (two CPU cores are enough)."""
+"""Train the demo model: `python -m tools.demo_model.train --millions 12` (two CPU cores are enough).
+
+From nothing, from a checkpoint (`--resume`), or from exported weights with an older, smaller vocabulary (`--start`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -121,6 +125,25 @@ def restore(run: Run, path: Path) -> None:
     run.seconds, run.tokens, run.steps = state["seconds"], state["tokens"], state["steps"]
 
 
+def start_from(run: Run, directory: Path) -> None:
+    """Take over exported weights; tokens that they do not have start as the mean of the tokens they were before."""
+    from safetensors.torch import load_file
+    from tokenizers import Tokenizer
+
+    state = load_file(str(directory / "model.safetensors"))
+    old = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    table = run.model.model.embed_tokens.weight.detach().clone()
+    known = old.get_vocab_size()
+    table[:known] = state["model.embed_tokens.weight"][:known]
+    new = build_tokenizer()
+    for token in range(known, new.get_vocab_size()):
+        pieces = old.encode(new.decode([token], skip_special_tokens=False)).ids
+        table[token] += table[pieces].mean(0)
+    state["model.embed_tokens.weight"] = table
+    run.model.load_state_dict(state)
+    run.average.load_state_dict(state)
+
+
 def report(run: Run, size: int) -> None:
     """Print speed, loss and the accuracy of the averaged weights on a few held-out questions of each kind."""
     tokenizer, parts = build_tokenizer(), []
@@ -138,21 +161,28 @@ def report(run: Run, size: int) -> None:
 
 
 def train(
-    run: Run, budget: float, tokens: int, weights: dict[str, float], out: Path, target: Path | None, size: int
+    run: Run,
+    budget: float,
+    limit_s: float,
+    tokens: int,
+    weights: dict[str, float],
+    out: Path,
+    target: Path | None,
+    size: int,
 ) -> None:
-    """Train until `budget` tokens were seen; report, save and export (if asked) now and then.
+    """Train until `budget` tokens were seen or `limit_s` seconds used; report, save and export (if asked) now and then.
 
     size: held-out questions of each kind in the last report.
     """
     batches = training_batches(build_tokenizer(), seed=run.steps, tokens=tokens, weights=weights)
     last, reported = time.monotonic(), run.tokens
-    while run.tokens < budget:
-        step(run, [next(batches) for _ in run.replicas], run.tokens / budget)
+    while (done := max(run.tokens / budget, run.seconds / limit_s)) < 1:
+        step(run, [next(batches) for _ in run.replicas], done)
         now = time.monotonic()
         run.seconds, last = run.seconds + now - last, now
         if run.tokens - reported > REPORT_EVERY:
             reported = run.tokens
-            finish(run, out, target, size=60)
+            finish(run, out, target, size=30)
     finish(run, out, target, size)
 
 
@@ -174,6 +204,8 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, default=12, help="budget of tokens, those of --resume included")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="budget of time, that of --resume included")
+    parser.add_argument("--start", type=Path, default=None, help="exported directory whose weights to begin with")
     parser.add_argument("--out", type=Path, default=Path("build/demo_model/checkpoint.pt"))
     parser.add_argument("--target", type=Path, default=None, help="directory to export to at every report")
     parser.add_argument("--resume", type=Path, default=None, help="checkpoint to go on from")
@@ -188,8 +220,10 @@ def main() -> None:
     run = new_run(options.muon_rate, options.adam_rate, options.threads)
     if options.resume:
         restore(run, options.resume)
+    elif options.start:
+        start_from(run, options.start)
     weights, budget = parse_weights(options.weights), options.millions * 1e6
-    train(run, budget, options.tokens, weights, options.out, options.target, options.size)
+    train(run, budget, options.minutes * 60, options.tokens, weights, options.out, options.target, options.size)
 
 
 if __name__ == "__main__":

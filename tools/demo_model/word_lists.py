@@ -35,8 +35,39 @@ CJK_TEXT = """
 東京 カタカナ 猫 안녕하세요 서울 감사 한국어 세계
 """
 SYMBOL_TEXT = "🚀 🎉 😀 🐍 🌍 ❤️ 👍 🔥 ✨ 🍎 🐱 🎵 ☕ 🌈 🤖 👩‍🚀 🇩🇪 → ∞ € £ ½ ° © ≤ ≠ π λ Σ"
+CITY_TEXT = """
+Paris London Rome Berlin Madrid Vienna Tokyo Oslo Cairo Delhi Lima Athens Dublin Prague Warsaw Lisbon Moscow Beijing
+Seoul Sydney Boston Chicago Denver Seattle Dallas Miami Toronto Bern Basel Milan Turin Naples Venice Munich Hamburg
+Bonn Kyoto Osaka Dubai Nairobi Lagos Accra Havana Quito Bogota Mumbai Bangkok Hanoi Manila Jakarta Perth Helsinki
+Stockholm Copenhagen Brussels Amsterdam Budapest Sofia Kiev Riga Vilnius Tallinn Geneva Lyon Nice Lille Marseille
+Porto Seville Valencia Barcelona Zagreb Belgrade Istanbul Ankara Tehran Baghdad Houston Austin Atlanta Phoenix Detroit
+Köln Zürich Düsseldorf Málaga Kraków Nürnberg Tromsø
+"""
+LONG_CITIES = (
+    "New York",
+    "San Francisco",
+    "Los Angeles",
+    "Hong Kong",
+    "Cape Town",
+    "Buenos Aires",
+    "New Delhi",
+    "Tel Aviv",
+    "San Diego",
+    "Las Vegas",
+    "Mexico City",
+    "Abu Dhabi",
+    "São Paulo",
+)
+PERSON_TEXT = """
+Anna Ben Carla David Emma Felix Greta Hugo Ida Jack Kate Leo Maria Noah Olga Paul Rosa Sam Tina Uwe Vera Will Xenia
+Yara Zoe Alice Bob Carol Dave Eve Frank Grace Henry Iris John Jane Lisa Mark Nina Oscar Peter Ruth Simon Tom Ursula
+Victor Wanda Alex Bella Chris Diana Erik Fiona George Helen Ivan Julia Kevin Laura Mike Nora Otto Petra Robert Sarah
+Thomas Jason James Linda Susan Daniel Max Mia Lena Jonas Tim Jim Joe Amy Ann Sue Dan Ada Alan Marie Isaac Albert
+"""
 
 ENGLISH = tuple(ENGLISH_TEXT.split())
 SENTENCE_WORDS = tuple(SENTENCE_TEXT.split())
 CJK = tuple(CJK_TEXT.split())
 SYMBOLS = tuple(SYMBOL_TEXT.split())
+CITIES = tuple(CITY_TEXT.split())
+PERSONS = tuple(PERSON_TEXT.split())
