@@ -126,7 +126,7 @@ CLASSES: Mapping[str, FaultClass] = {
     "F17": FaultClass(
         "a client does not read",
         ("mesh/test_serving.py::test_who_reads_nothing_is_parked_and_the_others_are_served",
-         "api/test_chat.py::test_a_client_that_stops_reading_loses_its_stream",
+         "api/openai/test_chat.py::test_a_client_that_stops_reading_loses_its_stream",
          "mesh/test_slow_reader.py::test_the_fast_keep_their_pace_and_memory_stays_flat"),
     ),
     "F18": FaultClass(
@@ -145,7 +145,7 @@ CLASSES: Mapping[str, FaultClass] = {
         "something takes too long",
         ("serving/test_time_limit.py::test_an_answer_under_way_ends_where_it_is_and_its_stage_forgets_it",
          "serving/test_time_limit.py::test_without_a_token_it_is_an_error",
-         "api/test_chat.py::test_comments_say_what_is_waited_for",
+         "api/openai/test_chat.py::test_comments_say_what_is_waited_for",
          "mesh/test_limits.py::test_prefill_that_makes_no_progress_is_a_deadline",
          "mesh/test_limits.py::test_silence_between_tokens_is_a_lost_stage"),
     ),
