@@ -152,7 +152,7 @@ CLASSES: Mapping[str, FaultClass] = {
     "F21": FaultClass(
         "input that nobody should send",
         ("mesh/test_bad_input.py::test_random_messages_to_every_grpc_method",
-         "api/test_refusals.py::test_no_input_is_a_5xx"),
+         "api/openai/test_refusals.py::test_no_input_is_a_5xx"),
     ),
     "F22": FaultClass(
         "stages that compute a little differently",
