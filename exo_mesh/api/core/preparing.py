@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from exo_mesh.api.core.asker import Asker
-from exo_mesh.api.core.conversation import offered_tools, template_messages, template_variables
+from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.grammar import answer_grammar
+from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.model_names import find_model
@@ -98,14 +99,7 @@ async def _prepare_conversation(
     texts: TextModels,
 ) -> PreparedRequest:
     names, tools = asked.names, offered_tools(conversation)
-    opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
-    prompt = await texts.render(
-        text,
-        template_messages(conversation.turns, text.template),
-        variables=template_variables(conversation, text.template, names),
-        add_generation_prompt=opens_turn,
-        continue_final_message=conversation.continues_last,
-    )
+    prompt = await conversation_prompt(conversation, text, texts, names)
 
     def encode() -> list[int]:
         text.check_length(prompt, limit, names.messages)
