@@ -28,6 +28,7 @@ from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
+from exo_mesh.api.seed_routes import SeedRoutes
 from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.node.service import MeshService
@@ -107,6 +108,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *DownloadRoutes(context).table(),
         *OpenAIRoutes(context).table(),
         *TextRoutes(context).table(),
+        *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),

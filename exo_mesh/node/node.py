@@ -30,7 +30,7 @@ from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.stage_host import HostLimits
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
-from exo_mesh.instances.previews import previews, with_peer_ids
+from exo_mesh.instances.previews import preview, previews, with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.memory import MemoryReader, read_memory
@@ -433,6 +433,11 @@ class Node:
         peers = self.membership.view.peers()
         card = await self._models.catalogue.card(spec.model)
         return await previews(self._owning.placer, card, with_peer_ids(replace(spec, model=card.name), peers), peers)
+
+    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        peers = self.membership.view.peers()
+        card = await self._models.catalogue.card(spec.model)
+        return await preview(self._owning.placer, card, with_peer_ids(replace(spec, model=card.name), peers), peers)
 
     async def delete_instance(self, instance_id: str) -> bool:
         return await self._owning.instances.delete(instance_id)

@@ -66,6 +66,16 @@ class MeshObservation(Protocol):
     def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
         """One of them, by trace id or request id, in the Trace Event Format; None if there is none."""
 
+    def identity(self) -> dict[str, Any]:
+        """{"node_id", "name", "incarnation", "version", "protocol", "namespace", "api_url"} of this node."""
+
+    def runner(self) -> dict[str, str]:
+        """{"runner_mode": "subprocess", "runner_status"}; the status of the stages here: "none" without one, "loading",
+        "idle", or "busy" while one of them holds a sequence."""
+
+    def idle_instances(self) -> list[str]:
+        """Instances that have failed, or that no request waits for or runs on, as far as is known here."""
+
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         """Memory of this machine and of the stages here; with whole_mesh the last reading of every peer, too."""
 
@@ -199,6 +209,9 @@ class MeshService(Protocol):
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
+
+    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        """What create_instance would place now, with the arithmetic per peer. Raises PlacementError."""
 
     async def delete_instance(self, instance_id: str) -> bool:
         """Stop an instance everywhere; False if it is unknown."""

@@ -192,6 +192,9 @@ class ScriptedMesh:
         request = {"model": spec.model}
         return [{"width": 1, "policies": ["memory"], "context_limit": self.limit, "stages": [], "request": request}]
 
+    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        return (await self.preview_instances(spec))[0]
+
     async def delete_instance(self, instance_id: str) -> bool:
         kept = [instance for instance in self.instances if instance["id"] != instance_id]
         found, self.instances = len(kept) < len(self.instances), kept
@@ -232,6 +235,15 @@ class ScriptedMesh:
 
     def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
         return next((trace for trace in self.traces(key_id) if trace["trace_id"] == wanted), None)
+
+    def identity(self) -> dict[str, Any]:
+        return {"node_id": "peer1", "name": "alpha", "incarnation": 1}
+
+    def runner(self) -> dict[str, str]:
+        return {"runner_mode": "subprocess", "runner_status": "busy" if self.running else "idle"}
+
+    def idle_instances(self) -> list[str]:
+        return [] if self.running else [instance["id"] for instance in self.instances]
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}
