@@ -1,16 +1,17 @@
-"""Background work: an owner for tasks, a wake-up call for waiters, and one timer that watches over many waits."""
+"""Background work: an owner for tasks, a limit of calls, a wake-up call for waiters, and one timer for many waits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.errors import MeshError
+from exo_mesh.errors import MeshError, OverloadError
 from exo_mesh.telemetry.logs import current_request
 
 LEAST_PAUSE_S = 0.05
@@ -29,6 +30,26 @@ def was_cancelled() -> bool:
     """In a handler of CancelledError: was this task cancelled? If not, it is grpc's way to say that a call was."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+class Bound:
+    """Limits how many calls of a kind run at once; one more is refused. what: ends the sentence of the refusal."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most = most
+        self._what = what
+        self._num_taken = 0
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """While the call runs. Raises OverloadError if there are `most` of them already."""
+        if self._num_taken >= self._most:
+            raise OverloadError(f"{self._num_taken} {self._what} already; try again later")
+        self._num_taken += 1
+        try:
+            yield
+        finally:
+            self._num_taken -= 1
 
 
 class TaskOwner:

@@ -116,11 +116,12 @@ class ModelRoutes:
         """DELETE /models/{id}[?peers=A,B]: the files of a model, at all peers or at those that are named."""
         name = request.match_info["id"]
         peers = peer_names(request.query.get("peers", "").split(",") if "peers" in request.query else ())
-        deleted = await self._service.delete_model(name, peers=peers)
-        if not deleted:
+        freed = await self._service.delete_model(name, peers=peers)
+        if not freed:
             where = "of those peers" if peers else "peer"
             return plain_error("model_not_found", f"no {where} has files of {name} that it may delete", "id")
-        return json_response({"id": name, "object": "model", "deleted": True, "peers": deleted})
+        return json_response({"id": name, "object": "model", "deleted": True, "peers": list(freed),
+                              "freed_bytes": sum(freed.values())})  # fmt: skip
 
     async def storage(self, request: web.Request) -> web.Response:
         """GET /store/storage: what the models of this node take on its disk; where they are, only for admins."""

@@ -23,7 +23,7 @@ from exo_mesh.cli.models.waiting import WaitingScreen
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient, NoNodeError
-from exo_mesh.errors import InputError, MeshError
+from exo_mesh.errors import InputError, MeshError, UnknownModelError
 from exo_mesh.settings.config import SETTINGS, Settings, load_settings
 from exo_mesh.weights.store import model_dir_of
 
@@ -60,8 +60,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def model_name(text: str) -> str:
-    """A directory as an absolute path, since the node may run in another one; anything else as it is."""
-    return str(Path(text).expanduser().absolute()) if text.startswith(("./", "../", "~")) else text
+    """A directory as an absolute path, since the node may run in another one; anything else as it is.
+
+    Raises UnknownModelError if there is no such directory.
+    """
+    if not text.startswith(("./", "../", "~")):
+        return text
+    path = Path(text).expanduser().absolute()
+    if not path.is_dir():
+        what = "is no directory" if path.exists() else "does not exist"
+        raise UnknownModelError(f"{text} {what} ({path})", param="model")
+    return str(path)
 
 
 def _answer_once(client: ApiClient, args: argparse.Namespace, prompt: str) -> int:

@@ -33,7 +33,8 @@ class FetchStep:
 class DownloadInfo:
     """A download as the peer that fetches describes it.
 
-    done_bytes, total_bytes: of the bytes that were missing when the fetch was planned; total_bytes is 0 before that.
+    done_bytes, total_bytes: of all bytes that are wanted here, those that were there before included; total_bytes is 0
+    until the fetch is planned.
     eta_s: seconds that are left, 0 if that is not known. layers: [start, stop) that it fetches. is_whole: all files,
     whatever engines need. from_hub_bytes, from_peers_bytes: what came from where in this download.
     """

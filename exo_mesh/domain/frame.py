@@ -22,7 +22,7 @@ NO_COPY = "no_copy"
 
 
 LONGEST_DRAFT = 16
-"""Most tokens of a decode row: the last one that was drawn, and drafts."""
+"""Most tokens of a decode row: the last one that was drawn, and drafts or those that had to follow it."""
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

@@ -75,6 +75,12 @@ def is_made(target: Path) -> bool:
         return next(target.iterdir(), None) is not None
     except FileNotFoundError:
         return False
+    except NotADirectoryError as exc:
+        raise DiskError(
+            f"the place of {target.name} below the directory of fetched models is taken by a file",
+            remedy="move the file away",
+            is_final=True,
+        ) from exc
     except OSError as exc:
         raise DiskError(f"{target.name} cannot be read: {exc.strerror or type(exc).__name__}") from exc
 

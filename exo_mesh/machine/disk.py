@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ class Disk:
         self._failed: OSError | None = None
         self._failed_what = ""
         self._failed_bytes = 0
+        self._turn = threading.Lock()
         self.refused = 0
         """Writes that were left out so far."""
 
@@ -72,7 +74,14 @@ class Disk:
         return not total or free - num_bytes >= self.floor_bytes
 
     def write(self, file: Path, text: str, what: str) -> bool:
-        """Write a small file whole or not at all; False, with `problem` set, if that cannot be. `what`, for people."""
+        """Write a small file whole or not at all; False, with `problem` set, if that cannot be. `what`, for people.
+
+        Safe to call from several threads, also for the same file.
+        """
+        with self._turn:  # the scratch file of a file is always the same one, so that a kill leaves at most one
+            return self._write(file, text, what)
+
+    def _write(self, file: Path, text: str, what: str) -> bool:
         scratch = file.with_name(f"{file.name}.new")
         try:
             if not self.has_room(len(text)):

@@ -120,9 +120,9 @@ class PeerClient(ControlPort, Protocol):
     async def pull(self, request: pb.PullRequest) -> None:
         """Let the peer start to fetch files of a model."""
 
-    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> bool:
+    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> int | None:
         """Let the peer end the fetching of a model, and delete what was fetched if `files`; with `staged`, delete the
-        staged copies of all models that nothing uses. False if there is none."""
+        staged copies of all models that nothing uses. Answers the bytes freed; None if there was nothing to drop."""
 
     async def delete_card(self, model: str) -> bool:
         """Delete the custom model card that the peer has of a model. False if it has none."""

@@ -12,6 +12,7 @@ from exo_mesh.fetcher.wire import Tls
 from exo_mesh.files.server import FileServer
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.fetching import Fetcher
+from exo_mesh.models.local_files import gguf_dir
 from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
@@ -30,8 +31,11 @@ class FileExchange:
         catalogue: Catalogue,
         credentials: CredentialSource | None,
         floor_bytes: int,
+        root: Path,
     ) -> None:
+        """root: below it are the models that were fetched."""
         self._catalogue = catalogue
+        self._root = root
         self._credentials = credentials
         self._host = settings.host
         first, last = settings.data_ports or (0, 0)
@@ -83,11 +87,12 @@ class FileExchange:
             await asyncio.sleep(PACE_EVERY_S)
 
     def _find(self, name: str) -> tuple[Path, str] | None:
-        """Directory and digest of a model, for the file server's threads."""
+        """Directory and digest of a model, for the file server's threads; GGUF files have no card and no digest."""
         try:
             return self._catalogue.local_dir(name), self._catalogue.local_card(name).digest
         except (UnknownModelError, ModelError):
-            return None
+            model_dir = gguf_dir(self._root, name)
+            return None if model_dir is None else (model_dir, "")
 
 
 def _tls_of(credentials: Credentials) -> Tls:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.spans import Pieces, Spans, merged, minus, num_bytes
@@ -25,6 +26,7 @@ from exo_mesh.weights.fetched import (
     Manifest,
     pieces_of_layers,
     read_manifest,
+    with_remedy,
 )
 from exo_mesh.weights.names import is_model_name
 from exo_mesh.weights.safetensors import read_tensor_table
@@ -40,12 +42,20 @@ Layers = tuple[int, int] | None
 Wants = Mapping[str, Layers]
 """What each peer is to have, by peer id."""
 
+MAX_HOLDINGS = 256
+"""Models that nobody fetched of which is kept what files they have; above this number the oldest are forgotten."""
 
-class _Use(msgspec.Struct):
-    """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged."""
+MAX_PULLS = 16
+"""Unfinished pulls of one model that are remembered; above this number the oldest are forgotten."""
+
+
+class _Use(msgspec.Struct, frozen=True):
+    """is_pinned: somebody has pulled the model by its name. store: id of the peer from whose store it is staged.
+    pulls: the layers of pulls that are not finished."""
 
     is_pinned: bool = False
     store: str = ""
+    pulls: tuple[Layers, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,7 @@ class LocalFiles:
         self._disk = disk
         self._holdings: dict[Path, tuple[int, Holding]] = {}
         self._turn = threading.Lock()
+        self._using = threading.Lock()
 
     def target(self, name: str) -> Path:
         """Where a model of this name goes. Raises FetchError if no model can have the name."""
@@ -125,7 +136,7 @@ class LocalFiles:
     def holding(self, name: str) -> Holding:
         """Raises UnknownModelError or ModelError."""
         model_dir, digest = self.model_dir(name), ""
-        manifest = read_manifest(model_dir)
+        manifest = _manifest_of(name, model_dir)
         try:
             digest = self._card(name).digest
         except (UnknownModelError, ModelError):
@@ -143,6 +154,10 @@ class LocalFiles:
                 names = {info.file.name for info in read_tensor_table(model_dir).values()}
                 sizes = {name: (model_dir / name).stat().st_size for name in names}
                 files = {name: FetchedFile(size, present=[(0, size)]) for name, size in sizes.items()}
+                for gone in [one for one in self._holdings if not one.is_dir()]:
+                    del self._holdings[gone]
+                while len(self._holdings) >= MAX_HOLDINGS:
+                    del self._holdings[next(iter(self._holdings))]
                 known = self._holdings[model_dir] = changed_ns, Holding(digest, files=files)
             return known[1]
 
@@ -158,7 +173,7 @@ class LocalFiles:
 
     def missing(self, name: str, layers: Layers) -> Pieces:
         """What is not here of what a stage of these layers needs. Raises UnknownModelError or ModelError."""
-        manifest = read_manifest(self.model_dir(name))
+        manifest = _manifest_of(name, self.model_dir(name))
         if manifest is None or manifest.is_whole:
             return {}
         wanted = self.pieces(name, layers)
@@ -168,14 +183,40 @@ class LocalFiles:
     # use, and what may go
 
     def touch(self, name: str, *, is_pinned: bool = False, store: str = "") -> None:
-        """A model was used just now, or pulled by its name, or staged. One that nobody fetched is left alone."""
-        with contextlib.suppress(UnknownModelError, ModelError):
+        """A model was used just now, or pulled by its name, or staged."""
+        self._change_use(
+            name, lambda before: replace(before, is_pinned=is_pinned or before.is_pinned, store=store or before.store)
+        )
+
+    def note_pull(self, name: str, layers: Layers) -> None:
+        """Somebody has pulled these layers of a model by its name: remember that until `forget_pulls`."""
+
+        def note(before: _Use) -> _Use:
+            pulls = (*(one for one in before.pulls if one != layers), layers)
+            return replace(before, is_pinned=True, pulls=pulls[-MAX_PULLS:])
+
+        self._change_use(name, note)
+
+    def forget_pulls(self, name: str, *ended: Layers) -> None:
+        """The pulls of these layers have ended; without any, all pulls of the model."""
+
+        def forget(before: _Use) -> _Use:
+            return replace(before, pulls=tuple(one for one in before.pulls if ended and one not in ended))
+
+        self._change_use(name, forget)
+
+    def unfinished_pulls(self) -> list[tuple[str, Layers]]:
+        """(model, layers) of the pulls that have not ended, also before this process began."""
+        return [(one.name, layers) for one in self.fetched() for layers in _read_use(one.model_dir).pulls]
+
+    def _change_use(self, name: str, change: Callable[[_Use], _Use]) -> None:
+        """The time of the file says when the model was used. A model that nobody fetched is left alone."""
+        with self._using, contextlib.suppress(UnknownModelError, ModelError):
             model_dir = self.model_dir(name)
             if not model_dir.is_relative_to(self.root) or read_manifest(model_dir) is None:
                 return
-            before = _read_use(model_dir)
-            use = _Use(is_pinned or before.is_pinned, store or before.store)
-            self._disk.write(model_dir / USE_FILE, msgspec.json.encode(use).decode(), "when models were used")
+            use = msgspec.json.encode(change(_read_use(model_dir))).decode()
+            self._disk.write(model_dir / USE_FILE, use, "when models were used")
 
     def fetched(self) -> list[FetchedModel]:
         """All that was fetched, the one that was not used for longest first."""
@@ -199,22 +240,38 @@ class LocalFiles:
                         "" if use.is_pinned else use.store,
                     )
 
-    def delete(self, name: str) -> bool:
+    def delete(self, name: str) -> int | None:
         """Delete what was fetched of a model, also if its manifest is damaged, and what is left of deletions that a
-        kill has ended; False if nothing was fetched."""
+        kill has ended. Answers the bytes that it took on the disk; None if nothing was fetched.
+
+        Raises FetchError if the files cannot be deleted.
+        """
+        try:
+            return self._delete(name)
+        except OSError as exc:
+            raise FetchError(
+                f"the files of {name} cannot be deleted: {exc.strerror or type(exc).__name__}",
+                remedy=f"delete them below {self.root.name} in the home of this node by hand",
+                is_final=True,
+            ) from exc
+
+    def _delete(self, name: str) -> int | None:
         for leftover in self.root.glob(f"{GONE_PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        model_dir = self.target(name)
+        if not is_model_name(name):
+            return None
+        model_dir = self.root / name
         is_fetched = (model_dir / MANIFEST_FILE).is_file()
         if not is_fetched and not (self._is_store and (model_dir / "config.json").is_file()):
-            return False
+            return None
+        freed_bytes = _disk_bytes(model_dir)
         scratch = self.root / f"{GONE_PREFIX}{os.getpid()}-{time.monotonic_ns()}"
         model_dir.rename(scratch)  # so that nobody finds half a model
         shutil.rmtree(scratch, ignore_errors=True)
         with contextlib.suppress(OSError):
             if model_dir.parent != self.root:
                 model_dir.parent.rmdir()
-        return True
+        return freed_bytes
 
     def room(self, max_bytes: int | None, models: Collection[FetchedModel]) -> int:
         """Bytes that may be fetched now, where `models` are there."""
@@ -224,8 +281,25 @@ class LocalFiles:
         return min(free, max(0, max_bytes - sum(one.num_bytes for one in models)))
 
 
+def gguf_dir(root: Path, name: str) -> Path | None:
+    """Where the GGUF files are that were fetched under a name; None if it is the name of none."""
+    with contextlib.suppress(ModelError, OSError):
+        manifest = read_manifest(root / name) if is_model_name(name) else None
+        if manifest is not None and manifest.files and all(file.endswith(".gguf") for file in manifest.files):
+            return root / name
+    return None
+
+
 def size_of_pieces(pieces: Pieces) -> int:
     return sum(num_bytes(spans) for spans in pieces.values())
+
+
+def _manifest_of(name: str, model_dir: Path) -> Manifest | None:
+    """As read_manifest, with what a person can do about a damaged one."""
+    try:
+        return read_manifest(model_dir)
+    except ModelError as exc:
+        raise ModelError(with_remedy(str(exc), name)) from exc
 
 
 def _present(manifest: Manifest, file: str) -> Spans:

@@ -31,6 +31,9 @@ LOOK_EVERY_S = 10.0
 SHIPPED_AFTER_S = 1.0
 """The shipped cards are read this long after the start, unless somebody asks for one before: it takes some 20 ms."""
 
+RESUME_AFTER_S = 5.0
+"""Unfinished pulls go on this long after the start, or when a peer is known: it may have the files."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelParts:
@@ -56,6 +59,15 @@ class ModelParts:
             await asyncio.sleep(LOOK_EVERY_S)
             await self.shelf.rescan()
 
+    async def resume_pulls(self, membership: Membership) -> None:
+        """Go on with the pulls that this node has not finished when it ended. A node that asks no hub waits for a
+        peer."""
+        loop = asyncio.get_running_loop()
+        resume_at = loop.time() + RESUME_AFTER_S
+        while not membership.peers and (self.downloads.rules.fetches != "hub" or loop.time() < resume_at):
+            await membership.changed.wait(1.0)
+        await self.downloads.resume_pulls()
+
     @staticmethod
     def at(
         settings: Settings,
@@ -73,7 +85,7 @@ class ModelParts:
         root = settings.store if store.is_here and settings.store is not None else home / "models"
         places = dict.fromkeys((*settings.models_dirs, root, home / "models"))
         catalogue = Catalogue(ModelStore(tuple(places)), membership, shelf)
-        exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes)
+        exchange = FileExchange(settings, catalogue, credentials, disk.floor_bytes, root)
         files = LocalFiles(root, catalogue.local_card, catalogue.local_dir, disk, is_store=store.is_here)
         rules = FetchRules(
             ("peers" if settings.offline else "hub") if settings.fetch else "",

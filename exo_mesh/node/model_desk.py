@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import contextlib
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Any
 
 from exo_mesh.domain.device import PeerInfo
@@ -23,6 +25,7 @@ from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.previews import with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
+from exo_mesh.models.cards.companions import companions_of
 from exo_mesh.models.cards.from_checkpoint import card_from_checkpoint
 from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue
@@ -32,9 +35,15 @@ from exo_mesh.models.local_files import Wants
 from exo_mesh.models.names import ModelReference
 from exo_mesh.models.profiles import facts_in
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.tasks import Bound
 from exo_mesh.weights.card import read_json
 
+_log = logging.getLogger(__name__)
+
 MAIN = "main"
+
+MAX_ASKED = 32
+"""Models that peers may have this node look up, or begin to fetch, at once; each may take minutes."""
 
 TOLD_S = 10.0
 """How long news of a model that a peer got takes to come here, at most."""
@@ -56,6 +65,7 @@ class ModelDesk:
         self._downloads = downloads
         self._placer = placer
         self._shelf = shelf
+        self._asked = Bound(MAX_ASKED, "requests of peers to fetch models run here")
 
     # for users
 
@@ -107,7 +117,10 @@ class ModelDesk:
         return card
 
     async def delete_card(self, name: str) -> bool:
-        return await self._shelf.delete_card(name)
+        deleted = await self._shelf.delete_card(name)
+        if not deleted and (near := self._shelf.near_custom(name)):
+            raise UnknownModelError(f"there is no custom card {name}; near: {', '.join(near)}", param="id")
+        return deleted
 
     def entries(self) -> list[DownloadEntry]:
         return self._downloads.entries()
@@ -120,67 +133,87 @@ class ModelDesk:
         if meant.quant:
             return await self._start_gguf(meant, peers)
         card = await self.find(model, may_download=True, is_asked_for=is_asked_for)
+        await self._start_companions(card.name, peers)
+        return await self._start_model(card, peers, whole=whole)
+
+    async def _start_companions(self, model: str, peers: Sequence[str]) -> None:
+        """Fetch the repositories that the model's card names, whole. Raises MeshError for one that is required."""
+        described = self._shelf.card(model)
+        for one in [] if described is None else companions_of(described):
+            try:
+                companion = await self.find(one.repo, may_download=True)
+                await self._start_model(companion, peers, whole=True)
+            except MeshError as exc:
+                what = f"{one.repo} ({one.field} of the card of {model}) cannot be fetched: {exc}"
+                if one.is_required:
+                    raise FetchError(what, remedy=getattr(exc, "remedy", ""), is_final=True) from exc
+                _log.warning("%s; the model works without it", what)
+
+    async def _start_model(self, card: ModelCard, peers: Sequence[str], *, whole: bool) -> list[DownloadEntry]:
         wants = await self._wants(card, peers, whole=whole)
-        messages = wants_to_proto(wants)
         # all must have the headers before one waits for bytes that arrive at another
         await _first_failure_if_all(self._introduce_at(peer_id, card) for peer_id in wants)
-        await _first_failure_if_all(self._pull_at(peer_id, card, wants, messages) for peer_id in wants)
-        return [one for one in self.entries() if one.model == card.name and one.peer_id in wants]
+        await _first_failure_if_all(self._pull_at(peer_id, card.name, card.digest, wants) for peer_id in wants)
+        return self._downloads.begun(card.name, wants)
 
     async def _start_gguf(self, meant: ModelReference, peers: Sequence[str]) -> list[DownloadEntry]:
-        """Fetch all files of one quantisation to this node: no card is known, so that nothing can be cut."""
-        own = self._membership.own
-        if any(_peer_named(one, self._membership.view.peers()) != own.id for one in peers):
-            raise InputError("GGUF files can be pulled only by the node that is to have them", param="peers")
-        name = f"{meant.name}-{meant.quant}"
-        await self._downloads.resolve(name, f"{meant.repo}:{meant.quant}", meant.revision or MAIN)
-        await self._downloads.pull(name, "", {own.id: None})
-        return [one for one in self.entries() if one.model == name and one.peer_id == own.id]
+        """Fetch all files of one quantisation to the peers that are named, or else to this node: no card is known, so
+        that nothing can be cut."""
+        known = self._membership.view.peers()
+        wants: Wants = dict.fromkeys([_peer_named(one, known) for one in peers] or [self._membership.own.id])
+        name, origin = _gguf_name(meant), (f"{meant.repo}:{meant.quant}", meant.revision or MAIN)
+        # all must have the sizes before one waits for bytes that arrive at another
+        await _first_failure_if_all(self._resolve_at(peer_id, name, *origin) for peer_id in wants)
+        await _first_failure_if_all(self._pull_at(peer_id, name, "", wants) for peer_id in wants)
+        return self._downloads.begun(name, wants)
+
+    async def _resolve_at(self, peer_id: str, name: str, repo: str, revision: str) -> None:
+        peer = self._membership.peer(peer_id)
+        if peer_id == self._membership.own.id:
+            await self._downloads.resolve(name, repo, revision)
+        elif peer is not None:
+            await peer.client.introduce(name, "", repo=repo, revision=revision)
 
     async def cancel(self, peer_id: str, model: str) -> bool:
-        name = await self._first_name(model)
-        return await self._at(peer_id, lambda: self._downloads.cancel(name), name, files=False)
+        return await self._drop_at(peer_id, await self._first_name(model), files=False) is not None
 
-    async def delete(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
-        """Delete what was fetched of a model; answers the peers that did. What is in the model store is deleted only if
-        its host is among `peers`. Raises InputError if an instance uses it."""
+    async def delete(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
+        """Delete what was fetched of a model; answers the bytes that it took, by peer. What is in the model store is
+        deleted only if its host is among `peers`. Raises InputError if an instance uses it."""
         name = await self._first_name(name)
         host = self._downloads.store.host
         asked = self._peers_named(peers) if peers else self._peers_named((), but=None if host is None else host.id)
-        return await self._all(
-            asked, lambda peer_id: self._at(peer_id, lambda: self._downloads.delete(name), name, files=True)
-        )
+        return await self._drop_at_all(asked, name)
 
     async def purge_staged(self, peers: Sequence[str] = ()) -> list[str]:
         """Delete the staged copies that nothing uses; answers the peers that had any."""
-
-        async def purge_at(peer_id: str) -> bool:
-            if peer_id == self._membership.own.id:
-                return await self._downloads.room.sweep(keeps_recent=False)
-            peer = self._membership.peer(peer_id)
-            return peer is not None and await peer.client.drop_model("", files=True, staged=True)
-
-        return await self._all(self._peers_named(peers), purge_at)
+        return list(await self._drop_at_all(self._peers_named(peers), "", staged=True))
 
     def _peers_named(self, names: Sequence[str], *, but: str | None = None) -> list[str]:
         """The ids of these peers, or of all if none is named, without `but`. Raises InputError."""
         known = self._membership.view.peers()
         return [_peer_named(one, known) for one in names] or [peer.id for peer in known if peer.id != but]
 
-    async def _all(self, asked: Sequence[str], work: Callable[[str], Awaitable[bool]]) -> list[str]:
-        """Do it at all of these peers; answers those where it did something. Raises the first failure if none did."""
-        answers = await asyncio.gather(*map(work, asked), return_exceptions=True)
-        deleted = [peer_id for peer_id, answer in zip(asked, answers, strict=True) if answer is True]
+    async def _drop_at_all(self, asked: Sequence[str], model: str, *, staged: bool = False) -> dict[str, int]:
+        """Delete files at all of these peers; answers the bytes freed where there were any. Raises the first failure if
+        nothing was deleted."""
+        answers = await asyncio.gather(
+            *(self._drop_at(peer_id, model, files=True, staged=staged) for peer_id in asked), return_exceptions=True
+        )
+        freed = {peer_id: answer for peer_id, answer in zip(asked, answers, strict=True) if isinstance(answer, int)}
         failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        if failures and not deleted:
+        if failures and not freed:
             raise failures[0]
-        return deleted
+        return freed
 
     async def _first_name(self, name: str) -> str:
         """The name by which the mesh knows a model; the same one if it knows none, or the model cannot be used."""
         try:
             return (await self._catalogue.card(name)).name
         except MeshError:
+            with contextlib.suppress(MeshError):
+                meant = await self._catalogue.reference(name)
+                return _gguf_name(meant) if meant.quant else name
             return name
 
     async def search(self, query: str, limit: int) -> list[HubModel]:
@@ -210,30 +243,39 @@ class ModelDesk:
         elif peer is not None:
             await peer.client.introduce(card.name, card.digest)
 
-    async def _pull_at(self, peer_id: str, card: ModelCard, wants: Wants, messages: list[pb.PeerLayers]) -> None:
+    async def _pull_at(self, peer_id: str, name: str, digest: str, wants: Wants) -> None:
         if peer_id == self._membership.own.id:
-            await self._downloads.pull(card.name, card.digest, wants)
+            await self._downloads.pull(name, digest, wants)
             return
         peer = self._membership.peer(peer_id)
         if peer is None:
             raise PlacementError(f"peer {peer_id[:8]} is gone")
-        await peer.client.pull(pb.PullRequest(model=card.name, model_digest=card.digest, wants=messages))
+        await peer.client.pull(pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants)))
 
-    async def _at(self, peer_id: str, here: Callable[[], Awaitable[bool]], model: str, *, files: bool) -> bool:
+    async def _drop_at(self, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:
+        """See DropModel; answers the bytes freed, None if there was nothing to drop."""
         if peer_id == self._membership.own.id:
-            return await here()
+            return await self._drop_here(model, files=files, staged=staged)
         peer = self._membership.peer(peer_id)
-        return peer is not None and await peer.client.drop_model(model, files=files)
+        return None if peer is None else await peer.client.drop_model(model, files=files, staged=staged)
+
+    async def _drop_here(self, model: str, *, files: bool, staged: bool) -> int | None:
+        if files and not staged:
+            return await self._downloads.delete(model)
+        work = self._downloads.room.sweep(keeps_recent=False) if staged else self._downloads.cancel(model)
+        return 0 if await work else None
 
     # for peers
 
     async def answer_introduce(self, request: pb.IntroduceRequest) -> pb.IntroduceReply:
-        if request.repo:
-            allows_code = self._shelf.allows_code(request.model)
-            work = self._downloads.resolve(request.model, request.repo, request.revision, allows_code=allows_code)
-        else:
-            work = self._downloads.introduce(request.model, request.model_digest)
-        await _with_remedy(work)
+        with self._asked.taken():
+            if request.repo:
+                code = self._shelf.allows_code(request.model)
+                await _with_remedy(
+                    self._downloads.resolve(request.model, request.repo, request.revision, allows_code=code)
+                )
+            else:
+                await _with_remedy(self._downloads.introduce(request.model, request.model_digest))
         return pb.IntroduceReply()
 
     async def answer_describe_files(self, request: pb.DescribeFilesRequest) -> pb.DescribeFilesReply:
@@ -241,14 +283,18 @@ class ModelDesk:
 
     async def answer_pull(self, request: pb.PullRequest) -> pb.PullReply:
         wants = wants_from_proto(request.wants)
-        await _with_remedy(self._downloads.pull(request.model, request.model_digest, wants))
+        with self._asked.taken():
+            await _with_remedy(self._downloads.pull(request.model, request.model_digest, wants))
         return pb.PullReply()
 
     async def answer_drop(self, request: pb.DropModelRequest) -> pb.DropModelReply:
-        if request.staged:
-            return pb.DropModelReply(found=await self._downloads.room.sweep(keeps_recent=False))
-        drop = self._downloads.delete if request.files else self._downloads.cancel
-        return pb.DropModelReply(found=await drop(request.model))
+        freed = await self._drop_here(request.model, files=request.files, staged=request.staged)
+        return pb.DropModelReply(found=freed is not None, freed_bytes=freed or 0)
+
+
+def _gguf_name(meant: ModelReference) -> str:
+    """The name of one quantisation's files, and of their directory."""
+    return f"{meant.name}-{meant.quant}"
 
 
 async def _first_failure_if_all(work: Iterable[Awaitable[None]]) -> None:

@@ -290,6 +290,7 @@ class Node:
         )
         keep = self._tasks.keep
         keep(work, "housekeeping")
+        self._tasks.start(self._models.resume_pulls(self.membership), "unfinished pulls")
         keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
@@ -365,7 +366,7 @@ class Node:
     async def cancel_download(self, peer_id: str, model: str) -> bool:
         return await self._desk.cancel(peer_id, model)
 
-    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
         return await self._desk.delete(name, peers=peers)
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:

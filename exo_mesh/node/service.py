@@ -155,7 +155,7 @@ class MeshService(Protocol):
     async def cancel_download(self, peer_id: str, model: str) -> bool:
         """End a download, or forget one that has failed; what came is kept. False if there is none."""
 
-    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
         """Delete what was fetched of a model, everywhere or on these peers; answers the ids of those that did. Raises
         InputError if an instance uses it."""
 

@@ -864,7 +864,9 @@ class DropModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., files: bool = ..., staged: bool = ...) -> None: ...
 
 class DropModelReply(_message.Message):
-    __slots__ = ("found",)
+    __slots__ = ("found", "freed_bytes")
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    FREED_BYTES_FIELD_NUMBER: _ClassVar[int]
     found: bool
-    def __init__(self, found: bool = ...) -> None: ...
+    freed_bytes: int
+    def __init__(self, found: bool = ..., freed_bytes: _Optional[int] = ...) -> None: ...

@@ -449,7 +449,7 @@ class Driver:
         """Let the output of a request that wants it be held by a grammar or a thinking budget, as soon as that can be
         done; its prompt is computed meanwhile."""
         request = generation.request
-        if request.grammar is None and request.thinking is None:
+        if (request.grammar is None and request.thinking is None) or not generation.sequence.draws:
             return
         if self._grammars is None:
             self._end(generation.sequence.id, InputError("this driver has no grammars"))

@@ -83,11 +83,11 @@ class Grammars:
         tokenizer = self._read_tokenizer()
         from llguidance import LLMatcher
 
-        from exo_mesh.text.grammars import compile_limits, lark_text
+        from exo_mesh.text.grammars import compile_limits, lark_text, reason
 
         matcher = LLMatcher(tokenizer, lark_text(spec), log_level=0, limits=compile_limits())
         if matcher.is_error():
-            raise InputError(f"the grammar cannot be used with this model: {one_line(matcher.get_error())}")
+            raise InputError(reason(spec, matcher.get_error()))
         work(matcher, frozenset(tokenizer.eos_tokens))
 
     def _read_tokenizer(self) -> LLTokenizer:

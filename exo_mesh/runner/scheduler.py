@@ -7,15 +7,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
-from exo_mesh.domain.frame import Row
+from exo_mesh.domain.frame import LONGEST_DRAFT, Row
 from exo_mesh.runner.pace import Pace, shares
 from exo_mesh.runner.queue import OUTPUT_WEIGHT, PROMPT_WEIGHT, FairQueue
 
 PREFILL_CHUNK = 512
 """Most tokens of a prefill frame: 4 MiB of activations for a 4,096-wide model in bf16, which 1 GbE carries in 36 ms."""
-
-LONGEST_ROW = 16
-"""Tokens of a decode row: the last one that was drawn, and those that had to follow it. What is more is prefilled."""
 
 PREFILL_BUDGET_S = 0.25
 """How long a chunk's lap may hold up the streams that run beside it."""
@@ -49,6 +46,8 @@ class Sequence:
     """Number of the decode frame that it was last a row of."""
     held: int = 0
     """Positions that the later stages of the ring hold from a lower ballot: these are prefilled at the others only."""
+    forced: int = 0
+    """So many of the last tokens were not drawn, and go round in one row with the one before them."""
     share_id: str = ""
     """See GenerateRequest."""
     num_shared: int = 0
@@ -61,8 +60,6 @@ class Sequence:
     """The logits of so many positions of the prompt are wanted."""
     scored: int = 0
     """So many of them have come round."""
-    forced: int = 0
-    """So many of the last tokens were not drawn, and go round in one row with the one before them."""
 
     @property
     def waits(self) -> bool:
@@ -338,7 +335,7 @@ class Scheduler:
     def token_forced(self, sequence: Sequence, *token_ids: int) -> None:
         """More output of a sequence that has no decode row on its way, or whose row came round."""
         came_round = sequence.computed == len(sequence.tokens)
-        sequence.forced = min(len(token_ids) - came_round, LONGEST_ROW - 1)
+        sequence.forced = min(len(token_ids) - came_round, LONGEST_DRAFT - 1)
         sequence.tokens += token_ids
         self._queue.charge(sequence.client, OUTPUT_WEIGHT * len(token_ids))
         if sequence.id in self._running:

@@ -203,6 +203,12 @@ class Journal:
             )
         return shown
 
+    def instances_of(self, share_id: str) -> set[str]:
+        """Where live choices of one request run; empty for a request without others."""
+        if not share_id:
+            return set()
+        return {entry.instance_id for entry in self._live.values() if entry.request.share_id == share_id}
+
     def outstanding(self) -> Counter[str]:
         """Live requests by instance."""
         return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)

@@ -36,7 +36,8 @@ class Rings:
         return chosen
 
     async def _choose(self, entry: JournalEntry) -> InstanceInfo:
-        """The instance that keeps this very answer, or the least busy one, or one that is placed now."""
+        """The instance that keeps this very answer, or that computes the same prompt for another choice, or the least
+        busy one, or one that is placed now."""
         request = entry.request
         load = Load(self.journal.outstanding(), len(request.prompt_ids) + request.max_tokens)
         ready = self.instances.ready_for(entry.model, load.tokens)
@@ -45,6 +46,10 @@ class Rings:
             kept = [-1 if found is None else found for found in await asyncio.gather(*asked)]
             if max(kept) >= 0:
                 return ready[kept.index(max(kept))]
+        together = self.journal.instances_of(request.share_id)
+        for one in ready:
+            if one.plan.instance_id in together:
+                return one
         return await self.instances.ensure(InstanceSpec(entry.model), load)
 
     def _door_of(self, instance: InstanceInfo) -> str:

@@ -74,10 +74,10 @@ class Metrics:
         self.parked = gauge("requests_parked", "Requests in a driver here whose reader does not read.", ("instance",))
         self.kv_tokens = gauge("kv_tokens", "Positions of the KV pool, by state.", ("instance", "state"))
         self.evictions = gauge("evictions_total", "Running requests that had to wait again.", ("instance",))
-        self.shared_tokens = gauge("prefill_shared_tokens_total", "Prompt tokens copied, not computed.", ("instance",))
         self.laps_saved = gauge(
             "laps_saved_total", "Tokens that came without a lap of their own, since no other could.", ("instance",)
         )
+        self.shared_tokens = gauge("prefill_shared_tokens_total", "Prompt tokens copied, not computed.", ("instance",))
         self.oldest_wait = gauge("queue_oldest_wait_seconds", "Of the requests that wait in a driver.", ("instance",))
         self.memory = gauge("node_memory_bytes", "Memory of this machine, by kind.", ("kind",))
         self.memory_peak = gauge("node_memory_peak_ratio", "Most of the memory in use in the last minute and a half.")
@@ -157,8 +157,8 @@ class Metrics:
         if beat.kv_pool_tokens:
             self.parked.labels(instance).set(beat.parked)
             self.evictions.labels(instance).set(beat.evictions)
-            self.shared_tokens.labels(instance).set(beat.shared_tokens)
             self.laps_saved.labels(instance).set(beat.laps_saved)
+            self.shared_tokens.labels(instance).set(beat.shared_tokens)
             self.oldest_wait.labels(instance).set(beat.oldest_wait_s)
             self.kv_tokens.labels(instance, "used").set(beat.kv_tokens)
             self.kv_tokens.labels(instance, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens))
@@ -175,8 +175,8 @@ class Metrics:
             _drop(gauge, instance, str(stage))
         self._shares.pop((instance, str(stage)), None)
         self._histograms.drop(instance)
-        counts = (self.evictions, self.shared_tokens, self.laps_saved)
-        for gauge in (self.queue_depth, self.running, self.parked, *counts, self.oldest_wait):
+        of_driver = (self.queue_depth, self.running, self.parked, self.evictions, self.laps_saved, self.shared_tokens)
+        for gauge in (*of_driver, self.oldest_wait):
             _drop(gauge, instance)
         for state in ("used", "free"):
             _drop(self.kv_tokens, instance, state)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import re
 from functools import partial
-from typing import Any
-
-from llguidance import LLMatcher, LLParserLimits, regex_to_lark
+from typing import TYPE_CHECKING, Any
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.panics import is_panic
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
 
 MAX_BYTES = 128 << 10
 """Of a grammar's text. The slowest found of this size is checked in 0.5 s and takes 100 MB."""
@@ -34,6 +35,8 @@ MAX_MESSAGE = 300
 def compile_limits() -> LLParserLimits:
     """What one grammar may cost, at the entry peer and at the driver alike. The library's own limits but for the states
     of its lexer, about 2 kB each."""
+    from llguidance import LLParserLimits  # a node begins without it
+
     return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
 
 
@@ -45,6 +48,8 @@ def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
 
 def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
     """As `check_grammar`, in a thread that has a deep stack."""
+    from llguidance import LLMatcher
+
     lark = lark_text(spec, param)
     try:
         is_error, messages = LLMatcher.validate_grammar_with_warnings(lark, None, limits=compile_limits())
@@ -53,23 +58,25 @@ def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
             raise
         raise InputError("the grammar is too much for its compiler", param=param) from exc
     if is_error:
-        raise InputError(_reason(spec, messages[0]), param=param)
+        raise InputError(reason(spec, messages[0]), param=param)
 
 
 def lark_text(spec: GrammarSpec, param: str = "response_format") -> str:
     """A whole grammar as Lark. Raises InputError if its text is not what its kind says."""
-    _check_size(spec, param)
+    check_size(spec, param)
     return spec.text if spec.kind == "lark" else f"start: {lark_of(spec, param)}"
 
 
 def lark_of(spec: GrammarSpec, param: str = "response_format") -> str:
     """What stands for a grammar on the right-hand side of a rule of another one. Raises InputError if its text is not
     what its kind says."""
-    _check_size(spec, param)
+    check_size(spec, param)
     match spec.kind:
         case "json_schema":
             return "%json " + _written(_schema(spec.text, param), param)
         case "regex":
+            from llguidance import regex_to_lark
+
             return f"/{regex_to_lark(spec.text, use_ascii='d')}/"
         case "choice":
             return f"({' | '.join(json.dumps(choice) for choice in _choices(spec.text, param))})"
@@ -77,7 +84,8 @@ def lark_of(spec: GrammarSpec, param: str = "response_format") -> str:
             return f"%lark {{\n{spec.text}\n}}"
 
 
-def _check_size(spec: GrammarSpec, param: str) -> None:
+def check_size(spec: GrammarSpec, param: str) -> None:
+    """Raises InputError if it is too large to be looked at."""
     try:
         size = len(spec.text.encode())
     except UnicodeEncodeError as exc:
@@ -142,7 +150,7 @@ _KEYWORDS: tuple[tuple[str, str], ...] = (
 """What the library says of a schema, and the keyword that it means."""
 
 
-def _reason(spec: GrammarSpec, message: str) -> str:
+def reason(spec: GrammarSpec, message: str) -> str:
     """One sentence from what the library says, which has the place in the text in further lines."""
     message = re.sub(r"^at \d+\(\d+\): ", "", message).removeprefix("failed to compile JSON schema: ")
     first = " ".join(message.split())[:MAX_MESSAGE] if spec.kind == "regex" else message.partition("\n")[0]

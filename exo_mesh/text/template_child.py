@@ -1,6 +1,7 @@
 """`python -m exo_mesh.text.template_child MAX_BYTES`: a process that compiles and renders chat templates for a node.
 
-Templates are untrusted code. Here they run out of reach of the node, with limits that the system enforces:
+Templates are untrusted code, and grammars are walked by compiled code; both are checked here. They run out of reach of
+the node, with limits that the system enforces:
 
 - memory: MAX_BYTES of address space above what the process has at its start. Only Linux reports that size; elsewhere
   the node alone watches the process and ends it (see `api/core/templates.py`).
@@ -20,18 +21,23 @@ import sys
 import time
 from collections import OrderedDict
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
+from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError, ModelError
+from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template_wire import (
     EXIT_OUT_OF_MEMORY,
     LENGTH,
     Answer,
+    CheckGrammar,
     CompileTemplate,
+    GrammarSound,
     Question,
     RendererReady,
     RenderTemplate,
@@ -52,7 +58,11 @@ MAX_MESSAGE = 500
 
 def main(argv: list[str]) -> int:
     """Answer questions until standard input ends."""
-    limit_process(int(argv[0]))
+    return in_deep_stack(partial(_answer_all, int(argv[0])))  # the thread starts before the limits forbid it
+
+
+def _answer_all(max_bytes: int) -> int:
+    limit_process(max_bytes)
     renderer = Renderer()
     try:
         _send(sys.stdout.buffer, RendererReady())
@@ -75,6 +85,8 @@ class Renderer:
         try:
             if isinstance(question, CompileTemplate):
                 return self._compile(question)
+            if isinstance(question, CheckGrammar):
+                return _check_grammar(question)
             return self._render(question)
         except (InputError, ModelError) as exc:
             return TemplateRefused(_short(str(exc)), getattr(exc, "param", None) or "messages")
@@ -103,6 +115,13 @@ class Renderer:
             limit_s=question.limit_s,
         )
         return TemplateRendered(text)
+
+
+def _check_grammar(question: CheckGrammar) -> GrammarSound:
+    from exo_mesh.text.grammars import check_in_this_stack
+
+    check_in_this_stack(GrammarSpec(question.kind, question.text), question.param)
+    return GrammarSound()
 
 
 def limit_process(max_bytes: int) -> None:

@@ -1,4 +1,5 @@
-"""What a node and its renderer process of chat templates say to each other, as JSON behind its length in bytes.
+"""What a node and the process that renders chat templates and checks grammars say to each other, as JSON behind its
+length in bytes.
 
 JSON, because what a template is given came as JSON: any number and text passes unchanged.
 """
@@ -10,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from exo_mesh.domain.grammar import GrammarKind
 from exo_mesh.text.template import MAX_LENGTH, Message
 
 LENGTH = struct.Struct(">I")
@@ -42,6 +44,19 @@ class RenderTemplate(msgspec.Struct, tag="render", frozen=True):
     limit_s: float
 
 
+class CheckGrammar(msgspec.Struct, tag="grammar", frozen=True):
+    """Is it a sound grammar? kind and text as of GrammarSpec; param: the field of the request that it came in."""
+
+    kind: GrammarKind
+    text: str
+    param: str
+    limit_s: float
+
+
+class GrammarSound(msgspec.Struct, tag="sound", frozen=True):
+    """It can be used."""
+
+
 class RendererReady(msgspec.Struct, tag="ready", frozen=True):
     """The first message of a renderer process."""
 
@@ -59,7 +74,8 @@ class TemplateRendered(msgspec.Struct, tag="rendered", frozen=True):
 
 
 class TemplateRefused(msgspec.Struct, tag="refused", frozen=True):
-    """The template cannot be compiled, or it refuses the messages; `param` is the field of the request at fault."""
+    """The template cannot be compiled or refuses the messages, or the grammar cannot be used. param: the field of the
+    request at fault."""
 
     message: str
     param: str = "messages"
@@ -69,8 +85,8 @@ class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):
     """The process does not have the template: send it first."""
 
 
-Question = CompileTemplate | RenderTemplate
-Answer = RendererReady | TemplateCompiled | TemplateRendered | TemplateRefused | TemplateUnknown
+Question = CompileTemplate | RenderTemplate | CheckGrammar
+Answer = RendererReady | GrammarSound | TemplateCompiled | TemplateRendered | TemplateRefused | TemplateUnknown
 
 
 def frame(message: Question | Answer) -> bytes:

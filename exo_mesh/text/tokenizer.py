@@ -129,6 +129,14 @@ class TextModel:
         detokenizer = self.detokenizer()
         return "".join(map(detokenizer.push, token_ids)) + detokenizer.flush()
 
+    def offsets(self, token_ids: Sequence[int]) -> list[int]:
+        """Where the text of each token begins in the text of all of them."""
+        detokenizer, found, length = self.detokenizer(), [], 0
+        for token_id in token_ids:
+            found.append(length)
+            length += len(detokenizer.push(token_id))
+        return found
+
     @property
     def added_tokens(self) -> dict[str, int]:
         """Tokens that are no result of encoding plain pieces of text: special ones, and markers such as `<think>`."""

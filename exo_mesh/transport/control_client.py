@@ -218,10 +218,10 @@ class ControlClient:
     async def pull(self, request: pb.PullRequest) -> None:
         await self._call(self._stub.Pull, request, INTRODUCE_S)
 
-    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> bool:
+    async def drop_model(self, model: str, *, files: bool, staged: bool = False) -> int | None:
         request = pb.DropModelRequest(model=model, files=files, staged=staged)
         reply: pb.DropModelReply = await self._call(self._stub.DropModel, request, 2 * CALL_S)
-        return reply.found
+        return reply.freed_bytes if reply.found else None
 
     async def read_text_files(self, model: str) -> AsyncIterator[pb.TextFile]:
         request = pb.ReadTextFilesRequest(model=model)

@@ -44,6 +44,9 @@ LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.([0-9]{1,9})\.")
 QUANT_METHODS = frozenset({"awq", "bitnet", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4", "mxfp8"})
 """`quant_method`s of config.json that some engine of ours can load. MLX's own format has none."""
 
+PACKED, GPTQ_ONLY = ".qweight", ".g_idx"
+"""How GPTQ and AWQ name packed weights, and GPTQ alone the group of each row."""
+
 FLOAT_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|embeddings|tok_embeddings|embed_in|embedding)\.")
@@ -95,6 +98,7 @@ def read_card(model_dir: Path, name: str) -> ModelCard:
     text = text_config(config)
     check_quantisation(model_dir, config)
     table = read_tensor_table(model_dir)
+    _check_packing(model_dir, config, table)
     num_layers = _num_layers(model_dir, text)
     hidden_size = _require_size(model_dir, text, "hidden_size", "n_embd", "d_model", "dim")
     dtype = _activation_dtype(text, table)
@@ -190,6 +194,30 @@ def check_quantisation(model_dir: Path, config: Mapping[str, Any]) -> None:
         known = ", ".join(sorted(QUANT_METHODS))
         raise ModelError(
             f"{_config_of(model_dir)}: quantisation {shown(method)} is not supported by any engine; known: {known}"
+        )
+
+
+def _check_packing(model_dir: Path, config: Mapping[str, Any], table: TensorTable) -> None:
+    """Raises ModelError if config.json and the tensors disagree on GPTQ or AWQ: an engine would fail while it loads."""
+    quantisation = text_config(config).get("quantization_config")
+    says = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+    packed = next((name for name in table if name.endswith(PACKED)), None)
+    if says in ("gptq", "awq") and packed is None:
+        raise ModelError(
+            f"{_config_of(model_dir)} says that the weights are quantised by {says}, but no tensor is packed that way "
+            f"(none is called *{PACKED}); use another repository of the model"
+        )
+    if packed is None:
+        return
+    if not quantisation and not config.get("quantization"):
+        raise ModelError(
+            f"{label(model_dir)}: {packed} is packed by GPTQ or AWQ, but config.json has no quantization_config; use "
+            "another repository of the model"
+        )
+    if says == "awq" and (of_gptq := packed.removesuffix(PACKED) + GPTQ_ONLY) in table:
+        raise ModelError(
+            f"{_config_of(model_dir)} says that the weights are quantised by awq, but {of_gptq} is of GPTQ; use "
+            "another repository of the model"
         )
 
 

@@ -96,6 +96,11 @@ def read_manifest(model_dir: Path) -> Manifest | None:
     return manifest
 
 
+def with_remedy(problem: str, name: str) -> str:
+    """A problem with the files of a fetched model, and what a person can do. They were right when they were fetched."""
+    return f"{problem}; delete the model with `exo-mesh rm {name}`, then fetch it again with `exo-mesh pull {name}`"
+
+
 def write_manifest(model_dir: Path, manifest: Manifest) -> None:
     """Replace the manifest as a whole. Raises OSError."""
     file = model_dir / MANIFEST_FILE

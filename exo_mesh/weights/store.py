@@ -17,6 +17,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.model_files import HUB_DIR, exists, label, one_line, read_model_file
 from exo_mesh.weights.card_child import read_card_within_limits
+from exo_mesh.weights.fetched import MANIFEST_FILE, with_remedy
 from exo_mesh.weights.names import MODEL_NAME
 
 SHIPPED = "exo-mesh-demo"
@@ -174,7 +175,10 @@ class ModelStore:
             return _Read(name, stamp, read_card_within_limits(model_dir, name))
         except ModelError as exc:
             passing = isinstance(exc.__cause__, OSError)
-            return _Read(name, stamp, None, one_line(str(exc)), soon if passing else None)
+            reason = one_line(str(exc))
+            if exists(model_dir / MANIFEST_FILE):
+                reason = with_remedy(reason, name)
+            return _Read(name, stamp, None, reason, soon if passing else None)
         except Exception as exc:  # noqa: BLE001 - one model must not keep a node from its others
             _log.debug("reading %s failed", model_dir, exc_info=True)
             return _Read(name, stamp, None, f"{name}: reading its files failed ({type(exc).__name__})", soon)

@@ -20,7 +20,16 @@ from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, entry_of
-from exo_mesh.domain.request import FinishReason, GenerateRequest, Progress, TokenEvent, TokenLogprob
+from exo_mesh.domain.request import (
+    FinishReason,
+    GenerateRequest,
+    Progress,
+    PromptLogprob,
+    PromptLogprobs,
+    RequestEvent,
+    TokenEvent,
+    TokenLogprob,
+)
 from exo_mesh.errors import CancelledRequestError, FetchError, NotFetchedError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
@@ -107,9 +116,9 @@ class ScriptedMesh:
         found, self.progress = len(kept) < len(self.progress), kept
         return found
 
-    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> list[str]:
+    async def delete_model(self, name: str, *, peers: Sequence[str] = ()) -> dict[str, int]:
         self.deleted.append((name, tuple(peers)))
-        return ["peer1"] if name in self.names else []
+        return {"peer1": 1_500_000} if name in self.names else {}
 
     async def search_models(self, query: str, limit: int) -> list[HubModel]:
         if self.offline:
@@ -142,10 +151,13 @@ class ScriptedMesh:
     async def context_limit(self, name: str) -> int:
         return self.limit
 
-    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[TokenEvent | Progress, None]:
+    async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         self.requests.append(request)
         cancelled = self.running[request.request_id] = asyncio.Event()
         try:
+            if request.prompt_logprobs is not None:
+                top = tuple(TokenLogprob(i, -1.0 - i) for i in range(request.prompt_logprobs))
+                yield PromptLogprobs(tuple(PromptLogprob(i, -0.25 * i, top) for i in range(1, len(request.prompt_ids))))
             async for event in (self.script or self.echo)(request):
                 if cancelled.is_set():
                     raise CancelledRequestError("the request was cancelled")
@@ -161,6 +173,8 @@ class ScriptedMesh:
     def events(self, ids: Iterable[int], request: GenerateRequest) -> list[TokenEvent]:
         """Events as a driver makes them: max_tokens is kept, and the end of the answer is a stop."""
         ids = list(ids)
+        if not request.max_tokens:
+            return [TokenEvent(0, None, finish=FinishReason.LENGTH)]
         wanted = request.sampling.logprobs
         top = tuple(TokenLogprob(i, -1.0 - i) for i in range(wanted or 0))
         events = [

@@ -86,6 +86,7 @@ async def test_models_are_deleted(api: Served, root: str) -> None:
     api.mesh.names = ("org/name",)
     status, answer = await call(api, "DELETE", f"{root}/org/name?peers=alpha,beta")
     assert (status, answer["deleted"], answer["peers"]) == (200, True, ["peer1"])
+    assert answer["freed_bytes"] == 1_500_000
     assert api.mesh.deleted == [("org/name", ("alpha", "beta"))]
     status, answer = await call(api, "DELETE", f"{root}/org/other")
     assert (status, answer["error"]["code"]) == (404, "model_not_found")

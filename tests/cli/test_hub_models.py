@@ -56,7 +56,7 @@ def test_a_model_of_the_hub_answers_and_is_listed_and_deleted(
         hub.faults.hold.set()
         with start(["run", DEMO, "Count from 7 to 12.", *here], home) as asked:
             assert asked.stderr is not None
-            assert asked.stderr.readline() == "alpha: org/demo, layers 0-7: 0 % of 6.5 MB\n"
+            assert asked.stderr.readline() == "alpha: org/demo, layers 0-7: 1 % of 6.6 MB\n"
             hub.faults.hold.clear()
             assert asked.communicate(timeout=60)[0] == "7, 8, 9, 10, 11, 12\n"
         pulled = run(["pull", DEMO, "--json", *here], home)
@@ -64,7 +64,7 @@ def test_a_model_of_the_hub_answers_and_is_listed_and_deleted(
         in_use = run(["rm", DEMO, *here], home)
         assert (in_use.returncode, in_use.stderr.count("in use")) == (exit_codes.FAILED, 1)
         run(["stop", DEMO, *here], home)
-        assert eventually(lambda: run(["rm", DEMO, *here], home).stdout == f"deleted {DEMO} from alpha\n")
+        assert eventually(lambda: run(["rm", DEMO, *here], home).stdout == f"deleted {DEMO} from alpha; 6.6 MB freed\n")
         assert DEMO not in run(["list", *here], home).stdout
         for name, complaint in (("org/gated", "set HF_TOKEN"), ("org/none", "there is no model 'org/none'")):
             refused = run(["run", name, "Hi", *here], home)

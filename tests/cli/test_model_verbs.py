@@ -7,7 +7,7 @@ import io
 import json
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -109,6 +109,31 @@ def test_pull_fetches_and_tells_of_each_tenth(say: Say, mesh: FetchingMesh, verb
     assert [line.partition("at-hub: ")[2][:5] for line in lines] == ["25 % ", "50 % ", "75 % ", "100 B"]
     assert lines[-1].endswith("done (100 B from the hub, 0 B from peers)")
     assert [entry.is_whole for entry in mesh.progress] == [True, True]
+
+
+def test_run_of_a_directory_that_is_not_there_says_so(
+    say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    for name, complaint in (("./nope", "does not exist"), ("./file", "is no directory")):
+        code, shown, complaints = say("run", name, "Hi")
+        assert (code, shown) == (exit_codes.FAILED, "")
+        assert complaints == f"exo-mesh: {name} {complaint} ({tmp_path / name})\n"
+
+
+def test_pull_of_gguf_says_where_the_files_go(say: Say, mesh: FetchingMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(model: str, *, peers: Sequence[str] = (), whole: bool = False) -> list[DownloadEntry]:
+        info = DownloadInfo("org/big-GGUF-Q4_K_M", DownloadState.PENDING, 0, 100, is_whole=True)
+        mesh.progress = [entry_of("peer1", "alpha", info)]
+        return mesh.progress
+
+    monkeypatch.setattr(mesh, "start_download", start)
+    code, shown, complaints = say("pull", "org/big-GGUF:q4_k_m")
+    assert (code, complaints) == (exit_codes.OK, "")
+    first, *_, last = shown.splitlines()
+    assert first.startswith("GGUF: all files of it go to alpha (--peers chooses others)")
+    assert last.startswith("alpha: org/big-GGUF-Q4_K_M: 100 B, done")
 
 
 def test_pull_with_json_prints_how_each_download_ended(say: Say) -> None:
@@ -215,7 +240,7 @@ def test_search_shows_what_the_hub_has(say: Say, mesh: FetchingMesh) -> None:
 
 
 def test_rm_deletes_files_and_models_delete_a_card(say: Say, mesh: FetchingMesh) -> None:
-    assert say("rm", "exo-mesh-demo", "--peers", "alpha")[:2] == (0, "deleted exo-mesh-demo from peer1\n")
+    assert say("rm", "exo-mesh-demo", "--peers", "alpha")[:2] == (0, "deleted exo-mesh-demo from peer1; 1.5 MB freed\n")
     assert mesh.deleted == [("exo-mesh-demo", ("alpha",))]
     code, _, complaints = say("rm", "org/none")
     assert code == exit_codes.FAILED and "org/none" in complaints

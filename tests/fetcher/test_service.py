@@ -12,6 +12,7 @@ import pytest
 from exo_mesh.domain.spans import Spans
 from exo_mesh.errors import FetchError, UnknownModelError
 from exo_mesh.fetcher.service import FetcherService
+from exo_mesh.fetcher.skeleton import is_made
 from exo_mesh.fetcher.source import ModelFiles, Sink
 from exo_mesh.fetcher.wire import Answer, Fetch, Fetched, FetchFailed, FetchProgress, Resolve, Resolved, Share, Source
 from exo_mesh.files.listing import FileInfo, Listing
@@ -153,3 +154,11 @@ def test_a_hub_is_not_asked_for_a_model_of_the_mesh_alone(tmp_path: Path, origin
     assert isinstance(asked.resolve(tmp_path / "m", "a"), Resolved)
     failed = asked.fetch(tmp_path / "m", "")
     assert isinstance(failed, FetchFailed) and "m is in no hub" in failed.message
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/name"])
+def test_a_file_in_the_place_of_a_model_is_named_as_the_reason(tmp_path: Path, place: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(FetchError, match="is taken by a file") as caught:
+        is_made(tmp_path / place)
+    assert caught.value.is_final and caught.value.remedy == "move the file away"

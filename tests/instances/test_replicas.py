@@ -13,6 +13,7 @@ import pytest
 from exo_mesh.errors import PlacementError
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
+from exo_mesh.serving.choices import fan_out
 from tests.support.nodes import MODEL, a_request, collect, instances, mesh, tokens, until
 
 SLOW = {"cost_ms": "10"}
@@ -53,6 +54,10 @@ async def test_replicas_are_on_peers_of_their_own_and_share_the_load(tmp_path: P
         assert sorted(live(nodes[0]).values()) == [3, 3, 3]
         await asyncio.gather(*running)
         assert all(one == expected for one in got)
+        choices = [asyncio.create_task(tokens(nodes[0], one)) for one in fan_out(a_request("c", 60), 3)]
+        await until(lambda: sum(live(nodes[0]).values()) == 3)
+        assert len(live(nodes[0])) == 1, "choices of one request run where its prompt is computed"
+        await asyncio.gather(*choices)
 
 
 @pytest.mark.slow

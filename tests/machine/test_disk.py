@@ -7,6 +7,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -61,6 +62,14 @@ def test_a_volume_that_cannot_be_measured_is_written_to(tmp_path: Path) -> None:
         raise OSError(errno.EIO, "no")
 
     assert Disk(tmp_path, read=unreadable).write(tmp_path / "a", "one", "an answer")
+
+
+def test_threads_that_write_the_same_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    disk, file = Disk(tmp_path), tmp_path / "a.json"
+    with ThreadPoolExecutor(8) as pool:
+        written = list(pool.map(lambda number: disk.write(file, f"{number:04}" * 100, "a file"), range(400)))
+    assert all(written) and not disk.refused and disk.problem() is None
+    assert len({file.read_text()[start : start + 4] for start in range(0, 400, 4)}) == 1
 
 
 def test_a_directory_that_may_not_be_written_is_another_problem(tmp_path: Path) -> None:

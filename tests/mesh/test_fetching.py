@@ -15,6 +15,8 @@ import pytest
 from exo_mesh.domain.download import DownloadState
 from exo_mesh.errors import FetchError, ModelError, NotFetchedError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.models import parts
+from exo_mesh.models.cards.toml_card import RuntimeSection, TomlCard, VisionSection
 from exo_mesh.node.node import Node
 from exo_mesh.weights.fetched import Manifest, read_manifest
 from tests.support.checkpoints import TinyModel, write_checkpoint
@@ -162,6 +164,51 @@ def is_fetched(root: Path, name: str, model: str) -> bool:
     return manifest is not None and manifest.is_whole
 
 
+async def test_a_node_that_ends_in_mid_pull_goes_on_by_itself_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "RESUME_AFTER_S", 0.0)
+    model_dir = write_checkpoint(tmp_path / "tiny", TinyModel(layers=6, hidden=512, shards=4), repeat=True)
+    with LoopbackHub() as hub:
+        hub.add("org/tiny", model_dir)
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with nodes_at(tmp_path, "a", engine="dummy") as (a,):
+            await a.find_model("org/tiny", may_download=True)
+            hub.faults.pause_s = 0.02
+            await a.start_download("org/tiny", whole=True)
+            await until(lambda: manifest_of(tmp_path, "a", "org/tiny").present_bytes > 2_000_000)
+        had = manifest_of(tmp_path, "a", "org/tiny").present_bytes
+        assert not is_fetched(tmp_path, "a", "org/tiny"), "it ended too late"
+        async with nodes_at(tmp_path, "a", engine="dummy") as (a,):
+            await until(lambda: is_fetched(tmp_path, "a", "org/tiny"), 30)
+            (entry,) = a.downloads()
+            assert entry.from_hub_bytes <= entry.total_bytes - had + 1_000_000, "in a crash, what came last is lost"
+
+
+async def test_a_pull_brings_what_the_card_names_besides_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model_dir = write_checkpoint(tmp_path / "tiny", TinyModel(layers=2))
+    with LoopbackHub() as hub:
+        for name in ("org/tiny", "org/small"):
+            hub.add(name, model_dir)
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        async with nodes_at(tmp_path, "a", engine="dummy") as (a,):
+            shelf = a._models.shelf
+            runtime = RuntimeSection(assistant_model_repo="org/small", mtp_sidecar_repo="org/none")
+            await shelf.add_card(TomlCard(id="org/tiny", runtime=runtime))
+            await a.start_download("org/tiny")
+            await until(lambda: is_completed(a, a, "org/tiny") and is_completed(a, a, "org/small"))
+            assert "org/none (runtime.mtp_sidecar_repo of the card of org/tiny) cannot be fetched" in caplog.text
+            await a.delete_model("org/tiny")
+            await shelf.add_card(TomlCard(id="org/tiny", vision=VisionSection(weights_repo="org/none")))
+            with pytest.raises(FetchError, match=r"org/none \(vision.weights_repo of the card of org/tiny\) cannot be"):
+                await a.start_download("org/tiny")
+            assert hub.sent["org/tiny/model.safetensors"] < 1.5 * (model_dir / "model.safetensors").stat().st_size
+
+
 async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,7 +233,7 @@ async def no_room(where: str, model: str, num_bytes: int) -> None:
     raise FetchError(f"no room at {where}", remedy="make room", is_final=True)
 
 
-async def test_one_quantisation_of_a_gguf_repository_is_pulled_and_not_run(
+async def test_one_quantisation_of_a_gguf_repository_is_pulled_to_the_peers_that_are_named_and_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repo = tmp_path / "gguf"
@@ -197,13 +244,29 @@ async def test_one_quantisation_of_a_gguf_repository_is_pulled_and_not_run(
         hub.add("org/tiny-GGUF", repo)
         for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
             monkeypatch.setenv(name, value)
-        async with nodes_at(tmp_path, "a", engine="dummy") as (a,):
+        async with nodes_at(tmp_path, "ab", engine="dummy") as (a, b):
             with pytest.raises(ModelError, match="GGUF"):
                 await a.find_model("org/tiny-GGUF:Q4_K_M", may_download=True)
-            (entry,) = await a.start_download("org/tiny-GGUF:Q4_K_M")
-            assert entry.is_whole and entry.model == "org/tiny-GGUF-Q4_K_M"
-            await until(lambda: a.downloads()[0].state is DownloadState.COMPLETED)
-            target = tmp_path / "a" / "models" / entry.model
-            assert (target / "tiny-Q4_K_M.gguf").read_bytes() == (repo / "tiny-Q4_K_M.gguf").read_bytes()
-            assert not (target / "tiny-Q8_0.gguf").exists()
-            assert await a.delete_model(entry.model) == [a.node_id] and not target.exists()
+            (begun,) = await a.start_download("org/tiny-GGUF:Q4_K_M", peers=["b"])
+            model = "org/tiny-GGUF-Q4_K_M"
+            assert (begun.model, begun.peer_name) == (model, "b"), "also if nothing was heard of it yet"
+            await until(lambda: is_completed(a, b, model))
+            assert not (tmp_path / "a" / "models" / model).exists()
+            (entry,) = a.downloads()
+            assert entry.is_whole and entry.from_hub_bytes == entry.total_bytes
+            await a.start_download("org/tiny-GGUF:Q4_K_M")
+            await until(lambda: is_completed(a, a, model))
+            (entry,) = (one for one in a.downloads() if one.peer_id == a.node_id)
+            assert (entry.from_hub_bytes, entry.from_peers_bytes) == (0, entry.total_bytes), "the other peer has it"
+            for name in "ab":
+                target = tmp_path / name / "models" / model
+                assert (target / "tiny-Q4_K_M.gguf").read_bytes() == (repo / "tiny-Q4_K_M.gguf").read_bytes()
+                assert not (target / "tiny-Q8_0.gguf").exists()
+            freed = await a.delete_model("org/tiny-GGUF:q4_k_m")
+            assert freed.keys() == {a.node_id, b.node_id} and not target.exists()
+            assert all(7000 <= num_bytes < 100_000 for num_bytes in freed.values())
+
+
+def is_completed(seen_at: Node, peer: Node, model: str) -> bool:
+    states = {(one.peer_id, one.model): one.state for one in seen_at.downloads()}
+    return states.get((peer.node_id, model)) is DownloadState.COMPLETED

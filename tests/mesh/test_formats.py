@@ -12,6 +12,7 @@ from exo_mesh.instances.spec import InstanceSpec
 from tests.mesh.test_fetching import nodes_at
 from tests.support.checkpoints import TinyModel, write_checkpoint, write_json
 from tests.support.hub import LoopbackHub
+from tests.support.partial import pack_layer
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,8 @@ async def test_formats_that_no_engine_takes_are_refused_before_weights_are_fetch
             config = json.loads((directory / "config.json").read_text())
             config["quantization_config"] = {"quant_method": method, **settings}
             write_json(directory / "config.json", config)
+            if method in ("gptq", "awq"):
+                pack_layer(directory / "model.safetensors")
             hub.add(f"org/{method}", directory)
         header_and_samples = 0.02 * (directory / "model.safetensors").stat().st_size
         async with nodes_at(tmp_path, "a", engine=engine) as (node,):

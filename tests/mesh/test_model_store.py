@@ -149,6 +149,6 @@ async def test_without_fallback_only_who_asks_the_store_makes_it_fetch(tmp_path:
         assert entry.peer_id == a.node_id and entry.is_whole
         await stage(b)
         assert (tmp_path / "b" / "models" / "org" / "tiny" / FILE).exists()
-        assert await store_of(a).purge(()) == [b.node_id] and await a.delete_model("org/tiny") == []
+        assert await store_of(a).purge(()) == [b.node_id] and await a.delete_model("org/tiny") == {}
         assert (tmp_path / "store" / "org" / "tiny" / FILE).exists(), "who deletes a model means not the store"
         assert not (tmp_path / "b" / "models" / "org").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,14 +14,14 @@ import pytest
 
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.spans import merged
-from exo_mesh.errors import FetchError, InputError
+from exo_mesh.errors import FetchError, InputError, ModelError
 from exo_mesh.fetcher.wire import Share, Source
 from exo_mesh.machine.disk import Disk
 from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.models.downloads.sources import FetchNeed
 from exo_mesh.models.downloads.tally import DownloadTally, FetchTally
-from exo_mesh.models.local_files import USE_FILE, LocalFiles
+from exo_mesh.models.local_files import MAX_PULLS, USE_FILE, LocalFiles
 from exo_mesh.models.mesh_store import StoreRules
 from exo_mesh.tasks import ChangeSignal
 from exo_mesh.weights.fetched import MANIFEST_FILE, read_manifest, write_manifest
@@ -126,6 +127,11 @@ class Bench:
             membership, self.catalogue, self.files, self.fetcher, self.disk, FetchRules(**rules), on_change
         )
 
+    async def reboot(self) -> None:
+        """The node ends, and starts again with the same files."""
+        await self.downloads.close()
+        self.restart()
+
     async def ensure(self, model: str, layers: tuple[int, int]) -> list[tuple[int, int]]:
         return [(step.done, step.total) async for step in self.downloads.ensure(model, layers)]
 
@@ -167,8 +173,105 @@ async def test_the_mesh_hears_of_a_fetch_at_most_twice_a_second(bench: Bench) ->
     took_s = asyncio.get_running_loop().time() - began
     assert len(bench.membership.told) <= 1 + 2 * took_s
     told = bench.membership.last("m")
-    assert told is not None and told.done_bytes == told.total_bytes == told.from_hub_bytes > 0
+    assert told is not None and told.done_bytes == told.total_bytes > told.from_hub_bytes > 0, "headers were there"
     assert told.layers == (0, 2)
+
+
+async def test_what_is_on_the_disk_counts_from_the_start(bench: Bench) -> None:
+    await bench.ensure("m", (0, 3))
+    bench.fetcher.gate.clear()
+    waiter = asyncio.create_task(bench.ensure("m", (0, 4)))
+    await until(lambda: (info := bench.membership.last("m")) and info.layers == (0, 4) and info.done_bytes)
+    told = bench.membership.last("m")
+    assert told is not None and 0.5 < told.done_bytes / told.total_bytes < 1.0 and not told.from_hub_bytes
+    bench.fetcher.gate.set()
+    assert await waiter
+
+
+PULLED: list[tuple[int, int] | None] = [(1, 3), None]
+
+
+@pytest.mark.parametrize("layers", PULLED)
+async def test_an_unfinished_pull_goes_on_after_a_restart_and_a_finished_one_does_not(
+    bench: Bench, layers: tuple[int, int] | None
+) -> None:
+    bench.fetcher.gate.clear()
+    await bench.downloads.pull("m", "", {"own": layers})
+    await until(lambda: bench.fetcher.asked)
+    await bench.reboot()
+    assert bench.files.missing("m", layers)
+    bench.fetcher.gate.set()
+    await bench.downloads.resume_pulls()
+    await until(lambda: not bench.files.unfinished_pulls())
+    assert not bench.files.missing("m", layers) and len(bench.fetcher.asked) == 2
+    await bench.reboot()
+    await bench.downloads.resume_pulls()
+    assert len(bench.fetcher.asked) == 2
+
+
+async def test_a_failed_pull_is_tried_again_after_a_restart_and_a_cancelled_one_is_not(bench: Bench) -> None:
+    bench.fetcher.failures = [FetchError("the disk is full", is_final=True)]
+    await bench.downloads.pull("m", "", {"own": (0, 2)})
+    await until(bench.downloads.failed_here)
+    await bench.reboot()
+    bench.fetcher.gate.clear()
+    await bench.downloads.resume_pulls()
+    await until(lambda: len(bench.fetcher.asked) == 2)
+    assert await bench.downloads.cancel("m")
+    await bench.reboot()
+    await bench.downloads.resume_pulls()
+    assert len(bench.fetcher.asked) == 2
+
+
+async def test_the_fetches_of_a_node_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.models.downloads.jobs.MAX_JOBS", 2)
+    bench = Bench(tmp_path, "a", "b", "c")
+    bench.fetcher.gate.clear()
+    for name in "ab":
+        await bench.downloads.pull(name, "", {"own": None})
+    with pytest.raises(FetchError, match="2 downloads are under way here"):
+        await bench.downloads.pull("c", "", {"own": None})
+    bench.fetcher.gate.set()
+    await until(lambda: [name for name, _ in bench.files.unfinished_pulls()] == ["c"])
+    await bench.downloads.pull("c", "", {"own": None})
+    await until(lambda: not bench.files.unfinished_pulls())
+    await bench.downloads.close()
+
+
+def test_what_is_kept_of_whole_models_has_a_bound_and_goes_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exo_mesh.models.local_files.MAX_HOLDINGS", 3)
+    names = [f"m{number}" for number in range(6)]
+    for name in names:
+        write_checkpoint(tmp_path / name, TinyModel(layers=1))
+    store = ModelStore((tmp_path,))
+    files = LocalFiles(tmp_path, store.card, store.find, Disk(tmp_path))
+    for name in names[:5]:
+        assert files.holding(name).files
+    assert [kept.name for kept in files._holdings] == ["m2", "m3", "m4"]
+    for name in ("m2", "m4"):
+        shutil.rmtree(tmp_path / name)
+    assert files.holding("m5").files and [kept.name for kept in files._holdings] == ["m3", "m5"]
+
+
+async def test_what_was_fetched_for_a_ring_is_left_to_the_next_request(bench: Bench) -> None:
+    bench.fetcher.gate.clear()
+    waiter = asyncio.create_task(bench.ensure("m", (0, 2)))
+    await until(lambda: bench.fetcher.asked)
+    await bench.reboot()
+    await asyncio.gather(waiter, return_exceptions=True)
+    await bench.downloads.resume_pulls()
+    assert len(bench.fetcher.asked) == 1 and bench.files.unfinished_pulls() == []
+
+
+def test_the_pulls_that_are_remembered_of_a_model_have_a_bound(tmp_path: Path) -> None:
+    files = Bench(tmp_path, "m").files
+    for start in range(MAX_PULLS + 4):
+        files.note_pull("m", (start, start + 1))
+    assert [layers for _, layers in files.unfinished_pulls()] == [
+        (start, start + 1) for start in range(4, MAX_PULLS + 4)
+    ]
 
 
 async def test_a_cancelled_fetch_is_forgotten_and_its_waiters_hear_of_it(bench: Bench) -> None:
@@ -284,8 +387,9 @@ async def test_a_model_in_use_cannot_be_deleted(bench: Bench, tmp_path: Path) ->
     with pytest.raises(InputError, match="in use"):
         await bench.downloads.delete("m")
     bench.membership.used = []
-    assert await bench.downloads.delete("m") and not (tmp_path / "models" / "m").exists()
-    assert not await bench.downloads.delete("m")
+    took = await bench.downloads.room.storage()
+    assert await bench.downloads.delete("m") == took["used_bytes"] > 0
+    assert not (tmp_path / "models" / "m").exists() and await bench.downloads.delete("m") is None
 
 
 async def test_a_deletion_that_was_killed_is_finished_by_the_next_one(bench: Bench, tmp_path: Path) -> None:
@@ -298,8 +402,31 @@ async def test_a_deletion_that_was_killed_is_finished_by_the_next_one(bench: Ben
 
 async def test_a_model_whose_manifest_is_damaged_can_be_deleted(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "models" / "m" / MANIFEST_FILE).write_text("garbage")
+    with pytest.raises(ModelError, match=r"cannot be used: .* `exo-mesh rm m`, .*`exo-mesh pull m`"):
+        await bench.ensure("m", (0, 2))
     assert await bench.downloads.delete("m")
     assert not (tmp_path / "models" / "m").exists()
+
+
+@pytest.mark.parametrize("name", ["plain", "plain/below", "org/plain", "org", "no!", "a/b/c", "../models/m"])
+async def test_what_is_no_model_is_not_deleted_and_that_is_no_failure(bench: Bench, tmp_path: Path, name: str) -> None:
+    (tmp_path / "models" / "org").mkdir()
+    for file in ("plain", "org/plain"):
+        (tmp_path / "models" / file).write_text("mine")
+    assert await bench.downloads.delete(name) is None
+    assert (tmp_path / "models" / "plain").read_text() == (tmp_path / "models" / "org" / "plain").read_text() == "mine"
+    assert (tmp_path / "models" / "m").exists()
+
+
+async def test_files_that_cannot_be_deleted_are_named_with_the_reason(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(FetchError, match="the files of m cannot be deleted: Permission denied"):
+        await bench.downloads.delete("m")
 
 
 async def test_files_of_no_model_in_the_place_of_one_are_named_as_the_reason(

@@ -54,6 +54,14 @@ async def test_a_card_added_at_one_peer_is_known_at_all_and_deleted_at_any(tmp_p
         assert not await shelf(c).delete_card("org/name")
 
 
+async def test_a_card_that_is_not_there_cannot_be_deleted_and_near_ones_are_named(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        assert not await node.delete_card("org/nam"), "there are no custom cards at all"
+        await shelf(node).add_card(CARD)
+        with pytest.raises(UnknownModelError, match=r"no custom card org/nam; near: org/name$"):
+            await node.delete_card("org/nam")
+
+
 async def test_a_model_is_found_by_the_aliases_of_its_card(tmp_path: Path) -> None:
     (tmp_path / "n0" / "cards").mkdir(parents=True)
     (tmp_path / "n0" / "cards" / "demo.toml").write_text(f'id = "{MODEL}"\naliases = ["demo:tiny"]\nfamily = "toy"\n')

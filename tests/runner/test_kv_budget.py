@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
-from exo_mesh.domain.frame import Frame, Insert, Remove, Row
+from exo_mesh.domain.frame import Copy, Frame, Insert, Remove, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.runner.kv_budget import LOOK_EVERY, KvBudget
 from exo_mesh.runner.pace import Pace
@@ -87,3 +87,13 @@ def test_who_outgrows_the_poorest_stage_waits_and_comes_back() -> None:
     assert list(scheduler.admit()) == []
     scheduler.room = 300
     assert [sequence.id for sequence in scheduler.admit()] == [3]
+
+
+def test_positions_of_a_copy_count_as_soon_as_it_is_made() -> None:
+    engine = Hungry()
+    budget = budget_of(engine)
+    before = hold(engine, budget, 1, 100)
+    engine.lengths[2] = 80
+    assert budget.computed(Frame(BALLOT, 2, 0, ops=(Copy(2, 1, 80, 1000),))) == before
+    engine.lengths[2] = 0
+    assert budget.computed(Frame(BALLOT, 3, 0, ops=(Remove(2),))) == before

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exo_mesh.domain.frame import Copy, Insert, Remove
+from exo_mesh.domain.frame import NO_COPY, Copy, Frame, Insert, Remove
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.engine.contract import StageInput, StageOutput, copy_defect
 from exo_mesh.errors import EngineError
 from exo_mesh.runner.stage import Stage
 from exo_mesh.serving.choices import fan_out
 from tests.runner.test_change_of_plan import CountingEngine, LosingRing
-from tests.runner.test_stage_and_driver import VOCAB, Caller, ids, request
+from tests.runner.test_stage_and_driver import BALLOT, VOCAB, Caller, ids, request
 
 PROMPT = list(range(3, 33))
 STAGES = 3
@@ -197,3 +197,22 @@ async def test_every_sequence_that_begins_at_a_stage_ends_there() -> None:
     began = [op.sequence for frame in frames for op in frame.ops if isinstance(op, Insert | Copy)]
     ended = [op.sequence for frame in frames for op in frame.ops if isinstance(op, Remove)]
     assert sorted(began) == sorted(ended)
+
+
+def test_a_rank_refuses_a_copy_like_the_others_and_ends_with_any_other_error() -> None:
+    """All ranks of a group hold the same, so what one cannot copy none can."""
+    frame = Frame(BALLOT, 1, 0, ops=(Insert(1, 9), Copy(2, 1, 5, 9)))
+    engine = CopyingEngine(True, True)
+    rank = Stage(engine, 4, is_rank=True)
+    (fault,) = rank.process(frame).frame.faults
+    assert (fault.sequence, fault.stage, fault.code) == (2, 4, NO_COPY)
+    assert "holds 0" in fault.message
+    assert engine.kv == {1: [], 2: []}, "it has begun, empty"
+    engine.kv[1] = [3, 4, 5, 6, 7]
+    assert not rank.process(frame).frame.faults
+    assert engine.kv[2] == engine.kv[1]
+    engine.kv[1] = None  # type: ignore[assignment]
+    engine.copy = None  # type: ignore[assignment, method-assign]
+    with pytest.raises(TypeError):
+        rank.process(frame)
+    assert Stage(engine, 4).process(frame).frame.faults, "a stage that is no rank lets the driver prefill"

@@ -30,6 +30,10 @@ PADDED = TOKENIZER.get_vocab_size() + 17
 
 PATIENCE_S = 60.0
 
+WOKEN: SimpleQueue[Callable[[], None]] = SimpleQueue()
+GRAMMARS = Grammars(MODEL_DIR, WOKEN.put)
+"""Of all rings: the tokenizer is read once. What another ring was waiting for changes nothing in this one."""
+
 
 class NoiseEngine:
     """Logits depend on all tokens so far and on nothing else, as a model's do."""
@@ -73,13 +77,13 @@ class NoiseEngine:
 class HeldRing:
     """A ring of one, driven by hand. laps: frames that came round."""
 
-    def __init__(self, model_dir: Path = MODEL_DIR, **limits: float) -> None:
+    def __init__(self, model_dir: Path | None = None, **limits: float) -> None:
         self.engine = NoiseEngine()
         self.stage = Stage(self.engine, 0)  # type: ignore[arg-type]
         self.sent: deque[Frame] = deque()
-        self.woken: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.limits = SchedulerLimits(1, **limits)  # type: ignore[arg-type]
-        self.driver = Driver(BALLOT, self.limits, self.sent.append, Grammars(model_dir, self.woken.put))
+        grammars = GRAMMARS if model_dir is None else Grammars(model_dir, WOKEN.put)
+        self.driver = Driver(BALLOT, self.limits, self.sent.append, grammars)
         self.laps = 0
         self.rows: list[int] = []
         """Tokens of each row with logits."""
@@ -91,8 +95,8 @@ class HeldRing:
 
     def step(self) -> None:
         """One frame, or what another thread has done if there is none."""
-        while not self.woken.empty() or not self.sent:
-            self.woken.get(timeout=PATIENCE_S)()
+        while not WOKEN.empty() or not self.sent:
+            WOKEN.get(timeout=PATIENCE_S)()
         frame = self.sent.popleft()
         result = self.stage.process(frame)
         self.laps += bool(frame.rows)

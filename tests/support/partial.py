@@ -1,10 +1,12 @@
-"""Model directories of which only some bytes were fetched; all others are 0xFF, which makes every float a NaN."""
+"""Model directories that are not whole: bytes that were not fetched are 0xFF, which makes every float a NaN."""
 
 from __future__ import annotations
 
 import shutil
 import struct
 from pathlib import Path
+
+import numpy as np
 
 from exo_mesh.domain.spans import Pieces, merged
 from exo_mesh.weights.card import digest_samples, read_json, text_config
@@ -38,3 +40,15 @@ def copy_partly(model_dir: Path, target: Path, pieces: Pieces, name: str = "m") 
         manifest.files[file.name] = FetchedFile(len(content), "", list(present))
     write_manifest(target, manifest)
     return target
+
+
+def pack_layer(file: Path, suffixes: tuple[str, ...] = (".qweight", ".scales")) -> None:
+    """Replace one weight of a checkpoint file by tensors with these endings, as GPTQ and AWQ name them."""
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(file)
+    if suffixes:
+        module = "model.layers.0.mlp.up_proj"
+        del tensors[f"{module}.weight"]
+        tensors |= {f"{module}{suffix}": np.zeros((8, 8), np.int32) for suffix in suffixes}
+    save_file(tensors, file)

@@ -90,6 +90,7 @@ def test_what_is_no_grammar_is_refused(kind: GrammarKind, text: str) -> None:
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.extended
 def test_a_long_chain_of_rules_overflows_no_stack() -> None:
     rules = [f"a{i:x}:a{i + 1:x}" for i in range(10_000)]
     text = "start:a0\n" + "\n".join(rules) + '\na2710:"z"'

@@ -20,6 +20,7 @@ from tests.support.checkpoints import (
     write_json,
     write_safetensors,
 )
+from tests.support.partial import pack_layer
 
 
 def edit_config(model_dir: Path, **changes: Any) -> None:
@@ -55,6 +56,34 @@ def test_bytes_are_exact(tmp_path: Path, model: TinyModel) -> None:
     assert card.shard_bytes(0, model.layers) == card.total_bytes
     halves = card.shard_bytes(0, 2) + card.shard_bytes(2, model.layers)
     assert halves == card.total_bytes + (card.embed_bytes if model.tied else 0)
+
+
+GPTQ, AWQ = ({"quant_method": method, "bits": 4, "group_size": 128} for method in ("gptq", "awq"))
+
+
+@pytest.mark.parametrize(
+    ("config", "suffixes", "complaint"),
+    [
+        (GPTQ, (), "says that the weights are quantised by gptq, but no tensor is packed"),
+        (AWQ, (), "says that the weights are quantised by awq, but no tensor is packed"),
+        (None, (".qweight", ".scales"), "up_proj.qweight is packed by GPTQ or AWQ, but config.json has no quantiz"),
+        (AWQ, (".qweight", ".scales", ".g_idx"), "up_proj.g_idx is of GPTQ"),
+        (AWQ, (".qweight", ".scales"), ""),
+        (GPTQ, (".qweight", ".scales", ".g_idx"), ""),
+    ],
+)
+def test_a_wrong_label_of_gptq_or_awq_is_refused(
+    tmp_path: Path, config: dict[str, Any] | None, suffixes: tuple[str, ...], complaint: str
+) -> None:
+    write_checkpoint(tmp_path, TinyModel(layers=1))
+    edit_config(tmp_path, quantization_config=config)
+    pack_layer(tmp_path / "model.safetensors", suffixes)
+    if not complaint:
+        assert read_card(tmp_path, "tiny").num_layers == 1
+        return
+    with pytest.raises(ModelError, match=complaint) as caught:
+        read_card(tmp_path, "tiny")
+    assert "another repository" in " ".join(str(caught.value).split())
 
 
 def headers(model_dir: Path) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.errors import ModelError, UnknownModelError
+from exo_mesh.weights.fetched import Manifest, write_manifest
 from exo_mesh.weights.store import RETRY_S, SHIPPED, ModelStore, model_dir_of
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
@@ -207,3 +208,17 @@ def test_a_directory_that_vanishes_is_no_model(models_dir: Path) -> None:
         store.card_at("flat", model_dir)
     with pytest.raises(UnknownModelError):
         store.card("flat")
+
+
+def test_damaged_files_of_a_fetched_model_name_a_remedy_and_those_of_others_do_not(tmp_path: Path) -> None:
+    for name in ("org/fetched", "own"):
+        model_dir = write_checkpoint(tmp_path / name, TinyModel(layers=1))
+        weights = model_dir / "model.safetensors"
+        os.truncate(weights, weights.stat().st_size - 100)
+    write_manifest(tmp_path / "org" / "fetched", Manifest("org/fetched"))
+    store = ModelStore((tmp_path,))
+    remedy = "delete the model with `exo-mesh rm org/fetched`, then fetch it again with `exo-mesh pull org/fetched`"
+    with pytest.raises(ModelError, match=f"it is cut short; {remedy}"):
+        store.card("org/fetched")
+    with pytest.raises(ModelError, match=r"it is cut short$"):
+        store.card("own")

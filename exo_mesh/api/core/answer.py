@@ -13,8 +13,9 @@ from typing import Self
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.running import Feed
 from exo_mesh.clock import monotonic
-from exo_mesh.domain.request import Progress, PromptLogprob, PromptLogprobs, TokenEvent
+from exo_mesh.domain.request import Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
 from exo_mesh.node.service import MeshService
+from exo_mesh.serving.choices import best_choices
 from exo_mesh.tasks import Watchdog
 from exo_mesh.text.assembler import Piece, TextAssembler
 from exo_mesh.text.output.events import OutputEnd, OutputEvent, TextPart
@@ -28,7 +29,10 @@ class ChoiceReader:
         self.position = 0
         """Token events read so far: an event has the same position in every replay of its answer."""
         self.finished = False
-        self.logprob_sum = 0.0
+        self.logprobs: list[float] = []
+        """Of the tokens so far; only where they are asked for."""
+        self.prompt_logprobs: list[PromptLogprob] = []
+        """Of the prompt's tokens but the first; only where they are asked for."""
         self._parser: OutputParser | None = None
         shown: frozenset[str] = frozenset()
         if prepared.needs_parser:
@@ -54,7 +58,8 @@ class ChoiceReader:
     def push(self, event: TokenEvent) -> list[OutputEvent]:
         """What the event makes; [] if its text is held."""
         self.position += 1
-        self.logprob_sum += event.logprob or 0.0
+        if event.logprob is not None:
+            self.logprobs.append(event.logprob)
         piece = self._assembler.push(event)
         self.finished = piece.finish is not None
         return self._parser.push(piece) if self._parser else _plain(piece)
@@ -87,13 +92,11 @@ class Answer:
         self.prepared = prepared
         self.progress: Progress | None = None
         """What is being waited for, as last heard."""
-        self.prompt_logprobs: list[PromptLogprob] = []
-        """Of the prompt's tokens, if they were asked for; all of them before the first output token."""
         self.choices = [ChoiceReader(prepared) for _ in prepared.choices]
         self._num_running = len(self.choices)
         self._items: deque[tuple[int, TokenEvent]] = deque()
         sources = [service.generate(prepared.model, choice.request) for choice in prepared.choices]
-        self._feed: Feed[TokenEvent | PromptLogprobs | Progress] = Feed(sources, watchdog)
+        self._feed: Feed[RequestEvent] = Feed(sources, watchdog)
         self._began = self._first = self._last = monotonic()
 
     async def __aenter__(self) -> Self:
@@ -130,12 +133,12 @@ class Answer:
         request."""
         while items := await self._feed.take(deadline):
             for index, item in items:
-                if isinstance(item, Progress):
+                if isinstance(item, TokenEvent):
+                    self._items.append((index, item))
+                elif isinstance(item, Progress):
                     self._see(item)
                 elif isinstance(item, PromptLogprobs):
-                    self.prompt_logprobs += item.entries
-                else:
-                    self._items.append((index, item))
+                    self.choices[index].prompt_logprobs += item.entries
             if self._items:
                 self._last = monotonic()
                 if not self.num_tokens:
@@ -156,6 +159,22 @@ class Answer:
                 self._num_running -= 1
             if events:
                 yield AnswerStep(index, choice.position, events)
+
+    def prompt_logprobs_of(self, choice: int) -> list[PromptLogprob]:
+        """Of the prompt of a choice. The first choice of each prompt brings them."""
+        num_drawn = self.prepared.num_drawn
+        return self.choices[choice // num_drawn * num_drawn].prompt_logprobs
+
+    def best(self) -> list[int]:
+        """The choices that the client gets, in their order."""
+        num_drawn, num_kept = self.prepared.num_drawn, self.prepared.num_kept
+        if num_drawn == num_kept:
+            return list(range(len(self.choices)))
+        kept: list[int] = []
+        for start in range(0, len(self.choices), num_drawn):
+            group = [choice.logprobs for choice in self.choices[start : start + num_drawn]]
+            kept += [start + index for index in best_choices(group, num_kept)]
+        return kept
 
     def call_id(self, choice: int, index: int) -> str:
         """The id of a tool call: the same in every replay of the answer."""

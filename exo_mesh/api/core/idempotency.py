@@ -44,11 +44,9 @@ class Idempotency:
         drawn = int.from_bytes(hashlib.sha256(b"seed" + self.key_hash).digest())
         return drawn % (1 << bits)
 
-    def of_choice(self, index: int) -> Idempotency:
-        """For one of several answers to one request; the first has the key itself."""
-        if index == 0:
-            return self
-        return replace(self, key_hash=hashlib.sha256(b"choice %d" % index + self.key_hash).digest())
+    def of_prompt(self, index: int) -> Idempotency:
+        """For another prompt of the same request than its first."""
+        return replace(self, key_hash=hashlib.sha256(b"prompt %d" % index + self.key_hash).digest())
 
 
 def idempotency_of(

@@ -16,9 +16,10 @@ from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, 
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.model_names import find_model
 from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.domain.request import GenerateRequest, SamplingParams
+from exo_mesh.domain.request import GenerateRequest, SamplingParams, ThinkingBudget
 from exo_mesh.errors import ContextLengthError, InputError
 from exo_mesh.node.service import MeshService, ModelEntry
+from exo_mesh.serving.choices import fan_out
 from exo_mesh.text.output.formats import PLAIN, OutputFormat, prompt_starts_reasoning
 from exo_mesh.text.output.tools import Tool
 from exo_mesh.text.tokenizer import TextModel
@@ -56,7 +57,7 @@ class PreparedRequest:
     @property
     def needs_parser(self) -> bool:
         """Whether there can be anything but text in an answer."""
-        return bool(self.output.reasoning_start or self.tools)
+        return bool(self.output.markers(has_tools=bool(self.tools)))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -111,7 +112,8 @@ async def _prepare_conversation(
     grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
     if grammar is not None:
         await texts.check_grammar(grammar, names.grammar)
-    prepared = _prepared(asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens)], grammar)
+    budget = _thinking_budget(conversation.thinking.budget, text, starts_in_reasoning)
+    prepared = _prepared(asked, asker, entry, text, [_Encoded(tuple(ids), max_tokens)], grammar, budget)
     return replace(
         prepared,
         output=text.output,
@@ -211,6 +213,7 @@ def _prepared(
     text: TextModel,
     encoded: Sequence[_Encoded],
     grammar: GrammarSpec | None,
+    thinking: ThinkingBudget | None = None,
 ) -> PreparedRequest:
     key = asker.idempotency
     sampling = sampling_params(asked.sampling, text, secrets.randbits if key is None else key.draw_seed)
@@ -234,10 +237,14 @@ def _prepared(
         key_hash=b"" if key is None else key.key_hash,
         fingerprint=b"" if key is None else key.fingerprint,
         key_id=asker.key_id,
+        prompt_logprobs=asked.prompt_logprobs,
+        grammar=grammar,
+        thinking=thinking,
     )
     choices = [
-        PreparedChoice(_nth(first, index, prompt, asker), prompt.text)
-        for index, prompt in enumerate(prompt for prompt in encoded for _ in range(asked.num_drawn))
+        PreparedChoice(request, prompt.text)
+        for index, prompt in enumerate(encoded)
+        for request in fan_out(_of_prompt(first, index, prompt, asker), asked.num_drawn)
     ]
     return PreparedRequest(
         asker.request_id,
@@ -250,19 +257,27 @@ def _prepared(
     )
 
 
-def _nth(first: GenerateRequest, index: int, prompt: _Encoded, asker: Asker) -> GenerateRequest:
-    """The request of one answer. Each has an id and a seed of its own, which follow from those of the first."""
+def _of_prompt(first: GenerateRequest, index: int, prompt: _Encoded, asker: Asker) -> GenerateRequest:
+    """The request of one of several prompts."""
     if index == 0:
         return first
     key = asker.idempotency
     return replace(
         first,
-        request_id=f"{first.request_id}-{index}",
+        request_id=f"{first.request_id}.{index}",
         prompt_ids=prompt.ids,
         max_tokens=prompt.max_tokens,
-        sampling=replace(first.sampling, seed=(first.sampling.seed + index) % 2**64),
-        key_hash=b"" if key is None else key.of_choice(index).key_hash,
+        key_hash=b"" if key is None else key.of_prompt(index).key_hash,
     )
+
+
+def _thinking_budget(tokens: int | None, text: TextModel, starts_in_reasoning: bool) -> ThinkingBudget | None:
+    """None where no budget is set, and for a model that marks no thoughts: there is nothing to cut short."""
+    output = text.output
+    if tokens is None or not output.reasoning_start or not output.reasoning_end:
+        return None
+    start_ids = () if starts_in_reasoning else tuple(text.encode_prompt(output.reasoning_start))
+    return ThinkingBudget(tuple(text.encode_prompt(output.reasoning_end)), tokens, start_ids)
 
 
 def _check_ids(token_ids: Sequence[int], text: TextModel, param: str) -> None:

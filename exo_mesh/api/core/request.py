@@ -75,14 +75,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Bare prompts, each answered by itself. echo: each answer begins with its prompt.
-
-    logprobs: how many alternatives each prompt token comes with; None: prompt tokens have no log-probabilities.
-    """
+    """Bare prompts, each answered by itself. echo: each answer begins with its prompt."""
 
     prompts: tuple[Prompt, ...]
     echo: bool = False
-    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +116,7 @@ class NeutralRequest:
 
     max_tokens: None: all that fits. default_tokens: likewise, but no more than that many, for requests that say
     nothing. num_choices: answers to each prompt; num_drawn: so many are made, of which the likeliest are kept.
+    prompt_logprobs: how many alternatives each prompt token comes with; None: prompt tokens have no log-probabilities.
     """
 
     model: str | None
@@ -134,5 +131,6 @@ class NeutralRequest:
     stop_ids: tuple[int, ...] = ()
     num_choices: int = 1
     num_drawn: int = 1
+    prompt_logprobs: int | None = None
     priority: int = 0
     names: FieldNames = FieldNames()

@@ -17,11 +17,14 @@ from weakref import WeakValueDictionary
 
 from exo_mesh.api.core.renderer_process import RendererLostError, RendererProcess
 from exo_mesh.clock import Clock, monotonic
+from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError, NotReadyError
 from exo_mesh.tasks import TaskOwner, Watchdog
+from exo_mesh.text.grammars import check_size
 from exo_mesh.text.template import RENDER_LIMIT_S, ChatTemplate, Message
 from exo_mesh.text.template_wire import (
     Answer,
+    CheckGrammar,
     CompileTemplate,
     RenderTemplate,
     TemplateCompiled,
@@ -87,7 +90,7 @@ class TemplateRenderer:
         Raises ModelError if it cannot be used, NotReadyError without a process, DeadlineError if all stay busy.
         """
         try:
-            async with self._process(template) as process:
+            async with self._process(template.digest) as process:
                 return replace(template, variables=await self._compile(process, template))
         except RendererLostError as exc:
             raise ModelError(f"{template.where}: the chat template {exc}") from exc
@@ -114,7 +117,7 @@ class TemplateRenderer:
             framed = frame(question)
         except UnicodeEncodeError as exc:
             raise InputError("the text holds a lone surrogate, which is no character", param="messages") from exc
-        async with self._process(template) as process:
+        async with self._process(template.digest) as process:
             try:
                 answer = await self._ask(process, framed, template)
                 if isinstance(answer, TemplateUnknown):
@@ -126,6 +129,19 @@ class TemplateRenderer:
             raise InputError(answer.message, param=answer.param)
         assert isinstance(answer, TemplateRendered)
         return answer.text
+
+    async def check_grammar(self, spec: GrammarSpec, param: str = "response_format") -> None:
+        """Raises InputError if no driver could hold an output to it, naming what is wrong; else as `compile`. One at a
+        time: a hostile grammar costs this node one process for as long as a template may take."""
+        check_size(spec, param)
+        question = frame(CheckGrammar(spec.kind, spec.text, param, self._limit_s))
+        async with self._process("grammar") as process:
+            try:
+                answer = await process.ask(question, self._limit_s + KILL_GRACE_S)
+            except RendererLostError as exc:
+                raise InputError(f"the grammar {exc}", param=param) from exc
+        if isinstance(answer, TemplateRefused):
+            raise InputError(answer.message, param=answer.param)
 
     def end_idle(self, now: float) -> float:
         """End the processes that nobody has used for IDLE_S; returns when the next one is due."""
@@ -164,9 +180,9 @@ class TemplateRenderer:
             raise
 
     @asynccontextmanager
-    async def _process(self, template: ChatTemplate) -> AsyncIterator[RendererProcess]:
+    async def _process(self, subject: str) -> AsyncIterator[RendererProcess]:
         """A process for the questions of one request. Afterwards it is kept if it can answer others."""
-        turn = self._turns.setdefault(template.digest, asyncio.Lock())
+        turn = self._turns.setdefault(subject, asyncio.Lock())
         async with AsyncExitStack() as held:
             try:
                 async with asyncio.timeout(WAIT_LIMIT_S):
@@ -174,7 +190,7 @@ class TemplateRenderer:
                     await held.enter_async_context(self._slots)
             except TimeoutError as exc:
                 raise DeadlineError(
-                    f"the chat template was not rendered: others were for {WAIT_LIMIT_S:.0f} s"
+                    f"no chat template was rendered and no grammar checked: others were for {WAIT_LIMIT_S:.0f} s"
                 ) from exc
             process = await self._take()
             self._memory_watch.watch(process.watch_memory)

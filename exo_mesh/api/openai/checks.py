@@ -34,6 +34,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "top_logprobs": (0, MAX_TOP_LOGPROBS),
     "n": (1, MAX_CHOICES),
     "best_of": (1, MAX_CHOICES),
+    "prompt_logprobs": (0, MAX_TOP_LOGPROBS),
     "thinking_budget": (0, 2**31 - 1),
     "thinking_token_budget": (0, 2**31 - 1),
 }
@@ -55,6 +56,8 @@ def check_body(body: GenerationBody) -> None:
             raise InputError(f"{name} is {show_json(value)}, but must be between {low} and {high}", param=name)
     for name in _LIMITS:
         limit = getattr(body, name, None)
+        if limit == 0 and isinstance(body, CompletionBody) and body.echo:
+            continue  # only the prompt and its log-probabilities are wanted
         if limit is not None and limit != NO_LIMIT and not 1 <= limit < 2**31:
             text = f"{name} is {show_json(limit)}, but must be between 1 and {2**31 - 1}, or {NO_LIMIT} for no limit"
             raise InputError(text, param=name)
@@ -65,6 +68,9 @@ def check_body(body: GenerationBody) -> None:
     _check_stops(body.stop)
     if len(body.stop_token_ids or ()) > MAX_STOP_IDS:
         raise InputError(f"stop_token_ids may have at most {MAX_STOP_IDS} ids", param="stop_token_ids")
+    if body.prompt_logprobs is not None and body.stream:
+        message = "prompt_logprobs cannot be streamed; completions with echo and logprobs stream them"
+        raise InputError(message, param="prompt_logprobs")
     _check_bias(body.logit_bias)
     _check_stream_options(body)
     if isinstance(body, ChatBody):

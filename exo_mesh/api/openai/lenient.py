@@ -40,7 +40,6 @@ VLLM_AND_SGLANG: Mapping[str, tuple[Any, ...]] = {
     "length_penalty": (1,),
     "mm_processor_kwargs": ({},),
     "no_stop_trim": (False,),
-    "prompt_logprobs": (0,),
     "request_id": ANY,
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),

@@ -105,6 +105,18 @@ class ChatChoice(msgspec.Struct):
     finish_reason: Finish
 
 
+class PromptTokenLogprob(msgspec.Struct):
+    """A token that stands, or could stand, at a place of the prompt. rank: 1 is the likeliest; null: not among those
+    that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptScores = list[dict[str, PromptTokenLogprob] | None]
+
+
 class ChatCompletion(msgspec.Struct):
     """The reply to a conversation."""
 
@@ -117,6 +129,7 @@ class ChatCompletion(msgspec.Struct):
     usage: Usage
     service_tier: str | UnsetType = UNSET
     timings: TimingsObject | UnsetType = UNSET
+    prompt_logprobs: PromptScores | UnsetType = UNSET
 
 
 class FunctionDelta(msgspec.Struct):
@@ -185,6 +198,7 @@ class CompletionChoice(msgspec.Struct):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish | None
+    prompt_logprobs: PromptScores | UnsetType = UNSET
 
 
 class TextCompletion(msgspec.Struct):

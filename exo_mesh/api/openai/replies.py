@@ -27,6 +27,8 @@ from exo_mesh.api.openai.objects import (
     FunctionCall,
     FunctionDelta,
     PromptDetails,
+    PromptScores,
+    PromptTokenLogprob,
     TextCompletion,
     TimingsObject,
     ToolCallDelta,
@@ -59,6 +61,7 @@ class Delivery:
     names_tier: bool = False
     """The request had a service_tier, so the reply has one."""
     shows_logprobs: bool = False
+    shows_prompt_logprobs: bool = False
     shows_timings: bool = False
 
 
@@ -71,7 +74,6 @@ class Reply(ABC):
         self._delivery = delivery
         self._created = created
         self._fingerprint = FINGERPRINT
-        self._shown_choices: list[int] = list(range(len(answer.choices)))
         self._has_begun: set[int] = set()
 
     @abstractmethod
@@ -83,20 +85,11 @@ class Reply(ABC):
         """What a stream says of one step; the last step ends with the usage, if that was asked for."""
 
     def _by_choice(self, steps: Iterable[AnswerStep]) -> dict[int, list[OutputEvent]]:
-        """The events of each choice that the client gets, under its index in the reply."""
+        """The events of each choice that the client gets."""
         events: dict[int, list[OutputEvent]] = {index: [] for index in range(len(self._answer.choices))}
         for step in steps:
             events[step.choice] += step.events
-        prepared = self._answer.prepared
-        kept: list[int] = []
-        for start in range(0, len(events), prepared.num_drawn):
-            group = range(start, start + prepared.num_drawn)
-            kept += sorted(sorted(group, key=self._mean_logprob, reverse=True)[: prepared.num_kept])
-        return {index: events[choice] for index, choice in enumerate(kept)}
-
-    def _mean_logprob(self, index: int) -> float:
-        choice = self._answer.choices[index]
-        return choice.logprob_sum / max(1, choice.num_tokens)
+        return {choice: events[choice] for choice in self._answer.best()}
 
     def _usage(self) -> Usage:
         num_prompt, num_tokens = self._answer.prepared.num_prompt_tokens, self._answer.num_tokens
@@ -107,6 +100,21 @@ class Reply(ABC):
         if self._delivery.options.continuous_usage_stats:
             return self._usage()
         return None if self._delivery.options.include_usage else UNSET
+
+    def _scores(self, choice: int) -> PromptScores | UnsetType:
+        """Log-probabilities of the prompt, as vLLM has them: by token id, null for the first token."""
+        if not self._delivery.shows_prompt_logprobs:
+            return UNSET
+        ids = self._answer.prepared.choices[choice].request.prompt_ids
+        scores: PromptScores = [None]
+        for one in self._answer.prompt_logprobs_of(choice):
+            tops = {top.token_id: (top.logprob, rank) for rank, top in enumerate(one.top, 1)}
+            by_id = {ids[one.index]: (one.logprob, None), **tops}
+            scores.append({str(token_id): self._score(token_id, *found) for token_id, found in by_id.items()})
+        return scores
+
+    def _score(self, token_id: int, logprob: float, rank: int | None) -> PromptTokenLogprob:
+        return PromptTokenLogprob(_finite(logprob), rank, _name(self._text, token_id))
 
     def _tier(self) -> str | UnsetType:
         return "default" if self._delivery.names_tier else UNSET
@@ -123,7 +131,8 @@ class ChatReply(Reply):
     """`chat.completion` and `chat.completion.chunk`."""
 
     def whole(self, steps: Iterable[AnswerStep]) -> ChatCompletion:
-        choices = [self._choice(index, events) for index, events in self._by_choice(steps).items()]
+        found = self._by_choice(steps).items()
+        choices = [self._choice(index, choice, events) for index, (choice, events) in enumerate(found)]
         return ChatCompletion(
             self._answer.prepared.id,
             "chat.completion",
@@ -134,6 +143,7 @@ class ChatReply(Reply):
             self._usage(),
             self._tier(),
             self._timings(),
+            self._scores(0),
         )
 
     def chunks(self, step: AnswerStep) -> list[ChatCompletionChunk]:
@@ -186,9 +196,9 @@ class ChatReply(Reply):
             case _:
                 return None
 
-    def _choice(self, index: int, events: list[OutputEvent]) -> ChatChoice:
+    def _choice(self, index: int, choice: int, events: list[OutputEvent]) -> ChatChoice:
         text, reasoning = _joined(events, TextPart), _joined(events, ReasoningPart)
-        calls = self._calls(index, events)
+        calls = self._calls(choice, events)
         message = ChatMessage(text if text or not calls else None)
         if reasoning:
             message.reasoning_content = message.reasoning = reasoning
@@ -225,7 +235,8 @@ class CompletionReply(Reply):
     """`text_completion`; the chunks of its streams bear the same name."""
 
     def whole(self, steps: Iterable[AnswerStep]) -> TextCompletion:
-        choices = [self._choice(index, events) for index, events in self._by_choice(steps).items()]
+        found = self._by_choice(steps).items()
+        choices = [self._choice(index, choice, events) for index, (choice, events) in enumerate(found)]
         return self._made(choices, self._usage(), self._timings())
 
     def chunks(self, step: AnswerStep) -> list[TextCompletion]:
@@ -233,7 +244,9 @@ class CompletionReply(Reply):
         if step.choice not in self._has_begun:
             self._has_begun.add(step.choice)
             if prompt := self._answer.prepared.choices[step.choice].prompt:
-                made.append(self._chunk(step.choice, prompt, [], None))
+                logprobs = self._prompt_logprobs(step.choice) if self._delivery.shows_logprobs else None
+                choice = CompletionChoice(step.choice, prompt, logprobs, None)
+                made.append(self._made([choice], self._usage_of_chunk()))
         for event in step.events:
             match event:
                 case TextPart():
@@ -272,12 +285,26 @@ class CompletionReply(Reply):
             timings,
         )
 
-    def _choice(self, index: int, events: list[OutputEvent]) -> CompletionChoice:
-        prepared = self._answer.prepared
-        prompt = prepared.choices[index // prepared.num_kept * prepared.num_drawn].prompt
+    def _choice(self, index: int, choice: int, events: list[OutputEvent]) -> CompletionChoice:
+        prompt = self._answer.prepared.choices[choice].prompt
         tokens = [token for event in events if isinstance(event, TextPart) for token in event.tokens]
         text = prompt + _joined(events, TextPart)
-        return CompletionChoice(index, text, self._logprobs(tokens, len(prompt)), _finish(events))  # type: ignore[arg-type]
+        logprobs = self._logprobs(tokens, len(prompt))
+        if logprobs is not None and prompt:
+            logprobs = _chained(self._prompt_logprobs(choice), logprobs)
+        return CompletionChoice(index, text, logprobs, _finish(events), self._scores(choice))  # type: ignore[arg-type]
+
+    def _prompt_logprobs(self, choice: int) -> CompletionLogprobs:
+        """Of the tokens of a prompt; the first has nothing before it that could say how likely it is."""
+        ids = self._answer.prepared.choices[choice].request.prompt_ids
+        found = self._answer.prompt_logprobs_of(choice)
+        tops = [{_name(self._text, top.token_id): _finite(top.logprob) for top in one.top} for one in found]
+        return CompletionLogprobs(
+            [_name(self._text, token_id) for token_id in ids],
+            [None, *(_finite(one.logprob) for one in found)],
+            [None, *tops],
+            self._text.offsets(ids),
+        )
 
     def _logprobs(self, tokens: Iterable[TokenSpan], offset: int) -> CompletionLogprobs | None:
         if not self._delivery.shows_logprobs:
@@ -289,6 +316,15 @@ class CompletionReply(Reply):
             [{_name(self._text, top.token_id): _finite(top.logprob) for top in token.event.top} for token in tokens],
             [offset + token.start for token in tokens],
         )
+
+
+def _chained(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
 
 
 def _joined(events: list[OutputEvent], kind: type[TextPart | ReasoningPart]) -> str:

@@ -136,6 +136,7 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    prompt_logprobs: int | None = None
     timings: bool | None = None
     timings_per_token: bool | None = None
     logprobs: bool | int | None = None

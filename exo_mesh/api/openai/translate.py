@@ -61,6 +61,7 @@ def neutral_chat(body: ChatBody) -> NeutralRequest:
         _limit_of(_first(body.max_completion_tokens, body.max_tokens)),
         num_choices=body.n or 1,
         num_drawn=body.n or 1,
+        prompt_logprobs=body.prompt_logprobs,
         names=FieldNames(grammar=field),
         **_common(body),
     )
@@ -84,6 +85,7 @@ def neutral_completion(body: CompletionBody) -> NeutralRequest:
         default_tokens=COMPLETION_MAX_TOKENS,
         num_choices=num_choices,
         num_drawn=num_drawn,
+        prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
         names=FieldNames(grammar=field),
         **_common(body),
     )
@@ -95,7 +97,8 @@ def delivery_of(body: GenerationBody) -> Delivery:
     shows_logprobs = body.logprobs is not None and body.logprobs is not False
     shows_timings = bool(body.timings or body.timings_per_token)
     options = body.stream_options or StreamOptions()
-    return Delivery(bool(body.stream), options, names_tier, shows_logprobs, shows_timings)
+    shows_scores = body.prompt_logprobs is not None
+    return Delivery(bool(body.stream), options, names_tier, shows_logprobs, shows_scores, shows_timings)
 
 
 def prompts_of(prompt: str | list[Any]) -> tuple[Prompt, ...]:

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
     body = {"model": args.model, "peers": peers, "whole": args.whole}
     started = client.post("/download/start", body, _START_S)["data"]
     follower = _Follower(started[0]["model"] if started else args.model, before, started)
+    if _is_gguf(args.model, started) and not args.json:
+        print(_gguf_line(started, are_named=bool(peers)), flush=True)
     bars = None if args.json else Bars(sys.stdout, keeps=True)
     try:
         follower.follow(client, bars)
@@ -115,6 +117,18 @@ class _Follower:
 
 def _is_under_way(entry: Mapping[str, Any]) -> bool:
     return entry["state"] in facts.UNFINISHED
+
+
+def _is_gguf(name: str, started: list[dict[str, Any]]) -> bool:
+    """Whether `REPO:QUANT` has begun the download of GGUF files, whose name ends with the quantisation."""
+    _, _, tag = name.rpartition(":")
+    return any(entry["is_whole"] and entry["model"].endswith(f"-{tag.upper()}") for entry in started)
+
+
+def _gguf_line(started: list[dict[str, Any]], *, are_named: bool) -> str:
+    where = ", ".join(entry["peer_name"] or entry["peer_id"][:8] for entry in started)
+    others = "" if are_named else " (--peers chooses others)"
+    return printable(f"GGUF: all files of it go to {where}{others}; no engine of exo-mesh reads them yet")
 
 
 def _again(args: argparse.Namespace) -> str:

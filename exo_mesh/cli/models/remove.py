@@ -13,6 +13,7 @@ from exo_mesh.cli.models import facts
 from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import peer_names, print_json
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.telemetry.tables import human_bytes
 
 _DEADLINE_S = 60.0
 
@@ -34,5 +35,5 @@ def run(args: argparse.Namespace) -> int:
         print_json(answer)
         return exit_codes.OK
     where = ", ".join(names.get(peer, peer[:8]) for peer in answer["peers"])
-    print(f"deleted {args.model} from {where}")
+    print(f"deleted {args.model} from {where}; {human_bytes(answer['freed_bytes'])} freed")
     return exit_codes.OK

@@ -17,6 +17,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard, card_to_toml, read_card_text, read_cards
+from exo_mesh.models.names import near_names
 
 MAX_FILE_BYTES = MAX_CARDS_PER_OWNER * MAX_CARD_BYTES
 MAX_FILES = 256
@@ -128,6 +129,11 @@ class CardShelf:
             if isinstance(answer, BaseException):
                 raise answer
         return any(answer is True for answer in answers)
+
+    def near_custom(self, name: str) -> list[str]:
+        """The ids and aliases of custom cards that are most like a name."""
+        custom = [card for card in self.cards().values() if card.is_custom]
+        return near_names(name, [one for card in custom for one in (card.id, *card.aliases)])
 
     async def delete_own(self, card_id: str) -> bool:
         """Delete this machine's custom card of a model. Raises InputError, ModelError."""

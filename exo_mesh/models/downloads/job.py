@@ -21,13 +21,15 @@ STEP_S = 2.0
 @dataclass(eq=False)
 class FetchJob:
     """One fetch that runs, or waits for its turn. is_pull: nobody needs to wait for it. watchers: who wait. elsewhere:
-    what others fetched of the model for reasons of their own, when the fetch was planned last."""
+    what others fetched of the model for reasons of their own, when the fetch was planned last. here_bytes: of what is
+    wanted, what was on the disk then."""
 
     need: FetchNeed
     info: DownloadInfo
     is_pull: bool = False
     watchers: int = 0
     num_plans: int = 0
+    here_bytes: int = 0
     elsewhere: OtherFetches = frozenset()
     changed: ChangeSignal = field(default_factory=ChangeSignal)
     task: asyncio.Task[None] | None = None
@@ -71,13 +73,13 @@ class FetchMeter:
             speed = max(0, done - self._last[1]) / (now - self._last[0])
             self._bytes_per_s = 0.7 * self._bytes_per_s + 0.3 * speed if self._bytes_per_s else speed
         self._last = now, done
-        left = max(0, total - done)
+        left, here = max(0, total - done), self._job.here_bytes
         from_hub = num_bytes.get(HUB, 0)
         info = replace(
             self._job.info,
             state=DownloadState.ONGOING,
-            done_bytes=done,
-            total_bytes=total,
+            done_bytes=here + done,
+            total_bytes=here + total,
             bytes_per_s=round(self._bytes_per_s, 1),
             eta_s=round(left / self._bytes_per_s, 1) if self._bytes_per_s else 0.0,
             from_hub_bytes=self._hub_before + from_hub,

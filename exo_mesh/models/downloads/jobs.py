@@ -31,6 +31,9 @@ MAX_TRIES = 3
 
 RETRY_S = 1.0
 
+MAX_JOBS = 64
+"""Fetches of one node that are under way or wait; each has a task and a record in the view."""
+
 PLAN_AGAIN_S = 1.0
 """Between two new plans of one fetch because of what others fetch; the first of them is made at once."""
 
@@ -70,9 +73,14 @@ class FetchJobs:
         return list(self._jobs.values())
 
     def start(self, need: FetchNeed, *, is_pull: bool = False) -> FetchJob:
-        """The fetch of these layers that is under way, or a new one. is_pull: it goes on though nobody waits for it."""
+        """The fetch of these layers that is under way, or a new one. is_pull: it goes on though nobody waits for it.
+
+        Raises FetchError if there are too many.
+        """
         key = need.model, need.layers
         job = self._jobs.get(key)
+        if job is None and len(self._jobs) >= MAX_JOBS:
+            raise FetchError(f"{len(self._jobs)} downloads are under way here", remedy="try again when some are done")
         if job is None:
             job = self._jobs[key] = FetchJob(need, new_info(need.model, need.layers, DownloadState.PENDING))
             self._use.begin_fetch(need.model)
@@ -130,6 +138,8 @@ class FetchJobs:
         else:
             done = replace(job.info, state=DownloadState.COMPLETED, done_bytes=job.info.total_bytes, eta_s=0.0)
             self._update(job, done)
+            if job.is_pull:
+                await asyncio.to_thread(self._files.forget_pulls, job.model, job.need.layers)
             await self._on_change()
         finally:
             self._records.tally.running -= 1
@@ -182,6 +192,8 @@ class FetchJobs:
         missing = await asyncio.to_thread(self._files.missing, job.model, job.need.layers)
         if not missing:
             return []
+        pieces = await asyncio.to_thread(self._files.pieces, job.model, job.need.layers)
+        job.here_bytes = size_of_pieces(pieces) - size_of_pieces(missing)
         await self._room.make(job.model, size_of_pieces(missing))
         return await self._sources.shares(job.need, missing, job.elsewhere)
 

@@ -122,18 +122,21 @@ class ModelRoom:
                 _log.info("deleting the staged copy of %s, which nothing uses", model)
                 try:
                     await self.drop(model)
-                except OSError as exc:
+                except FetchError as exc:
                     _log.warning("the staged copy of %s cannot be deleted: %s", model, exc)
         return bool(gone)
 
-    async def drop(self, model: str) -> bool:
-        """Delete what was fetched of a model, used or not; False if nothing was."""
+    async def drop(self, model: str) -> int | None:
+        """Delete what was fetched of a model, used or not; answers the bytes freed, None if nothing was fetched.
+
+        Raises FetchError if it cannot be deleted.
+        """
         self._records.forget(model)
         async with self._use.turn(model):
-            gone = await asyncio.to_thread(self._files.delete, model)
-        if gone:
+            freed_bytes = await asyncio.to_thread(self._files.delete, model)
+        if freed_bytes is not None:
             await self._on_change()
-        return gone
+        return freed_bytes
 
     async def make(self, model: str, num_bytes: int) -> None:
         """Delete what was not used for longest until there is room. Raises FetchError if there cannot be."""

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 from exo_mesh.domain.download import DownloadEntry, DownloadInfo, DownloadState, FetchStep, entry_of
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import Plan
-from exo_mesh.errors import InputError, ModelError, UnknownModelError
+from exo_mesh.errors import FetchError, InputError, ModelError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
@@ -23,7 +24,7 @@ from exo_mesh.models.downloads.rules import FetchRules
 from exo_mesh.models.downloads.sources import FetchNeed, ModelSources
 from exo_mesh.models.downloads.use import ModelUse
 from exo_mesh.models.file_codec import holding_to_proto
-from exo_mesh.models.local_files import Layers, LocalFiles, Wants
+from exo_mesh.models.local_files import Layers, LocalFiles, Wants, size_of_pieces
 from exo_mesh.models.mesh_store import MeshStore
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import TaskOwner
@@ -70,6 +71,16 @@ class Downloads:
         """The downloads of all peers."""
         names = {peer.id: peer.name for peer in self._membership.view.peers()}
         return [entry_of(owner, names.get(owner, ""), info) for owner, info in self._membership.view.downloads()]
+
+    def begun(self, model: str, wants: Wants) -> list[DownloadEntry]:
+        """The downloads of a model at these peers; of a peer from which nothing was heard yet, that it will begin."""
+        heard = {one.peer_id: one for one in self.entries() if one.model == model}
+        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        return [
+            heard.get(peer_id)
+            or entry_of(peer_id, names.get(peer_id, ""), new_info(model, layers, DownloadState.PENDING))
+            for peer_id, layers in wants.items()
+        ]
 
     def failed_here(self) -> list[DownloadInfo]:
         """What failed on this node and was not tried again since."""
@@ -137,23 +148,44 @@ class Downloads:
             raise InputError(f"nothing of {model} was asked of this peer")
         if digest:  # else it has no card, and `resolve` was called for it
             await self.introduce(model, digest)
-        await asyncio.to_thread(self._files.touch, model, is_pinned=True)
-        if await asyncio.to_thread(self._files.missing, model, wants[own_id]):
-            self.jobs.start(FetchNeed(model, wants[own_id], wants), is_pull=True)
+        layers = wants[own_id]
+        await asyncio.to_thread(self._files.note_pull, model, layers)
+        if await asyncio.to_thread(self._files.missing, model, layers):
+            self.jobs.start(FetchNeed(model, layers, wants), is_pull=True)
         else:
-            self._records.note(new_info(model, wants[own_id], DownloadState.COMPLETED))
+            await asyncio.to_thread(self._files.forget_pulls, model, layers)
+            self._records.note(new_info(model, layers, DownloadState.COMPLETED))
+
+    async def resume_pulls(self) -> None:
+        """Go on with the pulls that were under way, or had failed, when this node ended last."""
+        if not self.rules.fetches:
+            return
+        for model, layers in await asyncio.to_thread(self._files.unfinished_pulls):
+            try:
+                missing = await asyncio.to_thread(self._files.missing, model, layers)
+                if missing:
+                    self.jobs.start(FetchNeed(model, layers, {self._membership.own.id: layers}), is_pull=True)
+                    _log.info("resuming the pull of %s: %s are missing", model, gigabytes(size_of_pieces(missing)))
+                else:
+                    await asyncio.to_thread(self._files.forget_pulls, model, layers)
+            except (UnknownModelError, ModelError, FetchError, OSError) as exc:
+                _log.warning("the pull of %s cannot go on: %s", model, exc)
 
     async def cancel(self, model: str) -> bool:
         """End the fetches of a model, and forget one that failed; what came is kept. False if there is none."""
         was_running = await self.jobs.cancel(model)
+        await asyncio.to_thread(self._files.forget_pulls, model)
         return self._records.forget(model) or was_running
 
-    async def delete(self, model: str) -> bool:
-        """Delete what was fetched of a model; False if nothing was. Raises InputError if an instance uses it."""
+    async def delete(self, model: str) -> int | None:
+        """Delete what was fetched of a model; answers the bytes that it took on the disk, None if nothing was fetched.
+
+        Raises InputError if an instance uses it, and FetchError if it cannot be deleted.
+        """
         if model in self._use.used:
             raise InputError(f"{model} is in use; delete its instances first", param="model")
         await self.cancel(model)
-        gone = await self.room.drop(model)
-        if gone:
-            _log.info("deleted what was fetched of %s", model)
-        return gone
+        freed_bytes = await self.room.drop(model)
+        if freed_bytes is not None:
+            _log.info("deleted what was fetched of %s: %s", model, gigabytes(freed_bytes))
+        return freed_bytes

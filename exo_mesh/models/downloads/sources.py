@@ -86,6 +86,8 @@ class ModelSources:
         """Which of the missing bytes come from where, as things are now. Raises FetchError if some have no source."""
         own = await asyncio.to_thread(self._files.holding, need.model)
         company = {peer_id for peer_id, _ in elsewhere}
+        if not own.digest:  # no record of a peer names a model that has no card
+            company |= {peer.id for peer in self._membership.peers}
         others = [(peer, one) for peer, one in await self.holdings(need.model, company) if one.digest == own.digest]
         own_id = self._membership.own.id
         present = {own_id: own.present, **{peer.id: own.same_files(one) for peer, one in others}}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.text.grammars import lark_of
 from exo_mesh.text.output.families.table import FAMILIES
-from exo_mesh.text.output.harmony import HARMONY_MARKERS
+from exo_mesh.text.output.harmony import CHANNEL, HARMONY_MARKERS
+from exo_mesh.text.output.tool_grammars import BUILDERS, LarkRules
 from exo_mesh.text.output.tools import Tool
 
 _PARTS = re.compile(r"<\|\w+\|>")
@@ -29,6 +30,8 @@ class OutputFormat:
     """A word behind the start marker that belongs to it."""
     dropped: tuple[str, ...] = ()
     """Other markers that are no text, such as those around the answer proper."""
+    tokens: tuple[tuple[str, int | None], ...] = ()
+    """Those of its markers that are one token each, with their ids where these are known."""
 
     @property
     def is_harmony(self) -> bool:
@@ -43,6 +46,9 @@ class OutputFormat:
         found = {self.reasoning_start, self.reasoning_end, *self.dropped, *(family.markers if family else ())}
         return frozenset(found | {part for marker in found for part in _PARTS.findall(marker)} - {""})
 
+
+GAP = r"/[ \n]{0,2}/"
+"""Between a thought and the answer. Bounded: a poor model would write white space without end."""
 
 PLAIN = OutputFormat("plain")
 HARMONY = OutputFormat("harmony", tool_family="harmony")
@@ -111,11 +117,18 @@ _TOKENS_THAT_SAY_IT = frozenset({"pythonic", "gemma4", "minimax_m2", "kimi_k2", 
 
 
 def format_of(template_source: str | None, architecture: str, special_tokens: Collection[str]) -> OutputFormat:
-    """The format of a model. special_tokens: the tokens that its tokenizer adds to the vocabulary.
+    """The format of a model. special_tokens: the tokens that its tokenizer adds to the vocabulary, best as a mapping
+    to their ids: grammars then find tokens such as [TOOL_CALLS], too.
 
     The template decides, as it shows what the model was trained on; then the architecture, then the tokens.
     """
-    source = template_source or ""
+    found = _format_of(template_source or "", architecture, special_tokens)
+    ids = special_tokens if isinstance(special_tokens, Mapping) else dict.fromkeys(special_tokens)
+    tokens = sorted(found.markers(has_tools=True) & ids.keys())
+    return replace(found, tokens=tuple((token, ids[token]) for token in tokens))
+
+
+def _format_of(source: str, architecture: str, special_tokens: Collection[str]) -> OutputFormat:
     if architecture == "gpt_oss" or ("<|channel|>" in source and "<|message|>" in source):
         return HARMONY
     if all(token in special_tokens for token in _KIMI_K3_TOKENS):
@@ -153,12 +166,41 @@ def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:
     return bool(start) and prompt.rstrip().endswith(start)
 
 
-def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: Any, parallel: bool) -> GrammarSpec | None:
-    """A grammar that enforces a call, in the family's format; None if choice leaves the model free, or if the format
-    cannot be enforced. choice: "none", "auto", "required", or the name of a tool."""
-    return None
+def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, parallel: bool) -> GrammarSpec | None:
+    """A grammar that enforces calls, in the family's format; None if choice leaves the model free, or if the format
+    cannot be enforced. choice: "none", "auto", "required", or the name of a tool, which is then called once."""
+    builder = BUILDERS.get(output.tool_family)
+    if choice in ("none", "auto") or builder is None:
+        return None
+    wanted = tools if choice == "required" else [tool for tool in tools if tool.name == choice]
+    if not wanted:
+        return None
+    rules = LarkRules(output.tokens)
+    return rules.grammar(builder(rules, wanted, parallel and choice == "required"))
+
+
+def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
+    """The grammar of an answer's text with the header that it has in this format, so that it can stand beside that of
+    calls as an alternative."""
+    if not output.is_harmony:
+        return spec
+    rules = LarkRules(output.tokens)
+    kind = f'(" " {rules.literal("<|constrain|>json")})?'
+    return rules.grammar(f"{rules.literal('<|channel|>final')} {kind} {rules.literal('<|message|>')} {lark_of(spec)}")
 
 
 def after_reasoning(output: OutputFormat, spec: GrammarSpec, starts_in_reasoning: bool) -> GrammarSpec:
-    """The grammar holds only for the answer: the model may think before it."""
-    return spec
+    """The grammar holds only for the answer: the model may think before it. It is that of a text, or of calls."""
+    rules = LarkRules(output.tokens)
+    if output.is_harmony:
+        whole = spec if CHANNEL in spec.text else as_answer(output, spec)
+        head = rules.literal("<|channel|>analysis<|message|>")
+        thought = f"{head} {rules.text_until('<|end|>')} {rules.literal('<|start|>assistant')}"
+        return rules.grammar(f"({thought})? {lark_of(whole)}")
+    if not output.reasoning_start:
+        return spec
+    end = rules.text_until(output.reasoning_end)
+    thought = f"{end} {rules.rule(GAP)}"
+    if not starts_in_reasoning:
+        thought = f"({rules.literal(output.reasoning_start)} {thought})?"
+    return rules.grammar(f"{thought} {lark_of(spec)}")

@@ -118,7 +118,7 @@ def test_any_text_gives_the_same_events_however_it_is_cut(
 
 
 @pytest.mark.extended
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(*ANY_TEXT)
 def test_much_text_gives_the_same_events_however_it_is_cut(
     family: str, text: str, cuts: list[int], finish: FinishReason

@@ -1,0 +1,247 @@
+"""Grammars that hold a model to tool calls in its family's own format, as Lark of llguidance. Pure.
+
+A marker that is one token of the model stands as `<marker>`, which only that token fits; other text in quotes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+from exo_mesh.domain.grammar import GrammarSpec
+from exo_mesh.text.grammars import lark_of
+from exo_mesh.text.output.families.tagged import TagStyle
+from exo_mesh.text.output.families.values import is_string_type, is_text_by_qwen, is_text_by_types
+from exo_mesh.text.output.families.xml_calls import DSML_STYLE, MINICPM_STYLE, MINIMAX_STYLE, MUSE_STYLE, QWEN_STYLE
+from exo_mesh.text.output.tools import Tool
+
+MAX_CALLS = 16
+"""Calls that one answer may make; without a bound a poor model goes on calling until its limit."""
+
+ANY_TEXT = r"/(?s:.*)/"
+_TOKEN = re.compile(r"<[^<>\s]+>")
+
+TagValue = Callable[[dict[str, Any]], bool]
+
+
+class LarkRules:
+    """The rules of one grammar. tokens: texts that are one token of the model each, and their ids if known."""
+
+    def __init__(self, tokens: Collection[tuple[str, int | None]]) -> None:
+        self._written = {
+            text: text if token_id is None else f"<[{token_id}]>"
+            for text, token_id in tokens
+            if token_id is not None or _TOKEN.fullmatch(text)
+        }
+        longest_first = sorted(self._written, key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._rules: list[str] = []
+
+    def literal(self, text: str) -> str:
+        """Exactly this text."""
+        parts, at = [], 0
+        for found in self._tokens.finditer(text):
+            parts += [json.dumps(text[at : found.start()]), self._written[found.group()]]
+            at = found.end()
+        return " ".join(part for part in [*parts, json.dumps(text[at:])] if part != '""') or '""'
+
+    def rule(self, body: str, options: str = "") -> str:
+        """Add a rule; returns its name."""
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def text_until(self, end: str) -> str:
+        """Any text up to and with the first `end`."""
+        if found := self._tokens.match(end):
+            rest = self.literal(end[found.end() :]) if found.end() < len(end) else ""
+            return self.rule(f"{self.rule(ANY_TEXT)} {self._written[found.group()]} {rest}")
+        if found := self._tokens.search(end):
+            return self.rule(f"{self.text_until(end[: found.start()])} {self.literal(end[found.start() :])}")
+        return self.rule(ANY_TEXT, f"[suffix={json.dumps(end)}]")
+
+    def json(self, schema: dict[str, Any]) -> str:
+        """A JSON value of this schema."""
+        return self.rule(lark_of(GrammarSpec("json_schema", json.dumps(schema))))
+
+    def grammar(self, start: str) -> GrammarSpec:
+        """The whole grammar."""
+        return GrammarSpec("lark", "\n".join([f"start: {start}", *self._rules]) + "\n")
+
+
+def arguments_schema(tool: Tool) -> dict[str, Any]:
+    """The schema of a tool's arguments; what it does not name is not allowed, unless it says so."""
+    schema = dict(tool.parameters) or {"type": "object", "properties": {}}
+    return {"type": "object", "additionalProperties": False, **schema}
+
+
+def _properties(tool: Tool) -> list[tuple[str, dict[str, Any], bool]]:
+    """(name, schema, whether it is required) of each parameter."""
+    properties = tool.parameters.get("properties")
+    required = tool.parameters.get("required")
+    return [
+        (name, schema if isinstance(schema, dict) else {}, name in (required if isinstance(required, list) else ()))
+        for name, schema in (properties if isinstance(properties, dict) else {}).items()
+    ]
+
+
+def _any_of(rules: LarkRules, calls: Sequence[str]) -> str:
+    return rules.rule(" | ".join(calls))
+
+
+def _repeated(rules: LarkRules, call: str, separator: str, parallel: bool) -> str:
+    between = f"{rules.literal(separator)} " if separator else ""
+    return f"{call} ({between}{call}){{0,{MAX_CALLS - 1}}}" if parallel else call
+
+
+def _wrapped_json(
+    before: str, middle: str, after: str, separator: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool
+) -> str:
+    """Calls as `before NAME middle {arguments} after`. NAME stands inside a JSON string or bare."""
+    calls = [
+        f"{rules.literal(before + json.dumps(tool.name)[1:-1] + middle)} {rules.json(arguments_schema(tool))}"
+        + (f" {rules.literal(after)}" if after else "")
+        for tool in tools
+    ]
+    return _repeated(rules, _any_of(rules, calls), separator, parallel)
+
+
+def _json_array(
+    start: str, end: str, keys: tuple[str, str], rules: LarkRules, tools: Sequence[Tool], parallel: bool
+) -> str:
+    """`start [{"name": …, "arguments": …}, …] end`."""
+    inside = _wrapped_json(f'{{"{keys[0]}": "', f'", "{keys[1]}": ', "}", ", ", rules, tools, parallel)
+    return f"{rules.literal(start + '[')} {inside} {rules.literal(']' + end)}"
+
+
+def _mistral(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    return _wrapped_json("[TOOL_CALLS]", "[ARGS]", "", "", rules, tools, parallel)
+
+
+def _kimi_k2(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    """Calls are numbered; the number is any."""
+    number = rules.rule("/[0-9]{1,3}/")
+    calls = [
+        f"{rules.literal('<|tool_call_begin|>functions.' + tool.name + ':')} {number} "
+        f"{rules.literal('<|tool_call_argument_begin|>')} {rules.json(arguments_schema(tool))} "
+        f"{rules.literal('<|tool_call_end|>')}"
+        for tool in tools
+    ]
+    inside = _repeated(rules, _any_of(rules, calls), "", parallel)
+    start, end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    return f"{rules.literal(start)} {inside} {rules.literal(end)}"
+
+
+def _deepseek_v3(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    inside = _wrapped_json("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "", rules, tools, parallel)
+    return f"{rules.literal('<｜tool▁calls▁begin｜>')} {inside} {rules.literal('<｜tool▁calls▁end｜>')}"
+
+
+def _tag_header(style: TagStyle, word: str, name: str, *, is_text: bool | None = None) -> str:
+    """An opening tag as the models of that style write it."""
+    if style is QWEN_STYLE:
+        return f"{word}{name}>"
+    if word.endswith("="):
+        return f'{word}"{name}">'
+    attribute = "" if is_text is None or style is not DSML_STYLE else f' string="{str(is_text).lower()}"'
+    return f'{word} name="{name}"{attribute}>'
+
+
+def _tagged(
+    style: TagStyle, is_text: TagValue, start: str, end: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool
+) -> str:
+    """Calls as tags. Parameters come in the order of the schema, those that are not required may be missing."""
+    edge = "\n" if style is QWEN_STYLE else ""
+    calls = []
+    for tool in tools:
+        parts = [rules.literal(_tag_header(style, style.call_open, tool.name) + "\n")]
+        for name, schema, is_required in _properties(tool):
+            text = is_text(schema)
+            opening = rules.literal(_tag_header(style, style.argument_open, name, is_text=text) + edge)
+            value = _tag_value(rules, schema, edge + style.argument_close + "\n", text)
+            parts.append(f"{opening} {value}" if is_required else f"({opening} {value})?")
+        calls.append(" ".join([*parts, rules.literal(style.call_close)]))
+    if style is QWEN_STYLE:  # each call has its own outer markers
+        call = f"{rules.literal(start)} {_any_of(rules, calls)} {rules.literal(end)}"
+        return _repeated(rules, rules.rule(call), "\n", parallel)
+    inside = _repeated(rules, _any_of(rules, calls), "\n", parallel)
+    return " ".join(filter(None, [start and rules.literal(start), inside, end and rules.literal(end)]))
+
+
+def _tag_value(rules: LarkRules, schema: dict[str, Any], end: str, is_text: bool) -> str:
+    """A value with what stands behind it."""
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+        return f"({' | '.join(rules.literal(choice) for choice in choices)}) {rules.literal(end)}"
+    if is_text:
+        return rules.text_until(end)
+    return f"{rules.json(schema)} {rules.literal(end)}"
+
+
+def _arg_keys(prefix: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    calls = []
+    for tool in tools:
+        parts = [rules.literal(f"<{prefix}tool_call>{tool.name}\n")]
+        for name, schema, is_required in _properties(tool):
+            opening = f"<{prefix}arg_key>{name}</{prefix}arg_key>\n<{prefix}arg_value>"
+            value = _tag_value(rules, schema, f"</{prefix}arg_value>\n", is_string_type(schema))
+            parts.append(f"{rules.literal(opening)} {value}" if is_required else f"({rules.literal(opening)} {value})?")
+        calls.append(" ".join([*parts, rules.literal(f"</{prefix}tool_call>")]))
+    return _repeated(rules, _any_of(rules, calls), "\n", parallel)
+
+
+def _pythonic(start: str, end: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    """Calls as Python writes them, with values as JSON, which the parser takes, too."""
+    calls = [f'{rules.literal(tool.name + "(")} {_words(rules, _properties(tool))} ")"' for tool in tools]
+    inside = _repeated(rules, _any_of(rules, calls), ", ", parallel)
+    return f"{rules.literal(start + '[')} {inside} {rules.literal(']' + end)}"
+
+
+def _words(rules: LarkRules, properties: Sequence[tuple[str, dict[str, Any], bool]]) -> str:
+    """`a=1, b=2`: each rule is what may come from one parameter on, first or after another one."""
+    first = following = rules.rule('""')
+    for name, schema, is_required in reversed(properties):
+        word = f"{rules.literal(name + '=')} {rules.json(schema)} {following}"
+        skipped_first, skipped = ("", "") if is_required else (f" | {first}", f" | {following}")
+        first, following = rules.rule(word + skipped_first), rules.rule(f'", " {word}{skipped}')
+    return first
+
+
+def _harmony(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    """The rest of a message to a function, from its header on; one call ends the answer."""
+    calls = [
+        f"{rules.literal('<|channel|>commentary to=functions.' + tool.name + ' <|constrain|>json<|message|>')} "
+        f"{rules.json(arguments_schema(tool))}"
+        for tool in tools
+    ]
+    return _any_of(rules, calls)
+
+
+BUILDERS: dict[str, Callable[[LarkRules, Sequence[Tool], bool], str]] = {
+    "hermes": partial(_wrapped_json, '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n"),
+    "nemotron": partial(_json_array, "<TOOLCALL>", "</TOOLCALL>", ("name", "arguments")),
+    "phi4": partial(_json_array, "<|tool_call|>", "<|/tool_call|>", ("name", "arguments")),
+    "granite": partial(_json_array, "<|tool_call|>", "", ("name", "arguments")),
+    "command": partial(_json_array, "<|START_ACTION|>", "<|END_ACTION|>", ("tool_name", "parameters")),
+    "llama3_json": partial(_wrapped_json, '{"name": "', '", "parameters": ', "}", "; "),
+    "mistral": _mistral,
+    "kimi_k2": _kimi_k2,
+    "deepseek_v3": _deepseek_v3,
+    "qwen3_coder": partial(_tagged, QWEN_STYLE, is_text_by_qwen, "<tool_call>\n", "\n</tool_call>"),
+    "seed_oss": partial(_tagged, QWEN_STYLE, is_text_by_qwen, "<seed:tool_call>\n", "\n</seed:tool_call>"),
+    "minimax_m2": partial(_tagged, MINIMAX_STYLE, is_text_by_types, "<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+    "minicpm5": partial(_tagged, MINICPM_STYLE, is_text_by_types, "", ""),
+    "dsml": partial(_tagged, DSML_STYLE, is_text_by_types, "<｜DSML｜function_calls>\n", "\n</｜DSML｜function_calls>"),
+    "muse_spark": partial(
+        _tagged, MUSE_STYLE, lambda schema: False, "<atem:function_calls>\n", "\n</atem:function_calls>"
+    ),
+    "glm47": partial(_arg_keys, ""),
+    "longcat": partial(_arg_keys, "longcat_"),
+    "pythonic": partial(_pythonic, "<|tool_call_start|>", "<|tool_call_end|>"),
+    "llama4_pythonic": partial(_pythonic, "", ""),
+    "harmony": _harmony,
+}
+"""The families whose calls can be enforced. Gemma, Kimi K3 and OLMo 3 are free to call or not."""
