@@ -10,6 +10,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from exo_mesh.api.access import AccessPolicy
+from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.node.service import MeshService
 from exo_mesh.security.invitations import Invitations
@@ -28,6 +29,7 @@ class ApiOptions:
     progress_s: least time between two events of a stream of download progress. progress_comment_s: such a stream with
     nothing new gets a comment this often.
     default_model: the model of requests that name none, "" for the only one that is there.
+    defaults: what else requests may leave open.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -41,6 +43,7 @@ class ApiOptions:
     progress_s: float = 0.5
     progress_comment_s: float = 15.0
     default_model: str = ""
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from aiohttp import web
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.defaults import with_system_prompt
 from exo_mesh.api.core.preparing import choose_model
 from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, FieldNames
@@ -147,7 +148,9 @@ class TextRoutes:
         limit = await self._service.context_limit(model)
         source = body.content if body.content is not None else body.prompt
         if body.messages is not None:
-            source = await conversation_prompt(_conversation(body, body.messages), text, self._texts, _NAMES)
+            subject = _conversation(body, body.messages)
+            subject = with_system_prompt(subject, self._context.options.defaults.system_prompt)
+            source = await conversation_prompt(subject, text, self._texts, _NAMES)
         assert source is not None
         ids = await self._encode(text, source, limit, given[0], with_special=_wants_special(body))
         return json_response(
@@ -190,6 +193,7 @@ class TextRoutes:
         model, text = await self._text(request, body.model)
         subject = neutral_chat(body).subject
         assert isinstance(subject, Conversation)
+        subject = with_system_prompt(subject, self._context.options.defaults.system_prompt)
         return model, text, await conversation_prompt(subject, text, self._texts, _NAMES)
 
     async def _body(self, request: web.Request, kind: type[B]) -> B:

@@ -107,7 +107,7 @@ async def _prepare_conversation(
         return text.encode_prompt(prompt)
 
     ids = await texts.work(encode)
-    max_tokens = fit_context(entry.name, len(ids), asked.max_tokens, limit, names.messages, names)
+    max_tokens = _room(asked, entry, len(ids), limit, names.messages)
     starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
     grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
     if grammar is not None:
@@ -142,10 +142,14 @@ async def _encode_prompt(
         _check_ids(ids, text, names.prompt)
         if asked.subject.echo:
             shown = await texts.work(partial(text.decode, ids))
-    max_tokens = fit_context(entry.name, len(ids), asked.max_tokens, limit, names.prompt, names)
-    if asked.max_tokens is None and asked.default_tokens is not None:
-        max_tokens = min(asked.default_tokens, max_tokens)
+    max_tokens = _room(asked, entry, len(ids), limit, names.prompt)
     return _Encoded(tuple(ids), max_tokens, shown if asked.subject.echo else "")
+
+
+def _room(asked: NeutralRequest, entry: ModelEntry, num_prompt: int, limit: int, param: str) -> int:
+    """How many tokens may be made for a prompt."""
+    room = fit_context(entry.name, num_prompt, asked.max_tokens, limit, param, asked.names)
+    return room if asked.max_tokens is not None else min(asked.default_tokens or room, room)
 
 
 def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, param: str, names: FieldNames) -> int:

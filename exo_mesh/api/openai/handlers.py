@@ -16,6 +16,7 @@ from exo_mesh.api.body import read_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.asker import Asker
+from exo_mesh.api.core.defaults import with_defaults
 from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.core.preparing import PreparedRequest, prepare
 from exo_mesh.api.core.request import NeutralRequest, Prompts
@@ -26,7 +27,7 @@ from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
 from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
-from exo_mesh.api.openai.translate import delivery_of, neutral_chat, neutral_completion
+from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
@@ -159,6 +160,7 @@ class OpenAIRoutes:
         can_resume = delivery.stream and asked.num_choices == 1 and not has_several_prompts(asked)
         key = idempotency_of(request, changing, request[CALLER].key_id, can_resume=can_resume)
         default = self._context.options.default_model
+        asked = with_defaults(asked, self._context.options.defaults, is_unlimited=asks_for_no_limit(body))
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, default))
         request_id = prefix + (secrets.token_hex(12) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key)
