@@ -52,6 +52,7 @@ from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
 from exo_mesh.node.store_desk import StoreDesk
+from exo_mesh.node.stream_desk import StreamDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
 from exo_mesh.settings.config import Settings
@@ -142,6 +143,7 @@ class Node:
             clock,
         )
         self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer, models.shelf)
+        self.streams = StreamDesk(self.membership.own.id, lambda: self.membership.peers, self._serving.live)
         self._health = self._new_health()
         self.observation = self._new_observation()
         self._server = self._new_server()
@@ -216,6 +218,7 @@ class Node:
             self.keys,
             self._desk,
             models.shelf,
+            self.streams,
         )
         return ControlServer(
             service,

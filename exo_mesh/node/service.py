@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
+from exo_mesh.domain.streams import FoundStream, StreamCard, StreamViewer
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.profile import CapabilityProfile
@@ -121,6 +123,20 @@ class StoreService(Protocol):
         """Delete all staged copies that nothing uses, everywhere or on these peers; answers the peers that had any."""
 
 
+class StreamService(Protocol):
+    """The answers that run for clients of any peer."""
+
+    def open(self, card: StreamCard) -> AbstractContextManager[None]:
+        """While the context is open, a request that enters here can be found and read."""
+
+    async def find(self, viewer: StreamViewer, stream_id: str = "") -> list[FoundStream]:
+        """Those that the viewer may see, at all peers that answer, the newest first; with an id only that one."""
+
+    def follow(self, found: FoundStream, viewer: StreamViewer, request_id: str) -> AsyncGenerator[RequestEvent, None]:
+        """The events of one choice from the first on. Raises what it ends with, and TransportError if the peer at which
+        it entered is lost."""
+
+
 class MeshService(Protocol):
     """All failures are MeshErrors; every await has a deadline inside."""
 
@@ -189,6 +205,10 @@ class MeshService(Protocol):
 
     async def context_limit(self, name: str) -> int:
         """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
+
+    @property
+    def streams(self) -> StreamService:
+        """What runs now, for others than the client that asked."""
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.

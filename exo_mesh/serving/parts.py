@@ -11,6 +11,7 @@ from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.serving.history import History
 from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.request_file import RequestFile, request_file
 from exo_mesh.serving.request_run import Patience
 from exo_mesh.serving.router import Router
@@ -27,6 +28,7 @@ class ServingParts:
     drivers: DriverChannels
     router: Router
     request_file: RequestFile | None
+    live: LiveStreams
 
     @staticmethod
     def at(
@@ -50,10 +52,18 @@ class ServingParts:
             next_s=settings.token_timeout,
             total_s=settings.response_timeout,
         )
+        live = LiveStreams()
         router = Router(
-            instances.instances, instances.members, drivers, journal, metrics, patience=patience, clock=clock
+            instances.instances,
+            instances.members,
+            drivers,
+            journal,
+            metrics,
+            patience=patience,
+            live=live,
+            clock=clock,
         )
-        return ServingParts(journal, drivers, router, file)
+        return ServingParts(journal, drivers, router, file, live)
 
     async def stop(self) -> None:
         """Requests have ended: close what they used."""

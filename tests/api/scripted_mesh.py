@@ -30,12 +30,14 @@ from exo_mesh.domain.request import (
     TokenEvent,
     TokenLogprob,
 )
-from exo_mesh.errors import CancelledRequestError, FetchError, NotFetchedError, UnknownModelError
+from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, NotFetchedError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry, StoreService
+from exo_mesh.node.stream_desk import StreamDesk
 from exo_mesh.security.api_tls import ApiTls
+from exo_mesh.serving.live import LiveStreams
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
@@ -65,6 +67,7 @@ class ScriptedMesh:
     cards: list[str] = field(default_factory=list)
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     store: StoreService | None = None
+    live: LiveStreams = field(default_factory=LiveStreams)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
 
@@ -142,6 +145,10 @@ class ScriptedMesh:
             return self.names[0]
         raise UnknownModelError(f"{path} is no model directory of this node", param="model")
 
+    @property
+    def streams(self) -> StreamDesk:
+        return StreamDesk("peer1", lambda: (), self.live)
+
     def unusable_models(self) -> dict[str, str]:
         return self.unusable
 
@@ -154,6 +161,7 @@ class ScriptedMesh:
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         self.requests.append(request)
         cancelled = self.running[request.request_id] = asyncio.Event()
+        live = self.live.choice(request.request_id)
         try:
             if request.prompt_logprobs is not None:
                 top = tuple(TokenLogprob(i, -1.0 - i) for i in range(request.prompt_logprobs))
@@ -161,7 +169,13 @@ class ScriptedMesh:
             async for event in (self.script or self.echo)(request):
                 if cancelled.is_set():
                     raise CancelledRequestError("the request was cancelled")
+                if live is not None:
+                    self.live.add(live, event)
                 yield event
+        except MeshError as exc:
+            if live is not None:
+                live.end(exc)
+            raise
         finally:
             del self.running[request.request_id]
             self.ended.set()
