@@ -19,9 +19,9 @@ from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.node.model_desk import ModelDesk
-from exo_mesh.node.stream_desk import StreamDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.transport.stage_codec import standing_to_proto
 

@@ -52,9 +52,9 @@ from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
 from exo_mesh.node.store_desk import StoreDesk
-from exo_mesh.node.stream_desk import StreamDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
@@ -135,6 +135,7 @@ class Node:
         )
         self._serving = ServingParts.at(
             settings,
+            self.membership,
             self._owning,
             credentials,
             lambda: hosting.monitor.used_bytes,
@@ -143,7 +144,6 @@ class Node:
             clock,
         )
         self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer, models.shelf)
-        self.streams = StreamDesk(self.membership.own.id, lambda: self.membership.peers, self._serving.live)
         self._health = self._new_health()
         self.observation = self._new_observation()
         self._server = self._new_server()
@@ -405,6 +405,10 @@ class Node:
             return max(instance.plan.context_limit for instance in placed)
         card = await self._models.catalogue.card(name)
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
+
+    @property
+    def streams(self) -> StreamDesk:
+        return self._serving.streams
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         if self._hosting.host.draining:

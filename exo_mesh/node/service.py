@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
-from exo_mesh.domain.streams import FoundStream, StreamCard, StreamViewer
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.cards.toml_card import TomlCard
+from exo_mesh.serving.streams import FoundStream, StreamCard, StreamViewer
 
 
 @dataclass(frozen=True, slots=True)

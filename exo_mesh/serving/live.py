@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import Progress, PromptLogprobs, RequestEvent
-from exo_mesh.domain.streams import FoundStream, StreamCard, StreamViewer
 from exo_mesh.errors import CancelledRequestError, InputError, MeshError, OverloadError
+from exo_mesh.serving.streams import FoundStream, StreamCard, StreamViewer
 
 MAX_TOKENS = 2**21
 """Of all answers together: 8 MiB of ids. Those with log-probabilities count LOGPROBS_COUNT times more."""

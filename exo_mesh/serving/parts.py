@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from exo_mesh.clock import Clock
 from exo_mesh.instances.parts import InstanceParts
+from exo_mesh.membership.service import Membership
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.serving.history import History
 from exo_mesh.serving.journal import Journal
@@ -15,6 +16,7 @@ from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.request_file import RequestFile, request_file
 from exo_mesh.serving.request_run import Patience
 from exo_mesh.serving.router import Router
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.control_driver import DriverChannels
@@ -28,11 +30,12 @@ class ServingParts:
     drivers: DriverChannels
     router: Router
     request_file: RequestFile | None
-    live: LiveStreams
+    streams: StreamDesk
 
     @staticmethod
     def at(
         settings: Settings,
+        membership: Membership,
         instances: InstanceParts,
         credentials: CredentialSource | None,
         used_bytes: Callable[[], int],
@@ -63,7 +66,8 @@ class ServingParts:
             live=live,
             clock=clock,
         )
-        return ServingParts(journal, drivers, router, file, live)
+        streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
+        return ServingParts(journal, drivers, router, file, streams)
 
     async def stop(self) -> None:
         """Requests have ended: close what they used."""

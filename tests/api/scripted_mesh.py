@@ -35,9 +35,9 @@ from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry, StoreService
-from exo_mesh.node.stream_desk import StreamDesk
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.serving.live import LiveStreams
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel

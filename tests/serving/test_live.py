@@ -17,10 +17,10 @@ from exo_mesh.domain.request import (
     TokenEvent,
     TokenLogprob,
 )
-from exo_mesh.domain.streams import StreamCard, StreamViewer, hash_of_secret
 from exo_mesh.errors import CancelledRequestError, InputError, OverloadError, StageLostError
 from exo_mesh.serving.live import LiveChoice, LiveStreams
-from exo_mesh.transport.live_codec import events_from_proto, events_to_proto
+from exo_mesh.serving.stream_codec import events_from_proto, events_to_proto
+from exo_mesh.serving.streams import StreamCard, StreamViewer, hash_of_secret
 
 ADMIN = StreamViewer(None)
 CARD = StreamCard("s1", "m", 7, ("r1",), "", hash_of_secret("x"), lambda: b"recipe")

@@ -34,9 +34,9 @@ from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutra
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.stream_secret import new_secret
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
-from exo_mesh.domain.streams import StreamCard, hash_of_secret
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
+from exo_mesh.serving.streams import StreamCard, hash_of_secret
 
 _DELIVERY = ("stream", "stream_options", "user", "metadata", "priority", "timings", "timings_per_token")
 """Fields that do not change the answer, only how and to whom it is given."""

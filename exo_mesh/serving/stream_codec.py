@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from exo_mesh.domain.request import Progress, PromptLogprobs, RequestEvent
-from exo_mesh.domain.streams import FoundStream, StreamViewer
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.serving.streams import FoundStream, StreamViewer
 from exo_mesh.transport.driver_codec import event_from_proto, event_to_proto, prompt_from_proto, prompt_to_proto
 
 MAX_PHASE_CHARS = 32

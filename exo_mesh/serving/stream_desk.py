@@ -8,12 +8,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
 
 from exo_mesh.domain.request import RequestEvent
-from exo_mesh.domain.streams import FoundStream, StreamCard, StreamViewer
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.membership.peers import Peer
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.live import LiveStreams
-from exo_mesh.transport.live_codec import (
+from exo_mesh.serving.stream_codec import (
     events_from_proto,
     events_to_proto,
     found_from_proto,
@@ -21,6 +20,7 @@ from exo_mesh.transport.live_codec import (
     viewer_from_proto,
     viewer_to_proto,
 )
+from exo_mesh.serving.streams import FoundStream, StreamCard, StreamViewer
 
 _log = logging.getLogger(__name__)
 
