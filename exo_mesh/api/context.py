@@ -28,6 +28,7 @@ class ApiOptions:
     that are traced without having asked for it. invitations: into the mesh of this node; by default nobody is invited.
     progress_s: least time between two events of a stream of download progress. progress_comment_s: such a stream with
     nothing new gets a comment this often.
+    keep_agent_lines: lines that agents put first stay there; see exo_mesh.api.core.agent_lines.
     default_model: the model of requests that name none, "" for the only one that is there.
     defaults: what else requests may leave open.
     """
@@ -44,6 +45,7 @@ class ApiOptions:
     progress_comment_s: float = 15.0
     default_model: str = ""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
+    keep_agent_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True)

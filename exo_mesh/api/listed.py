@@ -7,6 +7,9 @@ from typing import Any
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry
 
+SCHEMA = {"supported": True, "kinds": ["json_object", "json_schema", "regex", "lark", "choice"]}
+"""Forms that any model's answer can be held to."""
+
 
 def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
     """A model of the mesh. created: Unix time, which OpenAI's clients expect; that of the node's start."""
@@ -24,7 +27,7 @@ def model_object(entry: ModelEntry, created: int) -> dict[str, Any]:
         "peers": list(entry.peers),
         "instance_ids": list(entry.instance_ids),
         "aliases": list(entry.aliases),
-        "capabilities": None if entry.profile is None else entry.profile.to_json(),
+        "capabilities": None if entry.profile is None else {**entry.profile.to_json(), "schema": SCHEMA},
     }
 
 

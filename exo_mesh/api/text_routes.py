@@ -149,8 +149,7 @@ class TextRoutes:
         source = body.content if body.content is not None else body.prompt
         if body.messages is not None:
             subject = _conversation(body, body.messages)
-            subject = with_system_prompt(subject, self._context.options.defaults.system_prompt)
-            source = await conversation_prompt(subject, text, self._texts, _NAMES)
+            source = await self._prompt(subject, text)
         assert source is not None
         ids = await self._encode(text, source, limit, given[0], with_special=_wants_special(body))
         return json_response(
@@ -193,8 +192,14 @@ class TextRoutes:
         model, text = await self._text(request, body.model)
         subject = neutral_chat(body).subject
         assert isinstance(subject, Conversation)
-        subject = with_system_prompt(subject, self._context.options.defaults.system_prompt)
-        return model, text, await conversation_prompt(subject, text, self._texts, _NAMES)
+        return model, text, await self._prompt(subject, text)
+
+    async def _prompt(self, conversation: Conversation, text: TextModel) -> str:
+        """As a chat would have it on this node."""
+        options = self._context.options
+        conversation = with_system_prompt(conversation, options.defaults.system_prompt)
+        moves = not options.keep_agent_lines
+        return await conversation_prompt(conversation, text, self._texts, _NAMES, moves_agent_lines=moves)
 
     async def _body(self, request: web.Request, kind: type[B]) -> B:
         return decode_body(await read_body(request, self._context.options.body_silence_s), kind)

@@ -89,6 +89,7 @@ class RunningNode:
                 invitations=self._invitations(self._node),
                 default_model=settings.default_model,
                 defaults=RequestDefaults(settings.default_temp, settings.system_prompt, settings.max_generate_tokens),
+                keep_agent_lines=settings.keep_agent_lines,
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)

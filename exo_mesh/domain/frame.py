@@ -21,7 +21,7 @@ NO_COPY = "no_copy"
 """Code of the fault of a sequence that a stage could not copy."""
 
 
-LONGEST_DRAFT = 16
+LONGEST_DRAFT = 32
 """Most tokens of a decode row: the last one that was drawn, and drafts or those that had to follow it."""
 
 

@@ -44,8 +44,8 @@ class Grammar(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     kind: str
-    text: str
-    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+    text: bytes
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[bytes] = ...) -> None: ...
 
 class ThinkingBudget(_message.Message):
     __slots__ = ("end_ids", "tokens", "start_ids")

@@ -143,4 +143,5 @@ class Constraint:
             self.is_complete = True
 
     def _broken(self, matcher: LLMatcher) -> MeshError:
-        return InputError(f"the grammar cannot be followed any further: {one_line(matcher.get_error())}")
+        why = matcher.get_error().partition("\n")[0]
+        return InputError(f"the grammar cannot be followed any further: {one_line(why)}")

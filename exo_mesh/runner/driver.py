@@ -400,6 +400,8 @@ class Driver:
         if generation.is_done:
             self._finish_empty(generation)
             self._end(generation.sequence.id, None)
+        elif generation.constraint is not None and generation.constraint.is_ready and not generation.constrained:
+            self._begin_output(generation)
 
     def _finish_empty(self, generation: Generation) -> None:
         """The end of a request that draws nothing."""
@@ -462,8 +464,8 @@ class Driver:
 
     def _begin_output(self, generation: Generation) -> None:
         """The grammar is compiled: what must come first, if anything, comes now, or once the row that is on its way
-        has come round."""
-        if self._live.get(generation.sequence.id) is not generation:
+        has come round; in any case after what is wanted of the prompt."""
+        if self._live.get(generation.sequence.id) is not generation or generation.sequence.wants_scores:
             return
         generation.constrained = True
         try:

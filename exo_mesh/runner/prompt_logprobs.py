@@ -18,6 +18,9 @@ once. 110 rows of 152,000 tokens."""
 UNKNOWN_VOCABULARY = 2**20
 """What a vocabulary is taken for until the first logits have come: 16 rows, then."""
 
+BLOCK = 256
+"""Tokens of the vocabulary whose maximum is taken before the likeliest ones are looked for."""
+
 AT_ONCE = 128
 """Prompt tokens of one message: with 20 alternatives each that is about 40 KiB."""
 
@@ -45,12 +48,29 @@ def _score_one(logits: npt.NDArray[np.float32], token_id: int, index: int, num_t
         raise EngineError(f"the logits before prompt token {index} hold NaN or infinity")
     if token_id >= logits.size:
         raise EngineError(f"prompt token {index} is {token_id}, but the model has {logits.size} tokens")
-    # float32 terms are exact enough for a sum in float64, and several times as fast
-    log_sum = best + float(np.log(np.exp(logits - np.float32(best)).sum(dtype=np.float64)))
-    ids = largest(logits, num_top) if num_top else np.zeros(0, np.intp)
+    # NumPy adds float32 in pairs: the sum is exact to some 1e-6, and takes a quarter of the time of float64
+    shifted = logits - np.float32(best)
+    log_sum = best + float(np.log(np.exp(shifted, out=shifted).sum()))
+    ids = _likeliest(logits, num_top)
     ids = ids[np.argsort(-logits[ids], kind="stable")]
     top = tuple(TokenLogprob(int(i), float(logits[i]) - log_sum) for i in ids)
     return PromptLogprob(index, float(logits[token_id]) - log_sum, top)
+
+
+def _likeliest(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
+    """What `sampler.largest` answers, in a third of the time: only blocks of the vocabulary with a large enough maximum
+    are looked at."""
+    if not count:
+        return np.zeros(0, np.intp)
+    num_blocks = logits.size // BLOCK
+    if count >= num_blocks:
+        return largest(logits, count)
+    peaks = logits[: num_blocks * BLOCK].reshape(num_blocks, BLOCK).max(axis=1)
+    blocks = np.flatnonzero(peaks >= np.partition(peaks, num_blocks - count)[num_blocks - count])
+    rest = np.arange(num_blocks * BLOCK, logits.size)
+    ids = np.concatenate([(blocks[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1), rest])
+    found: npt.NDArray[np.intp] = ids[largest(logits[ids], count)]
+    return found
 
 
 def pieces(entries: Sequence[PromptLogprob]) -> Iterator[Sequence[PromptLogprob]]:

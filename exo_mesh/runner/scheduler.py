@@ -20,6 +20,10 @@ PREFILL_BUDGET_S = 0.25
 PREFILL_ALONE_S = 1.0
 """Its longest lap where nobody streams: whoever comes meanwhile waits for the chunks that are on their way."""
 
+LOGIT_ROWS_BESIDE = 32
+"""Positions of prompts whose logits a frame is asked for beside running streams: the driver takes about 1 ms for each
+of a vocabulary of 152,000 tokens, and draws nothing meanwhile."""
+
 EVICTION_TURNS = 64
 """Decode frames between two evictions for want of memory on some machine: seconds, like its readings. And those that a
 parked sequence keeps its place for while others wait for one."""
@@ -364,7 +368,8 @@ class Scheduler:
     def _prefill_chunk(self, *, beside_streams: bool) -> Work:
         catching_up = any(sequence.catch_up_left for sequence in self._running.values())
         size = self._chunks_beside()[1] if beside_streams else self._chunk_alone()
-        dealt = self._prefill_shares(size, catching_up)
+        logit_rows = min(self.max_logit_rows, LOGIT_ROWS_BESIDE) if beside_streams else self.max_logit_rows
+        dealt = self._prefill_shares(size, catching_up, logit_rows)
         rows: list[Row] = []
         token_ids: list[int] = []
         for sequence in self._running.values():
@@ -386,11 +391,10 @@ class Scheduler:
         large, num_large = shares(rows, batches)
         return large if sum(size >= large for size in self._decodes) < num_large else max(1, large - 1)
 
-    def _prefill_shares(self, size: int, catching_up: bool) -> dict[int, int]:
+    def _prefill_shares(self, size: int, catching_up: bool, logit_rows: int) -> dict[int, int]:
         """Tokens of a chunk for each sequence, by its id: half of it for whoever came first, the rest for whoever is
         done soonest. So a long prompt neither holds up short ones, nor is it held up by them."""
         wanted: dict[int, int] = {}
-        logit_rows = self.max_logit_rows
         for sequence in self._running.values():
             wants = sequence.catch_up_left if catching_up else sequence.prefill_left
             if wants and sequence.wants_scores:

@@ -103,6 +103,7 @@ class Settings:
     default_temp: float | None = None
     system_prompt: str = ""
     max_generate_tokens: int = 4096
+    keep_agent_lines: bool = False
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False
     min_peers: int = 1
@@ -309,6 +310,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.matching(r"(?s:.{1,65536})", "a text")),
         Setting("max_generate_tokens", "N", "longest answer of a chat that names no limit, as far as there is room",
                 values.whole(1, 10**9), toml=(int,)),
+        Setting("keep_agent_lines", "", "billing and date lines of agents stay at the start of a prompt, uncacheable",
+                values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
         Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
                 values.path),
         Setting("trust_remote_code", "",

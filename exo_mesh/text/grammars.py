@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
-from exo_mesh.text.deep_stack import in_deep_stack
 from exo_mesh.text.panics import is_panic
 
 if TYPE_CHECKING:
@@ -33,21 +31,17 @@ MAX_MESSAGE = 300
 
 
 def compile_limits() -> LLParserLimits:
-    """What one grammar may cost, at the entry peer and at the driver alike. The library's own limits but for the states
-    of its lexer, about 2 kB each."""
+    """What one grammar may cost, at the entry peer and the driver alike: the states of its lexer, about 2 kB each, and
+    the items of a step, of which 20,000 take a millisecond on the driver's event loop. Else the library's own limits,
+    with which the worst found takes 1 s and 80 MB for a mask, once, in a thread of its own."""
     from llguidance import LLParserLimits  # a node begins without it
 
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-
-
-def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
-    """Raises InputError naming the keyword that cannot be honoured. It blocks, up to half a second; for the event loop
-    there is `TemplateRenderer.check_grammar`, which runs it in a process that may die of it."""
-    in_deep_stack(partial(check_in_this_stack, spec, param))
+    return LLParserLimits(max_lexer_states=50_000, step_max_items=20_000, verbose_errors=False)
 
 
 def check_in_this_stack(spec: GrammarSpec, param: str) -> None:
-    """As `check_grammar`, in a thread that has a deep stack."""
+    """Raises InputError naming the keyword that cannot be honoured. It blocks, up to half a second, and needs a deep
+    stack (`exo_mesh.text.deep_stack`): `TemplateRenderer.check_grammar` runs it in a process that may die of it."""
     from llguidance import LLMatcher
 
     lark = lark_text(spec, param)
@@ -144,7 +138,7 @@ _KEYWORDS: tuple[tuple[str, str], ...] = (
     ("Pointer", '"$ref"'),
     ("float range", '"minimum" and "maximum"'),
     ("integer range", '"minimum" and "maximum"'),
-    ("multipleOf", '"multipleOf"'),
+    ("multiple", '"multipleOf"'),
     ("patternProperties", '"patternProperties"'),
 )  # fmt: skip
 """What the library says of a schema, and the keyword that it means."""
@@ -152,16 +146,20 @@ _KEYWORDS: tuple[tuple[str, str], ...] = (
 
 def reason(spec: GrammarSpec, message: str) -> str:
     """One sentence from what the library says, which has the place in the text in further lines."""
-    message = re.sub(r"^at \d+\(\d+\): ", "", message).removeprefix("failed to compile JSON schema: ")
-    first = " ".join(message.split())[:MAX_MESSAGE] if spec.kind == "regex" else message.partition("\n")[0]
-    if spec.kind != "json_schema":
-        return f"the {spec.kind} grammar cannot be used: {first[:MAX_MESSAGE]}"
-    if found := re.match(r"Unimplemented keys: \[(.*?)\]", first):
+    message = re.sub(r"^at \d+\(\d+\): ", "", message)
+    detail = message.removeprefix("failed to compile JSON schema: ")
+    if spec.kind == "json_schema" or detail != message:  # one that stands in a Lark grammar, too
+        return _of_schema(" ".join(re.split(r"\n +\d+ \| ", detail)[0].split())[:MAX_MESSAGE])
+    first = " ".join(message.split()) if spec.kind == "regex" else message.partition("\n")[0]
+    return f"the {spec.kind} grammar cannot be used: {first[:MAX_MESSAGE]}"
+
+
+def _of_schema(detail: str) -> str:
+    if found := re.match(r"Unimplemented keys: \[(.*?)\]", detail):
         return f"the schema has keywords that cannot be enforced: {found[1]}"
-    detail = " ".join(message.partition("\n   1 |")[0].split())[:MAX_MESSAGE]
     if detail.startswith("recursion limit"):
         return "the schema is nested too deeply"
     for sign, keyword in _KEYWORDS:
-        if sign in message:
+        if sign in detail:
             return f"the schema cannot be enforced because of {keyword}: {detail}"
     return f"the schema cannot be enforced: {detail}"

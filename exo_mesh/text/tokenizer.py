@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from exo_mesh.errors import ContextLengthError, InputError, ModelError
 from exo_mesh.model_files import MAX_TOKENIZER_BYTES, named, one_line, read_model_file, shown
+from exo_mesh.text.built_in_templates import built_in_template
 from exo_mesh.text.detokenizer import Detokenizer
 from exo_mesh.text.output.formats import OutputFormat, format_of
 from exo_mesh.text.panics import is_panic
@@ -63,9 +64,9 @@ class TextModel:
         if (eos := special_tokens.get("eos_token")) is not None and (eos_id := tokenizer.token_to_id(eos)) is not None:
             eos_ids |= {eos_id}
         added = tokenizer.get_added_tokens_decoder()
-        template = find_template(directory, config)
         architecture = str(read_json(directory / "config.json").get("model_type", ""))
-        markers = [token.content for token in added.values()]
+        template = find_template(directory, config) or built_in_template(architecture)
+        markers = {token.content: token_id for token_id, token in added.items()}
         return cls(
             name=directory.name,
             tokenizer=tokenizer,

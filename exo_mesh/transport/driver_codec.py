@@ -68,7 +68,7 @@ def request_to_proto(plan: Plan, request: GenerateRequest) -> pb.GenerateRequest
     if sampling.logprobs is not None:
         message.sampling.logprobs = sampling.logprobs
     if request.grammar is not None:
-        message.grammar.CopyFrom(pb.Grammar(kind=request.grammar.kind, text=request.grammar.text))
+        message.grammar.CopyFrom(pb.Grammar(kind=request.grammar.kind, text=request.grammar.text.encode()))
     if (thinking := request.thinking) is not None:
         budget = pb.ThinkingBudget(end_ids=thinking.end_ids, tokens=thinking.tokens, start_ids=thinking.start_ids)
         message.thinking.CopyFrom(budget)
@@ -119,7 +119,7 @@ def request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
 def _grammar(message: pb.Grammar) -> GrammarSpec:
     if message.kind not in get_args(GrammarKind):
         raise ValueError(f"{message.kind!r} is no kind of grammar")
-    return GrammarSpec(cast(GrammarKind, message.kind), message.text)
+    return GrammarSpec(cast(GrammarKind, message.kind), message.text.decode())
 
 
 def _thinking(message: pb.ThinkingBudget) -> ThinkingBudget:

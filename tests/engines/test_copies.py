@@ -95,7 +95,7 @@ def check(provider: EngineProvider, model_dir: Path, num_layers: int, tolerance:
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="needs mlx-lm")
 @pytest.mark.parametrize(
-    "architecture", [pytest.param(name, marks=() if name == "qwen3_next" else pytest.mark.extended) for name in MLX]
+    "architecture", [pytest.param(name, marks=() if name == "mamba2" else pytest.mark.extended) for name in MLX]
 )
 def test_a_copy_in_mlx_has_the_bits_of_its_own_prefill(tmp_path: Path, architecture: str) -> None:
     check(*mlx_model(tmp_path, architecture), 0.0)
@@ -109,7 +109,9 @@ def test_a_copy_in_torch_goes_on_as_with_its_own_prefill(tmp_path: Path, family:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="needs mlx-lm")
-@pytest.mark.parametrize("engines", [("numpy", "mlx"), ("mlx", "numpy")], ids="-".join)
+@pytest.mark.parametrize(
+    "engines", [("numpy", "mlx"), pytest.param(("mlx", "numpy"), marks=pytest.mark.extended)], ids="-".join
+)
 def test_a_ring_of_two_engines_shares_a_prefill(tmp_path: Path, engines: tuple[str, str]) -> None:
     """Greedy, so that all choices have the text of one request alone; each draws it from rows of its own."""
     stages = mixed_stages(flat_model(tmp_path), engines)

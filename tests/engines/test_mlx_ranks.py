@@ -75,6 +75,24 @@ def test_a_group_is_checked_and_gives_what_one_process_gives_from_half_of_the_by
 
 
 @pytest.mark.extended
+def test_a_sequence_is_copied_on_every_rank(llama: Path, tmp_path: Path) -> None:
+    """One goes on from its own prefill, one from a copy of it, and one from a copy of fewer positions."""
+    wanted: list[Frame] = [
+        ([(1, 0, 12, 1)], TOKENS[:12]),
+        ([(2, 12, 1, 1)], TOKENS[12:13]),
+        ([(1, 12, 1, 1)], TOKENS[12:13]),
+        ([(3, 9, 4, 1)], TOKENS[9:13]),
+    ]
+    job = Job(llama, (0, LAYERS, LAYERS), wanted, copies={1: (1, 2, 12), 3: (1, 3, 9)})
+    outcomes = run_ranks(job, tmp_path)
+    assert [outcome.answer.get("error") for outcome in outcomes] == [None, None], outcomes
+    for rank in range(len(outcomes)):
+        got = np.load(tmp_path / f"{rank}.npz")
+        for index in (1, 3):
+            np.testing.assert_allclose(got[f"logits{index}"], got["logits2"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.extended
 def test_the_check_finds_noise_that_one_rank_makes_beyond_the_second_chunk(llama: Path, tmp_path: Path) -> None:
     outcomes = run_ranks(Job(llama, (0, LAYERS, LAYERS), verify_chunk=32, spoil="noise"), tmp_path)
     (leader, said), (follower, heard) = (outcome.answer["error"] for outcome in outcomes)

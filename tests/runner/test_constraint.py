@@ -211,3 +211,14 @@ def test_a_thought_is_limited_alike_wherever_its_output_resumes() -> None:
         assert limit.forced() == before
         limit.add(token_id)
         assert limit.forced() == after
+
+
+@pytest.mark.parametrize("start", ["", "The answer which they all begin with is: "])
+def test_choices_that_share_a_prompt_have_each_their_own_matcher(start: str) -> None:
+    spec = GrammarSpec("regex", f"{start}[a-z]{{4}}[0-9]{{3}}")
+    alone = [HeldRing().ask(asked(grammar=spec, sampling=SamplingParams(seed=i))).tokens for i in range(4)]
+    ring = HeldRing(prefill_chunk=3)
+    choices = [asked(f"c{i}", grammar=spec, sampling=SamplingParams(seed=i), share_id="all") for i in range(4)]
+    answers = [ring.submit(choice) for choice in choices]
+    ring.run(*answers)
+    assert [one.tokens for one in answers] == alone

@@ -13,6 +13,7 @@ from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.errors import EngineError
 from exo_mesh.runner import prompt_logprobs
 from exo_mesh.runner.prompt_logprobs import MAX_LOGITS_BYTES, max_logit_rows, score
+from exo_mesh.runner.scheduler import LOGIT_ROWS_BESIDE
 from tests.runner.test_shared_prompts import CopyingEngine, SharingRing, alone, choices, nothing_left, submit
 from tests.runner.test_stage_and_driver import VOCAB, Caller, ids, request
 
@@ -102,6 +103,21 @@ async def test_logits_of_a_frame_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert max(row.n for frame in frames for row in frame.rows if not row.num_logits) == len(PROMPT) - 1
 
 
+async def test_streams_are_not_held_up_by_many_logits() -> None:
+    ring = SharingRing()
+    ring.driver._scheduler.max_logit_rows = 110
+    stream = submit(ring, request("stream", PROMPT[:2], 30), laps=3)
+    scored = submit(ring, replace(wanted(), prompt_ids=tuple(PROMPT * 5)))
+    logits = []
+    while ring.sent:
+        logits.append(sum(row.num_logits for row in ring.sent[0].rows if row.n > 1))
+        ring.lap()
+    assert max(logits) == LOGIT_ROWS_BESIDE
+    for caller in (stream, scored):
+        await caller.collect()
+    assert len(told(scored)) == 199
+
+
 def test_the_bound_is_64_mib() -> None:
     assert max_logit_rows(151_936) * 151_936 * 4 <= MAX_LOGITS_BYTES == 64 * 2**20
     assert max_logit_rows(151_936) == 110
@@ -152,3 +168,13 @@ def test_logits_that_are_no_numbers_are_an_error() -> None:
 def test_a_token_that_is_impossible_has_no_probability() -> None:
     logits = np.array([[0.0, -np.inf]], np.float32)
     assert score(logits, [1], 1, 0)[0].logprob == -math.inf
+
+
+@pytest.mark.parametrize("size", [5, 300, 1024, 5000])
+@pytest.mark.parametrize("levels", [3, 10_000], ids=["many ties", "hardly any"])
+def test_the_likeliest_are_those_of_the_whole_vocabulary(size: int, levels: int) -> None:
+    logits = np.random.default_rng(size).integers(0, levels, size).astype(np.float32)
+    for count in (0, 1, 2, 20):
+        found = [(top.token_id, top.logprob) for top in score(logits[None], [0], 1, count)[0].top]
+        order = sorted(range(size), key=lambda token: (-logits[token], token))[:count]
+        assert [token for token, _ in found] == order

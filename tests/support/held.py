@@ -67,6 +67,9 @@ class NoiseEngine:
             drawn[token_id] += more
         return drawn
 
+    def copy(self, source: int, sequence: int, upto: int, max_tokens: int) -> None:
+        self.kv[sequence] = self.kv[source][:upto]
+
     def remove(self, sequence: int) -> None:
         self.kv.pop(sequence, None)
 

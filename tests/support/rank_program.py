@@ -58,6 +58,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
 def run_frames(stage: Any, job: dict[str, Any]) -> None:
     results: dict[str, np.ndarray] = {}
     for index, (rows, token_ids) in enumerate(job["frames"]):
+        if copy := job["copies"].get(str(index)):
+            stage.copy(*copy, job["context"])
         for sequence, *_ in rows:
             stage.insert(sequence, job["context"])
         output = stage.forward(StageInput(tuple(Row(*row) for row in rows), tuple(token_ids), {}))

@@ -37,6 +37,8 @@ class Job:
     verify_chunk: int = 0
     context: int = 512
     spoil: str = ""
+    copies: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By the frame that they come before: (source, sequence, positions)."""
 
 
 @dataclass
@@ -54,7 +56,8 @@ def run_ranks(job: Job, folder: Path, size: int = 2) -> list[Outcome]:
     for wiring in wirings(size):
         told = {
             "model_dir": str(job.model_dir), "layers": job.layers, "frames": job.frames, "context": job.context,
-            "verify_chunk": job.verify_chunk, "spoil": job.spoil, "out": str(folder / f"{wiring.rank}.npz"),
+            "verify_chunk": job.verify_chunk, "spoil": job.spoil, "copies": job.copies,
+            "out": str(folder / f"{wiring.rank}.npz"),
             "rank": wiring.rank, "endpoints": wiring.endpoints,
         }  # fmt: skip
         processes.append(

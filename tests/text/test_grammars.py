@@ -9,7 +9,8 @@ import pytest
 
 from exo_mesh.domain.grammar import GrammarKind, GrammarSpec
 from exo_mesh.errors import InputError
-from exo_mesh.text.grammars import MAX_BYTES, check_grammar, lark_of
+from exo_mesh.text.grammars import MAX_BYTES, lark_of
+from tests.text.checked_grammars import check_grammar
 
 
 def schema(value: Any) -> GrammarSpec:
@@ -58,6 +59,12 @@ def test_a_schema_that_cannot_be_honoured_is_refused_by_its_keyword(value: Any, 
         check_grammar(schema(value), "tools")
     assert keyword in str(caught.value)
     assert caught.value.param == "tools"
+
+
+def test_a_schema_inside_another_grammar_is_refused_by_its_keyword_too() -> None:
+    inside = lark_of(schema({"type": "array", "uniqueItems": True}))
+    with pytest.raises(InputError, match=r'cannot be enforced: "uniqueItems"$'):
+        check_grammar(GrammarSpec("lark", f'start: "x"\n  | answer\nanswer: {inside}'))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from exo_mesh.domain.request import (
 from exo_mesh.domain.shard import Shard
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.transport.driver_codec import prompt_from_proto, prompt_to_proto, request_from_proto, request_to_proto
+from exo_mesh.transport.incoming import read_message
 
 STAGE = StagePlan("p", "e", Shard("m", 0, 1, 1), 0)
 PLAN = Plan("i", Ballot(1, "me"), "m", "digest", (STAGE,), 512, PlanInputs((), "memory", 1))
@@ -73,6 +74,13 @@ def test_token_ids_that_no_vocabulary_has_are_refused(ids: dict[str, Any]) -> No
         sent(GenerateRequest(request_id="r", max_tokens=9, **ids))
 
 
+def test_a_grammar_is_neither_cut_nor_made_printable_on_its_way() -> None:
+    grammar = GrammarSpec("lark", "start: a\n" + 'a: "\t\u2028x"\n' * 500)
+    request = GenerateRequest("r", (1,), 1, grammar=grammar)
+    message = read_message(pb.GenerateRequest, request_to_proto(PLAN, request).SerializeToString())
+    assert request_from_proto(message).grammar == grammar
+
+
 def test_what_holds_the_output_arrives_as_it_was_sent() -> None:
     grammar, thinking = GrammarSpec("lark", 'start: "a"\n'), ThinkingBudget((5, 6), 0, (4,))
     request = GenerateRequest("r", (1, 2), 9, grammar=grammar, thinking=thinking)
@@ -82,7 +90,7 @@ def test_what_holds_the_output_arrives_as_it_was_sent() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        pb.GenerateRequest(prompt_ids=[1], max_tokens=1, grammar=pb.Grammar(kind="gbnf", text="root ::= x")),
+        pb.GenerateRequest(prompt_ids=[1], max_tokens=1, grammar=pb.Grammar(kind="gbnf", text=b"root ::= x")),
         pb.GenerateRequest(prompt_ids=[1], max_tokens=1, thinking=pb.ThinkingBudget(tokens=3)),
         pb.GenerateRequest(prompt_ids=[1], max_tokens=1, thinking=pb.ThinkingBudget(end_ids=[2**31])),
         pb.GenerateRequest(prompt_ids=[1], max_tokens=1, thinking=pb.ThinkingBudget(end_ids=range(300))),

@@ -20,7 +20,7 @@ from types import ModuleType
 from exo_mesh.telemetry.logs import quiet_libraries
 from tools.fuzz.rig import MIB, Prober, Reading, Rig, running, verdict
 
-TARGETS = ("generate", "frames", "member", "tls", "mdns", "hello", "http", "files")
+TARGETS = ("generate", "frames", "member", "tls", "mdns", "hello", "http", "bodies", "files")
 SETTLE_S = 8.0
 """For what ends by deadlines after the last message."""
 

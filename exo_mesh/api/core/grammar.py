@@ -8,7 +8,7 @@ from exo_mesh.api.core.request import Conversation, FieldNames, ToolChoice
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import InputError
 from exo_mesh.text.grammars import lark_of
-from exo_mesh.text.output.formats import OutputFormat, after_reasoning, tool_grammar
+from exo_mesh.text.output.formats import OutputFormat, after_reasoning, as_answer, tool_grammar
 from exo_mesh.text.output.tools import Tool
 
 
@@ -26,7 +26,7 @@ def answer_grammar(
     choice = conversation.tool_choice
     if tools and (choice.mode in ("required", "named") or asked is not None):
         calls = _calls(conversation, tools, output, choice, names)
-        spec = calls if asked is None or choice.mode != "auto" else _either(asked, calls)
+        spec = calls if asked is None or choice.mode != "auto" else _either(as_answer(output, asked), calls)
     return None if spec is None else after_reasoning(output, spec, starts_in_reasoning)
 
 
@@ -37,10 +37,9 @@ def _calls(
     choice: ToolChoice,
     names: FieldNames,
 ) -> GrammarSpec:
-    wanted = choice.name if choice.mode == "named" else "required"
-    if choice.mode == "named":
-        tools = [tool for tool in tools if tool.name == choice.name]
-    spec = tool_grammar(output, tools, wanted, conversation.parallel_tool_calls)
+    is_named = choice.mode == "named"
+    wanted = [tool for tool in tools if not is_named or tool.name == choice.name]
+    spec = tool_grammar(output, wanted, "required", conversation.parallel_tool_calls and not is_named)
     if spec is None:
         message = "tool calls cannot be enforced in this model's format; use tool_choice auto, and no schema"
         raise InputError(message, param=names.tool_choice)

@@ -28,6 +28,13 @@ DEFAULT_MODEL = "exo-mesh-demo"
 
 
 @dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """moves_agent_lines: see exo_mesh.api.core.agent_lines."""
+
+    moves_agent_lines: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedChoice:
     """One answer that is to be made. prompt: its text, where the client wants that back."""
 
@@ -74,7 +81,13 @@ class _Encoded:
     text: str = ""
 
 
-async def prepare(asked: NeutralRequest, asker: Asker, service: MeshService, texts: TextModels) -> PreparedRequest:
+async def prepare(
+    asked: NeutralRequest,
+    asker: Asker,
+    service: MeshService,
+    texts: TextModels,
+    options: PromptOptions,
+) -> PreparedRequest:
     """Raises InputError, UnknownModelError, ContextLengthError, or what the service raises."""
     name = choose_model(asked.model, service.models())
     entry = await find_model(service, name, may_download=asker.may_download)
@@ -87,7 +100,7 @@ async def prepare(asked: NeutralRequest, asker: Asker, service: MeshService, tex
             await texts.check_grammar(asked.grammar, asked.names.grammar)
         encoded = [await _encode_prompt(one, asked, entry, text, limit, texts) for one in asked.subject.prompts]
         return _prepared(asked, asker, entry, text, encoded, asked.grammar)
-    return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts)
+    return await _prepare_conversation(asked, asked.subject, asker, entry, text, limit, texts, options)
 
 
 async def _prepare_conversation(
@@ -98,9 +111,10 @@ async def _prepare_conversation(
     text: TextModel,
     limit: int,
     texts: TextModels,
+    options: PromptOptions,
 ) -> PreparedRequest:
     names, tools = asked.names, offered_tools(conversation)
-    prompt = await conversation_prompt(conversation, text, texts, names)
+    prompt = await conversation_prompt(conversation, text, texts, names, moves_agent_lines=options.moves_agent_lines)
 
     def encode() -> list[int]:
         text.check_length(prompt, limit, names.messages)

@@ -15,7 +15,6 @@ from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.errors import DeadlineError, InputError, ModelError
 from exo_mesh.model_files import named
 from exo_mesh.tasks import TaskOwner
-from exo_mesh.text.grammars import check_grammar
 from exo_mesh.text.template import Message
 from exo_mesh.text.tokenizer import TextModel
 
@@ -64,7 +63,7 @@ class TextModels:
     async def check_grammar(self, spec: GrammarSpec, param: str) -> None:
         """Raises InputError that names the keyword that cannot be honoured; `param`: the client's field."""
         try:
-            await self.work(lambda: check_grammar(spec, param))
+            await self._templates.check_grammar(spec, param)
         except InputError as exc:
             raise InputError(f"{param}: {exc}", param=param) from exc
 

@@ -19,7 +19,7 @@ from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.defaults import with_defaults
 from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
-from exo_mesh.api.core.preparing import PreparedRequest, prepare
+from exo_mesh.api.core.preparing import PreparedRequest, PromptOptions, prepare
 from exo_mesh.api.core.request import NeutralRequest, Prompts
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.listed import known_object, model_object
@@ -165,7 +165,8 @@ class OpenAIRoutes:
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, default))
         request_id = prefix + (secrets.token_hex(12) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key)
-        prepared = await prepare(asked, asker, self._service, self._context.texts)
+        options = PromptOptions(not self._context.options.keep_agent_lines)
+        prepared = await prepare(asked, asker, self._service, self._context.texts, options)
         created = int(self._context.now())
         recipe = recipe_of(kind, prepared, delivery, created)
         with self._known_as(prepared, request), self._service.streams.open(self._card(request, recipe)):

@@ -9,7 +9,10 @@ from exo_mesh.text.assembler import TokenSpan
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """The next piece of the answer. `tokens`: those whose text ends in it; tokens of markers are in no part."""
+    """The next piece of the answer. `tokens`: those whose text ends in it; tokens of markers are in no part.
+
+    The text is empty where the answer ends with tokens that have none.
+    """
 
     text: str
     tokens: tuple[TokenSpan, ...] = ()

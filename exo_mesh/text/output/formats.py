@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from exo_mesh.domain.grammar import GrammarSpec
 from exo_mesh.text.grammars import lark_of
 from exo_mesh.text.output.families.table import FAMILIES
-from exo_mesh.text.output.harmony import CHANNEL, HARMONY_MARKERS
-from exo_mesh.text.output.tool_grammars import BUILDERS, LarkRules
+from exo_mesh.text.output.harmony import HARMONY_MARKERS
+from exo_mesh.text.output.tool_grammars import BUILDERS, WHOLE_MESSAGES, LarkRules, UnenforceableError
 from exo_mesh.text.output.tools import Tool
 
 _PARTS = re.compile(r"<\|\w+\|>")
@@ -38,6 +38,13 @@ class OutputFormat:
         """Whether an answer consists of messages with headers, as gpt-oss writes it."""
         return self.name == "harmony"
 
+    @property
+    def early_end(self) -> str:
+        """What ends a thought before the model would end it, and lets the answer begin; "" if it does not think."""
+        if self.is_harmony:
+            return "<|end|><|start|>assistant<|channel|>final<|message|>"
+        return f"\n{self.reasoning_end}\n\n" if self.reasoning_end else ""
+
     def markers(self, *, has_tools: bool) -> frozenset[str]:
         """Tokens that the parser must see as text although they may be special; the detokenizer is told of them."""
         if self.is_harmony:
@@ -51,7 +58,7 @@ GAP = r"/[ \n]{0,2}/"
 """Between a thought and the answer. Bounded: a poor model would write white space without end."""
 
 PLAIN = OutputFormat("plain")
-HARMONY = OutputFormat("harmony", tool_family="harmony")
+HARMONY = OutputFormat("harmony", "<|channel|>analysis<|message|>", "<|end|>", "harmony")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,9 @@ def _thought_of(source: str, architecture: str, tokens: Collection[str]) -> _Tho
     for seen in (source, tokens):
         found = [thought for thought in _THOUGHTS if thought.end in seen]
         if found:
-            dropped = tuple(marker for marker in found[0].dropped if marker in source or marker in tokens)
+            words = [marker.replace("/", "") for marker in found[0].dropped]
+            pairs = zip(found[0].dropped, words, strict=True)
+            dropped = tuple(marker for marker, word in pairs if word in source or marker in source or marker in tokens)
             return replace(found[0], dropped=dropped)
     return _Thought("", "")
 
@@ -158,6 +167,11 @@ def _family_of(source: str, architecture: str, tokens: Collection[str]) -> str:
         return "dsml"
     by_token = (family for sign, family in _TOOL_SIGNS if sign in tokens and family in _TOKENS_THAT_SAY_IT)
     return found or next(by_token, "")
+
+
+def with_generic_tools(output: OutputFormat) -> OutputFormat:
+    """The format of a model that was told of tools by `generic_tool_prompt`."""
+    return output if output.tool_family else replace(output, tool_family="hermes")
 
 
 def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:
@@ -176,7 +190,10 @@ def tool_grammar(output: OutputFormat, tools: Sequence[Tool], choice: str, paral
     if not wanted:
         return None
     rules = LarkRules(output.tokens)
-    return rules.grammar(builder(rules, wanted, parallel and choice == "required"))
+    try:
+        return rules.grammar(builder(rules, wanted, parallel and choice == "required"))
+    except UnenforceableError:
+        return None
 
 
 def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
@@ -185,6 +202,7 @@ def as_answer(output: OutputFormat, spec: GrammarSpec) -> GrammarSpec:
     if not output.is_harmony:
         return spec
     rules = LarkRules(output.tokens)
+    rules.note(WHOLE_MESSAGES)
     kind = f'(" " {rules.literal("<|constrain|>json")})?'
     return rules.grammar(f"{rules.literal('<|channel|>final')} {kind} {rules.literal('<|message|>')} {lark_of(spec)}")
 
@@ -193,7 +211,7 @@ def after_reasoning(output: OutputFormat, spec: GrammarSpec, starts_in_reasoning
     """The grammar holds only for the answer: the model may think before it. It is that of a text, or of calls."""
     rules = LarkRules(output.tokens)
     if output.is_harmony:
-        whole = spec if CHANNEL in spec.text else as_answer(output, spec)
+        whole = spec if WHOLE_MESSAGES in spec.text else as_answer(output, spec)
         head = rules.literal("<|channel|>analysis<|message|>")
         thought = f"{head} {rules.text_until('<|end|>')} {rules.literal('<|start|>assistant')}"
         return rules.grammar(f"({thought})? {lark_of(whole)}")

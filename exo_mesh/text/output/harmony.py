@@ -25,7 +25,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
+class _MessageHeader:
     """The channel and the recipient of a message; empty if it has none."""
 
     channel: str
@@ -48,7 +48,7 @@ class HarmonyReading:
             is_recipient = following != "<"
             marker = yield from self._read_message("to=" if is_recipient else "")
         else:
-            marker = yield from self._read_body(_Header("final", ""))
+            marker = yield from self._read_body(_MessageHeader("final", ""))
         while marker:
             if marker in (START, CHANNEL):
                 marker = yield from self._read_message(marker)
@@ -63,13 +63,13 @@ class HarmonyReading:
             parts.append(f" {marker} ")
         found = _RECIPIENT.search("".join(parts))
         channel = "".join(parts).partition(CHANNEL)[2].split()
-        header_found = _Header(channel[0] if channel else "", found.group(1) if found else "")
+        header_found = _MessageHeader(channel[0] if channel else "", found.group(1) if found else "")
         self._writer.marker(in_reasoning=header_found.channel == "analysis")
         if not marker:
             return ""
         return (yield from self._read_body(header_found))
 
-    def _read_body(self, header: _Header) -> More[str]:
+    def _read_body(self, header: _MessageHeader) -> More[str]:
         name = header.recipient.removeprefix("functions.")
         is_function = header.recipient.startswith("functions.") or name in self._schemas.names
         if is_function and self._schemas.names:

@@ -11,6 +11,7 @@ from exo_mesh.text.output.reader import Malformed, More, Reader
 
 _OUTSIDE = re.compile(r'[^"{}\[\]]*')
 _INSIDE = re.compile(r'[^"\\\x00-\x1f]*')
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SCALAR = re.compile(r"[-+.\w]*")
 
 
@@ -105,3 +106,14 @@ def decode(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as exc:
         raise Malformed from exc
+
+
+def encode(value: Any) -> str:
+    """A value as JSON that can be sent: a lone surrogate, which is no character, stays an escape. Raises ValueError."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value) if _SURROGATE.search(text) else text
+
+
+def is_sendable(text: str) -> bool:
+    """Whether the text has only characters."""
+    return _SURROGATE.search(text) is None

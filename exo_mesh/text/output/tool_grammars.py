@@ -18,6 +18,9 @@ from exo_mesh.text.output.families.values import is_string_type, is_text_by_qwen
 from exo_mesh.text.output.families.xml_calls import DSML_STYLE, MINICPM_STYLE, MINIMAX_STYLE, MUSE_STYLE, QWEN_STYLE
 from exo_mesh.text.output.tools import Tool
 
+WHOLE_MESSAGES = "whole messages of Harmony"
+"""The note in a grammar that holds for headers, too."""
+
 MAX_CALLS = 16
 """Calls that one answer may make; without a bound a poor model goes on calling until its limit."""
 
@@ -25,6 +28,10 @@ ANY_TEXT = r"/(?s:.*)/"
 _TOKEN = re.compile(r"<[^<>\s]+>")
 
 TagValue = Callable[[dict[str, Any]], bool]
+
+
+class UnenforceableError(Exception):
+    """The schema of a tool cannot be enforced in this format. It never leaves this package."""
 
 
 class LarkRules:
@@ -39,6 +46,7 @@ class LarkRules:
         longest_first = sorted(self._written, key=len, reverse=True)
         self._tokens = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._rules: list[str] = []
+        self._notes: list[str] = []
 
     def literal(self, text: str) -> str:
         """Exactly this text."""
@@ -69,7 +77,11 @@ class LarkRules:
 
     def grammar(self, start: str) -> GrammarSpec:
         """The whole grammar."""
-        return GrammarSpec("lark", "\n".join([f"start: {start}", *self._rules]) + "\n")
+        return GrammarSpec("lark", "\n".join([f"start: {start}", *self._rules, *self._notes]) + "\n")
+
+    def note(self, text: str) -> None:
+        """A comment at the end of the grammar."""
+        self._notes.append(f"// {text}")
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
@@ -80,11 +92,14 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
 
 def _properties(tool: Tool) -> list[tuple[str, dict[str, Any], bool]]:
     """(name, schema, whether it is required) of each parameter."""
-    properties = tool.parameters.get("properties")
-    required = tool.parameters.get("required")
+    return _schema_properties(tool.parameters)
+
+
+def _schema_properties(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any], bool]]:
+    properties, required = schema.get("properties"), schema.get("required")
     return [
-        (name, schema if isinstance(schema, dict) else {}, name in (required if isinstance(required, list) else ()))
-        for name, schema in (properties if isinstance(properties, dict) else {}).items()
+        (name, inner if isinstance(inner, dict) else {}, name in (required if isinstance(required, list) else ()))
+        for name, inner in (properties if isinstance(properties, dict) else {}).items()
     ]
 
 
@@ -201,13 +216,52 @@ def _pythonic(start: str, end: str, rules: LarkRules, tools: Sequence[Tool], par
 
 
 def _words(rules: LarkRules, properties: Sequence[tuple[str, dict[str, Any], bool]]) -> str:
-    """`a=1, b=2`: each rule is what may come from one parameter on, first or after another one."""
+    """`a=1, b=2`."""
+    return _members(rules, properties, "=", ", ", rules.json)
+
+
+def _members(
+    rules: LarkRules,
+    properties: Sequence[tuple[str, dict[str, Any], bool]],
+    sign: str,
+    separator: str,
+    value: Callable[[dict[str, Any]], str],
+) -> str:
+    """Names with values, in the order of the schema; those that are not required may be missing.
+
+    Each rule is what may come from one parameter on: as the first, or after another one.
+    """
     first = following = rules.rule('""')
     for name, schema, is_required in reversed(properties):
-        word = f"{rules.literal(name + '=')} {rules.json(schema)} {following}"
+        word = f"{rules.literal(name + sign)} {value(schema)} {following}"
         skipped_first, skipped = ("", "") if is_required else (f" | {first}", f" | {following}")
-        first, following = rules.rule(word + skipped_first), rules.rule(f'", " {word}{skipped}')
+        first, following = rules.rule(word + skipped_first), rules.rule(f"{json.dumps(separator)} {word}{skipped}")
     return first
+
+
+def _gemma(start: str, end: str, quote: str, rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
+    """`call:f{key:value}`. Raises UnenforceableError for a schema that is more than types, enums and properties."""
+
+    def value(schema: dict[str, Any]) -> str:
+        kind, choices = schema.get("type"), schema.get("enum")
+        if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
+            return f"({' | '.join(rules.literal(quote + choice + quote) for choice in choices)})"
+        if kind == "string":
+            return f"{rules.literal(quote)} {rules.text_until(quote)}"
+        if kind in ("integer", "number", "boolean", "null"):
+            return rules.json(schema)
+        if kind == "array" and isinstance(schema.get("items"), dict):
+            item = rules.rule(value(schema["items"]))
+            return f'"[" ({item} ("," {item})*)? "]"'
+        if kind == "object":
+            return f'"{{" {_members(rules, _schema_properties(schema), ":", ",", value)} "}}"'
+        raise UnenforceableError
+
+    calls = [
+        f"{rules.literal(start + 'call:' + tool.name)} {value(arguments_schema(tool))} {rules.literal(end)}"
+        for tool in tools
+    ]
+    return _repeated(rules, _any_of(rules, calls), "", parallel)
 
 
 def _harmony(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
@@ -217,6 +271,7 @@ def _harmony(rules: LarkRules, tools: Sequence[Tool], parallel: bool) -> str:
         f"{rules.json(arguments_schema(tool))}"
         for tool in tools
     ]
+    rules.note(WHOLE_MESSAGES)
     return _any_of(rules, calls)
 
 
@@ -240,8 +295,10 @@ BUILDERS: dict[str, Callable[[LarkRules, Sequence[Tool], bool], str]] = {
     ),
     "glm47": partial(_arg_keys, ""),
     "longcat": partial(_arg_keys, "longcat_"),
+    "gemma4": partial(_gemma, "<|tool_call>", "<tool_call|>", '<|"|>'),
+    "function_gemma": partial(_gemma, "<start_function_call>", "<end_function_call>", "<escape>"),
     "pythonic": partial(_pythonic, "<|tool_call_start|>", "<|tool_call_end|>"),
     "llama4_pythonic": partial(_pythonic, "", ""),
     "harmony": _harmony,
 }
-"""The families whose calls can be enforced. Gemma, Kimi K3 and OLMo 3 are free to call or not."""
+"""The families whose calls can be enforced. Kimi K3 and OLMo 3 are free to call or not."""

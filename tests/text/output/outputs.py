@@ -65,8 +65,8 @@ def joined(events: Iterable[OutputEvent]) -> Parsed:
         letter = {TextPart: "t", ReasoningPart: "r", ToolCallBegin: "c"}.get(type(event), "")
         parsed.order += "" if parsed.order.endswith(letter) and letter != "c" else letter
         match event:
-            case TextPart(text):
-                assert text and not is_open
+            case TextPart(text, tokens):
+                assert (text or tokens) and not is_open, "tokens without text may come last"
                 parsed.text += text
             case ReasoningPart(text):
                 assert text and not is_open
@@ -85,6 +85,7 @@ def joined(events: Iterable[OutputEvent]) -> Parsed:
                 assert not is_open
                 parsed.finish = reason
     assert parsed.finish
+    "".join([parsed.text, parsed.reasoning, *(part for call in parsed.calls for part in call)]).encode()
     return parsed
 
 

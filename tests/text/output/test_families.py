@@ -80,7 +80,23 @@ def fragments() -> st.SearchStrategy[str]:
     """Markers and parts of calls of every family, and anything else."""
     words = {marker for family in FAMILIES.values() for marker in family.markers}
     words |= {"<think>", "</think>", "{", "}", "[", "]", '"', ":", ",", "\\", "name", "arguments", "ping", "call:", "("}
-    words |= {" ", "\n", "null", "1", ")", "=", ">", "<param name=", "<parameter=x>", "```json\n", "é", "🙂", "</"}
+    words |= {
+        " ",
+        "\n",
+        "null",
+        "1",
+        ")",
+        "=",
+        ">",
+        "<param name=",
+        "<parameter=x>",
+        "```json\n",
+        "é",
+        "🙂",
+        "</",
+        "\\ud800",
+        "'",
+    }
     calls = [text for texts in CALLS.values() for text in texts]
     return st.one_of(
         st.sampled_from(sorted(words)),
@@ -168,6 +184,18 @@ def test_a_call_that_breaks_in_its_arguments_keeps_what_was_written() -> None:
     assert parse(FORMATS["qwen3_coder"], text, tools=TOOLS).calls == [["save-note", '{"title": "A"}']]
     cut = "<tool_call>\n<function=save-note>\n<parameter=title>\nAbc"
     assert parse(FORMATS["qwen3_coder"], cut, tools=TOOLS).calls == [["save-note", '{"title": "Abc']]
+
+
+def test_a_lone_surrogate_that_a_model_escapes_can_be_sent() -> None:
+    texts = {
+        "hermes": '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"\\\\ud800\\"}"}</tool_call>',
+        "pythonic": '<|tool_call_start|>[f(a="\\ud800")]<|tool_call_end|>',
+        "glm47": '<tool_call>f<arg_key>a</arg_key><arg_value>"\\ud800"</arg_value></tool_call>',
+    }
+    for family, text in texts.items():
+        assert json.loads(parse(FORMATS[family], text, tools=TOOLS).calls[0][1]) == {"a": "\ud800"}
+    text = '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'
+    assert parse(FORMATS["hermes"], text, tools=TOOLS).text == text
 
 
 def test_a_forgotten_outer_marker_costs_nothing() -> None:

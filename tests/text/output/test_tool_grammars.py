@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from exo_mesh.domain.grammar import GrammarSpec
-from exo_mesh.text.grammars import check_grammar, lark_text
+from exo_mesh.text.grammars import lark_of, lark_text
 from exo_mesh.text.output.families.table import FAMILIES
 from exo_mesh.text.output.formats import (
     HARMONY,
@@ -24,6 +24,7 @@ from exo_mesh.text.output.formats import (
 from exo_mesh.text.output.harmony import HARMONY_MARKERS
 from exo_mesh.text.output.tool_grammars import BUILDERS
 from exo_mesh.text.output.tools import Tool
+from tests.text.checked_grammars import check_grammar
 from tests.text.output.outputs import parse
 from tests.text.text_models import byte_level
 
@@ -42,8 +43,6 @@ PICK = Tool(
     },
 )
 STOP = Tool("stop", "stops", {})
-FREE_TEXT = {"qwen3_coder", "seed_oss", "minimax_m2", "minicpm5", "dsml", "glm47", "longcat"}
-"""Families whose strings no grammar of ours bounds in length."""
 
 
 def tokenizer_with(markers: frozenset[str]) -> Tokenizer:
@@ -90,7 +89,7 @@ def checked(output: OutputFormat, spec: GrammarSpec, tokenizer: Tokenizer, names
     return parsed
 
 
-QUICK = {"hermes", "qwen3_coder", "mistral", "pythonic"}
+QUICK = {"hermes", "qwen3_coder", "mistral", "gemma4"}
 
 
 @pytest.mark.parametrize("with_tokens", [True, pytest.param(False, marks=pytest.mark.extended)])
@@ -111,6 +110,11 @@ def test_what_a_random_model_writes_is_calls(family: str, with_tokens: bool) -> 
     assert all(len(result.calls) == 1 for result in results[3:] if result)
 
 
+def test_a_schema_that_a_format_has_no_words_for_is_not_enforced() -> None:
+    tool = Tool("f", "", {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}})
+    assert tool_grammar(OutputFormat("gemma4", tool_family="gemma4"), [tool], "required", True) is None
+
+
 def test_choices_that_leave_the_model_free_have_no_grammar() -> None:
     output = OutputFormat("hermes", tool_family="hermes")
     assert tool_grammar(output, [PICK], "auto", True) is None
@@ -120,7 +124,7 @@ def test_choices_that_leave_the_model_free_have_no_grammar() -> None:
 
 
 def test_every_family_is_enforced_or_known_not_to_be() -> None:
-    assert FAMILIES.keys() - BUILDERS.keys() == {"gemma4", "function_gemma", "kimi_k3", "olmo3"}
+    assert FAMILIES.keys() - BUILDERS.keys() == {"kimi_k3", "olmo3"}
 
 
 def accepts(spec: GrammarSpec, tokenizer: Tokenizer, text: str) -> bool:
@@ -150,10 +154,18 @@ def test_harmony_thinks_before_an_answer_or_a_call() -> None:
     tokenizer = tokenizer_with(frozenset(HARMONY_MARKERS))
     output = format_of(None, "gpt_oss", {text: tokenizer.token_to_id(text) for text in HARMONY_MARKERS})
     answer = GrammarSpec("choice", '["yes", "no"]')
-    for spec in (after_reasoning(output, answer, False), after_reasoning(output, as_answer(output, answer), False)):
-        texts = [text for seed in range(6) if (text := written(spec, tokenizer, seed)) is not None]
-        assert {parse(output, text).text for text in texts} <= {"yes", "no"}
-        assert texts
     calls = tool_grammar(output, [PICK], "required", True)
     assert calls is not None
+    either = GrammarSpec("lark", f"start: {lark_of(as_answer(output, answer))} | {lark_of(calls)}")
+    thought, final = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", "<|channel|>final<|message|>yes"
+    call = "<|channel|>commentary to=functions.pick <|constrain|>json<|message|>" + '{"color": "red", "size": 3}'
+    accepted = {final: (answer, either), call: (calls, either)}
+    for text, specs in accepted.items():
+        for spec in (answer, calls, either):
+            whole = after_reasoning(output, spec, False)
+            check_grammar(whole)
+            for head in ("", thought):
+                assert accepts(whole, tokenizer, head + text) is (spec in specs)
+            assert not accepts(whole, tokenizer, "yes")
+            assert not accepts(whole, tokenizer, "<|channel|>final<|message|>" + text)
     assert any(checked(output, after_reasoning(output, calls, False), tokenizer, {"pick"}, seed) for seed in range(4))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 
-from exo_mesh.text.output.json_text import decode, read_object, read_value, read_whole_value
+from exo_mesh.text.output.json_text import decode, encode, is_sendable, read_object, read_value, read_whole_value
 from exo_mesh.text.output.reader import Malformed, More, Reader
 from exo_mesh.text.output.writer import EventWriter
 
@@ -99,7 +98,7 @@ class _JsonCall:
             self._is_done = True
 
     def _begin(self) -> None:
-        if not self._name:
+        if not self._name or not is_sendable(self._name):
             raise Malformed
         self._writer.begin(self._name)
 
@@ -122,4 +121,9 @@ def _as_object(text: str) -> str:
         return "{}"
     if not isinstance(value, dict):
         raise Malformed
-    return text if text.startswith("{") else json.dumps(value, ensure_ascii=False)
+    if text.startswith("{") and is_sendable(text):
+        return text
+    try:
+        return encode(value)
+    except ValueError as exc:
+        raise Malformed from exc

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from exo_mesh.text.output.json_text import encode
 from exo_mesh.text.output.reader import Malformed, Markers, More, Reader
 
 ParameterSchema = dict[str, Any]
@@ -140,7 +141,7 @@ def trimmed(text: str, trim: Literal["none", "line", "space"]) -> str:
 def as_json(value: Any, text: str) -> str:
     """The JSON text of a value; where it has none (a set, infinity), that of the text which the model wrote."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return encode(value)
     except (TypeError, ValueError, RecursionError):
         return json.dumps(text, ensure_ascii=False)
 

@@ -1,0 +1,147 @@
+"""What grammars cost a ring and what they save: `python -m tools.bench grammar`.
+
+A ring of four dummy stages of 10 ms each with a vocabulary of 128,000 tokens, 1 and 16 streams, in turns: without a
+grammar; with a schema of one long string each, where every token takes its lap: what that is slower by, masks cost;
+and with a schema of records each, whose keys and punctuation must come. Times are from the first token on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+import time
+from itertools import pairwise, product
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+from exo_mesh.bench.local_ring import LocalRunner, local_ring
+from exo_mesh.domain.footprint import POOL_TOKENS
+from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.shard import Shard
+from exo_mesh.errors import error_from_code
+from exo_mesh.proto import driver_pb2 as pb
+from exo_mesh.proto import driver_pb2_grpc
+from exo_mesh.transport.channels import open_channel
+from exo_mesh.transport.plan_codec import ballot_to_proto
+
+STAGES, COST_MS, VOCAB, TOKENS, ROUNDS = 4, 10, 128_000, 256, 5
+DEADLINE_S = 120.0
+KINDS = ("none", "text", "records")
+BALLOT = Ballot(1, "bench")
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("grammar", help="what grammars cost and save on a ring", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    with tempfile.TemporaryDirectory() as scratch:
+        asyncio.run(measure(write_model(Path(scratch)), args.rounds))
+    return 0
+
+
+def write_model(model_dir: Path) -> Path:
+    """A byte-level BPE vocabulary of VOCAB tokens: the bytes, and words of 2 to 4 letters with their merges."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    vocab = {character: index for index, character in enumerate(alphabet)}
+    merges: list[tuple[str, str]] = []
+    pairs = [a + b for a, b in product(ascii_lowercase, repeat=2)]
+    for left, right in (*product(ascii_lowercase, repeat=2), *product(pairs, ascii_lowercase), *product(pairs, pairs)):
+        if len(vocab) == VOCAB:
+            break
+        vocab[left + right] = len(vocab)
+        merges.append((left, right))
+    by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    model = {"type": "BPE", "vocab": vocab, "merges": [f"{left} {right}" for left, right in merges]}
+    tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": by_bytes, "decoder": by_bytes, "model": model}
+    (model_dir / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (model_dir / "config.json").write_text(json.dumps({"vocab_size": VOCAB, "hidden_size": 2048}))
+    return model_dir
+
+
+def schema(number: int, kind: str) -> str:
+    """Never done within the tokens that are asked for."""
+    if kind == "text":
+        return json.dumps({"type": "string", "minLength": 100_000 + number})
+    names = [f"field{number}", "name", "tags"]
+    item = {
+        "type": "object",
+        "properties": {
+            names[0]: {"type": "integer", "minimum": 0, "maximum": 10_000},
+            names[1]: {"type": "string", "minLength": 20, "maxLength": 60},
+            names[2]: {"type": "array", "items": {"enum": ["red", "green", "blue"]}, "minItems": 2, "maxItems": 5},
+        },
+        "required": names,
+        "additionalProperties": False,
+    }
+    return json.dumps({"type": "array", "items": item, "minItems": 1000})
+
+
+async def measure(model_dir: Path, rounds: int) -> None:
+    """Print one line for 1 stream and one for 16."""
+    cuts = [8 * index // STAGES for index in range(STAGES + 1)]
+    stages = tuple(
+        StagePlan(f"bench{i}", "dummy", Shard("bench", start, stop, 8), 0)
+        for i, (start, stop) in enumerate(pairwise(cuts))
+    )
+    plan = Plan("bench", BALLOT, "bench", "", stages, 8192, PlanInputs((), "memory", STAGES), POOL_TOKENS)
+    async with local_ring(plan, model_dir, {"cost_ms": str(COST_MS)}) as runners:
+        for streams in (1, 16):
+            figures: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+            for kind in KINDS:
+                await _round(runners, streams, kind, 32)  # the first grammar imports a library; paces are learnt
+            for _, kind in product(range(rounds), KINDS):
+                figures[kind].append(await _round(runners, streams, kind, TOKENS))
+            _show(streams, figures)
+
+
+def _show(streams: int, figures: dict[str, list[tuple[float, float]]]) -> None:
+    free = statistics.median(tokens for tokens, _ in figures["none"])
+    for kind, rounds in figures.items():
+        tokens, saved = (statistics.median(one[i] for one in rounds) for i in (0, 1))
+        print(
+            f"{streams:2} streams, {kind:7}: {tokens:6.1f} tokens/s ({100 * (tokens / free - 1):+5.1f} %), "
+            f"{100 * saved:.0f} % of the tokens without a lap",
+            flush=True,
+        )
+
+
+async def _round(runners: list[LocalRunner], streams: int, kind: str, tokens: int) -> tuple[float, float]:
+    """(tokens per second, share of the tokens that took no lap) of so many streams at once."""
+    saved = (await runners[-1].fresh_beat()).laps_saved
+    async with open_channel(f"127.0.0.1:{runners[-1].port}", None) as channel:
+        stub = driver_pb2_grpc.DriverStub(channel)  # type: ignore[no-untyped-call]
+        times = await asyncio.gather(*(_stream(stub, i, kind, tokens) for i in range(streams)))
+        took_s = max(last for _, last in times) - statistics.median(first for first, _ in times)
+    saved = (await runners[-1].fresh_beat()).laps_saved - saved
+    return streams * tokens / took_s, saved / (streams * tokens)
+
+
+async def _stream(stub: Any, number: int, kind: str, tokens: int) -> tuple[float, float]:
+    """When the first token came, and the last one."""
+    request = pb.GenerateRequest(
+        instance_id="bench",
+        ballot=ballot_to_proto(BALLOT),
+        request_id=f"bench-{time.monotonic_ns()}-{number}",
+        prompt_ids=[1, 2, 3, number],
+        max_tokens=tokens,
+        ignore_eos=True,
+        sampling=pb.Sampling(temperature=0, top_p=1, repetition_penalty=1),
+    )
+    if kind != "none":
+        request.grammar.CopyFrom(pb.Grammar(kind="json_schema", text=schema(number, kind)))
+    received, first = 0, 0.0
+    async for message in stub.Generate(request, timeout=DEADLINE_S):
+        if message.error_code:
+            raise error_from_code(message.error_code, message.error_message)
+        received += len(message.events)
+        first = first or (time.perf_counter() if received else 0.0)
+    assert received == tokens, f"{received} of {tokens} tokens came"
+    return first, time.perf_counter()

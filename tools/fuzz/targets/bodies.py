@@ -1,0 +1,150 @@
+"""Mutated bodies of chats and completions: tools, schemas, grammars, prompts, and fields of the wrong kind.
+
+Every body is JSON, so that most get past the decoder. Any 5xx but 503 (the ring is full), and no answer within 30 s, is
+harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+from collections import Counter
+from typing import Any
+
+from tools.fuzz.calls import many
+from tools.fuzz.mutate import TEXTS
+from tools.fuzz.rig import MODEL, Rig
+
+COUNT, NUM_NODES, CLOSED = 20_000, 1, False
+FLAGS = ("--discovery", "none", "--max-queued", "4096")
+ANSWER_S = 30.0
+MAX_LISTED = 20
+
+_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"type": "integer", "minimum": 1, "maximum": 5}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_TOOL = {"type": "function", "function": {"name": "get_weather", "description": "d", "parameters": _SCHEMA}}
+_USER = {"role": "user", "content": "Count from 7 to 9."}
+_CALL = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+_TURNS = [
+    {"role": "system", "content": [{"type": "text", "text": "Be brief"}]},
+    _USER,
+    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+]
+_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": _SCHEMA}}
+CHATS: tuple[dict[str, Any], ...] = (
+    {"messages": [_USER]},
+    {"messages": [_USER], "tools": [_TOOL], "tool_choice": "auto", "parallel_tool_calls": False},
+    {"messages": [_USER], "tools": [_TOOL], "tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
+    {"messages": _TURNS, "tools": [_TOOL]},
+    {"messages": [_USER], "response_format": _FORMAT},
+    {"messages": [_USER], "response_format": {"type": "json_object"}, "n": 2},
+    {"messages": [_USER], "grammar": {"type": "regex", "value": "[a-z]{1,9}"}},
+    {"messages": [_USER], "guided_choice": ["yes", "no"]},
+    {"messages": [_USER], "structured_outputs": {"grammar": 'start: "a" | "b"'}},
+    {"messages": [_USER], "logprobs": True, "top_logprobs": 2, "stop": ["9"], "logit_bias": {"5": 1}, "seed": 1},
+    {"messages": [_USER], "enable_thinking": True, "reasoning_effort": "low", "thinking_budget": 2},
+    {"messages": [_USER], "chat_template_kwargs": {"a": 1}, "min_tokens": 1, "stop_token_ids": [3]},
+    {"messages": [_USER, {"role": "assistant", "content": "7"}], "continue_final_message": True},
+)
+COMPLETIONS: tuple[dict[str, Any], ...] = (
+    {"prompt": "7, 8,"},
+    {"prompt": ["7", "8"], "n": 2, "best_of": 3, "logprobs": 1},
+    {"prompt": [[5, 6], [7]], "echo": True, "logprobs": 1, "max_tokens": 0},
+    {"prompt": [5, 6, 7], "prompt_logprobs": 1, "guided_regex": "a+"},
+)
+_VALUES: tuple[Any, ...] = (
+    *TEXTS, None, True, False, 0, -1, 1, 2, 17, 2**31, 2**63, 10**30, 0.5, -1e308, 1e308, [], {}, [[]], {"a": {}},
+    {"$ref": "#"}, {"$ref": "#/properties/x"}, {"allOf": [{}]}, {"type": ["string", "null"]}, {"pattern": "(a|aa)+$"},
+    {"enum": []}, {"const": "\ud800"}, "\ud800", "(", "start: start", '{"type": "object"}', "get_weather", "required",
+)  # fmt: skip
+
+
+def body_of(rng: random.Random) -> tuple[str, bytes]:
+    """A path and a body with up to four changes."""
+    is_chat = rng.random() < 0.75
+    body = copy.deepcopy(rng.choice(CHATS if is_chat else COMPLETIONS))
+    body = {"model": MODEL, "max_tokens": 4, **body}
+    if rng.random() < 0.3:
+        body["stream"] = True
+    for _ in range(rng.randint(0, 4)):
+        _change(rng, body)
+    return "/v1/chat/completions" if is_chat else "/v1/completions", json.dumps(body).encode()
+
+
+def _change(rng: random.Random, body: Any) -> None:
+    """Replace, drop, repeat or nest a value somewhere in it; now and then put in what another body has."""
+    place = _place(rng, body)
+    if isinstance(place, dict):
+        kind = rng.random()
+        if kind < 0.2 or not place:
+            other = rng.choice((*CHATS, *COMPLETIONS))
+            name = rng.choice(list(other))
+            place[name] = copy.deepcopy(other[name])
+            return
+        key: Any = rng.choice(list(place))
+    elif place:
+        kind, key = rng.random(), rng.randrange(len(place))
+    else:
+        place.append(rng.choice(_VALUES))
+        return
+    if kind < 0.35:
+        del place[key]
+    elif kind < 0.45:
+        place[key] = [place[key]] * rng.choice((1, 2, 40))
+    elif kind < 0.55:
+        place[key] = {"type": place[key]}
+    else:
+        place[key] = copy.deepcopy(rng.choice(_VALUES))
+
+
+def _place(rng: random.Random, value: Any) -> Any:
+    """A dict or list somewhere in the value."""
+    while True:
+        inner = [one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, dict | list)]
+        if not inner or rng.random() < 0.4:
+            return value
+        value = rng.choice(inner)
+
+
+async def attack(rig: Rig, rng: random.Random, count: int) -> Counter[str]:
+    """Answers how the requests ended."""
+
+    async def one(number: int) -> str:
+        path, data = body_of(rng)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                status = await _ask(rig.api_port, path, data)
+        except TimeoutError:
+            status = "NO ANSWER"
+        except OSError as exc:
+            status = type(exc).__name__
+        if not status.startswith(("2", "4")) and status != "503":
+            rig.harm.append(f"{status} to {path} {data[:1000]!r}")
+        elif status == "503" and len(rig.notes) < MAX_LISTED:
+            rig.notes.append(f"503 to {path} {data[:300]!r}")
+        return status
+
+    return await many(count, one)
+
+
+async def _ask(port: int, path: str, data: bytes) -> str:
+    """The status, after the whole answer; "cut" for a stream that ends with an error of ours."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + data)
+        answer = b""
+        while chunk := await reader.read(1 << 16):
+            answer += chunk
+    finally:
+        writer.close()
+    words = answer.split(None, 2)
+    status = words[1].decode("ascii", "replace") if len(words) > 1 else "closed"
+    return "cut" if b'"internal_error"' in answer or b'"engine_error"' in answer else status
