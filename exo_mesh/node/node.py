@@ -25,6 +25,7 @@ from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.hosting.certificate_renewal import Renewal, own_credentials
 from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.stage_host import HostLimits
@@ -42,7 +43,6 @@ from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.parts import ModelParts
-from exo_mesh.node.certificate_renewal import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.cards.toml_card import TomlCard
-from exo_mesh.serving.streams import FoundStream, StreamCard, StreamViewer
+from exo_mesh.serving.streams import StreamService
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +120,6 @@ class StoreService(Protocol):
 
     async def purge(self, peers: Sequence[str]) -> list[str]:
         """Delete all staged copies that nothing uses, everywhere or on these peers; answers the peers that had any."""
-
-
-class StreamService(Protocol):
-    """The answers that run for clients of any peer."""
-
-    def open(self, card: StreamCard) -> AbstractContextManager[None]:
-        """While the context is open, a request that enters here can be found and read."""
-
-    async def find(self, viewer: StreamViewer, stream_id: str = "") -> list[FoundStream]:
-        """Those that the viewer may see, at all peers that answer, the newest first; with an id only that one."""
-
-    def follow(self, found: FoundStream, viewer: StreamViewer, request_id: str) -> AsyncGenerator[RequestEvent, None]:
-        """The events of one choice from the first on. Raises what it ends with, and TransportError if the peer at which
-        it entered is lost."""
 
 
 class MeshService(Protocol):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
+
+from exo_mesh.domain.request import RequestEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,20 @@ class FoundStream:
     output_tokens: int
     recipe: bytes = b""
     key_id: str = ""
+
+
+class StreamService(Protocol):
+    """The answers that run for clients of any peer."""
+
+    def open(self, card: StreamCard) -> AbstractContextManager[None]:
+        """While the context is open, a request that enters here can be found and read."""
+
+    async def find(self, viewer: StreamViewer, stream_id: str = "") -> list[FoundStream]:
+        """Those that the viewer may see, at all peers that answer, the newest first; with an id only that one."""
+
+    def follow(self, found: FoundStream, viewer: StreamViewer, request_id: str) -> AsyncGenerator[RequestEvent, None]:
+        """The events of one choice from the first on. Raises what it ends with, and TransportError if the peer at which
+        it entered is lost."""
 
 
 def hash_of_secret(secret: str) -> bytes:

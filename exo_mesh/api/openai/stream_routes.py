@@ -20,8 +20,7 @@ from exo_mesh.api.sse import HEADERS
 from exo_mesh.api.stream_secret import SECRET_HEADER
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.errors import InputError
-from exo_mesh.node.service import StreamService
-from exo_mesh.serving.streams import FoundStream, StreamViewer, hash_of_secret
+from exo_mesh.serving.streams import FoundStream, StreamService, StreamViewer, hash_of_secret
 
 LAST_EVENT = "Last-Event-ID"
 _SECRET = {"secret": f"the {SECRET_HEADER} of the answer, if it was asked for without a key"}
