@@ -356,6 +356,7 @@ class Node:
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
         card = await self._desk.find(name, may_download=may_download)
+        self._models.shelf.runner_of(card.name)
         return await self.model(card.name)
 
     def downloads(self) -> list[DownloadEntry]:

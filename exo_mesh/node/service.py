@@ -141,7 +141,7 @@ class MeshService(Protocol):
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
         """As `model`; config, tokenizer and headers of one that no peer has are fetched from the hub, if the caller may
-        cause a download. Raises FetchError as well, and NotFetchedError if the caller may not."""
+        cause a download. Raises FetchError and InputError as well, and NotFetchedError if the caller may not."""
 
     def downloads(self) -> list[DownloadEntry]:
         """What all peers fetch, or have fetched or failed to fetch of late, by model and peer."""
