@@ -75,4 +75,6 @@ class StreamService(Protocol):
 
 def hash_of_secret(secret: str) -> bytes:
     """b"" for no secret."""
-    return hashlib.sha256(f"exo-mesh stream secret\0{secret}".encode()).digest() if secret else b""
+    return (
+        hashlib.sha256(f"exo-mesh stream secret\0{secret}".encode("utf-8", "surrogatepass")).digest() if secret else b""
+    )

@@ -52,12 +52,13 @@ class StreamRoutes:
     async def streams(self, request: web.Request) -> web.Response:
         """GET /v1/streams: of all peers."""
         found = await self._service.streams.find(_viewer(request))
-        return json_response({"object": "list", "data": [_described(one) for one in found]})
+        sees_all = request[CALLER].limited_to is None
+        return json_response({"object": "list", "data": [_described(one, sees_all) for one in found]})
 
     async def attach(self, request: web.Request) -> web.StreamResponse:
         """GET /v1/streams/{id}: in the dialect of the request. With Last-Event-ID only what comes after it."""
         viewer, stream_id = _viewer(request), request.match_info["id"]
-        found = await self._service.streams.find(viewer, stream_id)
+        found = await self._find(viewer, stream_id)
         if not found:
             return _not_running(stream_id)
         recipe = read_recipe(found[0].recipe)
@@ -79,11 +80,16 @@ class StreamRoutes:
     async def stop(self, request: web.Request) -> web.Response:
         """DELETE /v1/streams/{id}: for everybody who reads it, too."""
         stream_id = request.match_info["id"]
-        found = await self._service.streams.find(_viewer(request), stream_id)
-        stopped = [await self._service.cancel(one) for stream in found[:1] for one in stream.request_ids]
+        found = await self._find(_viewer(request), stream_id)
+        stopped = [await self._service.cancel(one) for stream in found for one in stream.request_ids]
         if not any(stopped):
             return _not_running(stream_id)
         return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
+
+    async def _find(self, viewer: StreamViewer, stream_id: str) -> list[FoundStream]:
+        """At most one. Our ids are plain words: peers are not asked for others."""
+        plain = stream_id.isascii() and stream_id.isprintable()
+        return (await self._service.streams.find(viewer, stream_id))[:1] if plain else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +109,7 @@ def _viewer(request: web.Request) -> StreamViewer:
     return StreamViewer(request[CALLER].limited_to, hash_of_secret(secret))
 
 
-def _described(found: FoundStream) -> dict[str, Any]:
+def _described(found: FoundStream, sees_all: bool) -> dict[str, Any]:
     return {
         "id": found.id,
         "object": "stream",
@@ -113,6 +119,7 @@ def _described(found: FoundStream) -> dict[str, Any]:
         "choices": len(found.request_ids),
         "state": "generating" if found.output_tokens else "waiting",
         "output_tokens": found.output_tokens,
+        **({"key_id": found.key_id} if sees_all else {}),
     }
 
 

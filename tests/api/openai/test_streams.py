@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
@@ -154,6 +155,14 @@ async def test_a_reader_that_leaves_or_never_reads_changes_nothing(open_api: Ser
             gate.let(100)
             assert (await frames_of(own))[-1][1] == "[DONE]"
             assert (await frames_of(still))[-1][1] == "[DONE]"
+
+
+async def test_words_that_no_answer_has_are_not_found(open_api: Served) -> None:
+    url = URL(f"{open_api.url}/v1/streams/%C3%A4?secret=%FF%ED%A0%80", encoded=True)
+    async with open_api.http.get(url, headers={SECRET_HEADER: "ÿ"}) as reply:
+        assert reply.status == 404
+    async with open_api.http.get(URL(f"{open_api.url}/v1/streams?secret=%ED%A0%80", encoded=True)) as listed:
+        assert (await listed.json())["data"] == []
 
 
 async def test_there_is_a_most_of_readers(open_api: Served, mesh: ScriptedMesh) -> None:
