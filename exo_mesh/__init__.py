@@ -2,5 +2,5 @@
 
 __version__ = "0.1.0"
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Version of the peer-to-peer protocol (control and data plane); peers with another version are refused politely."""

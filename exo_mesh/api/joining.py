@@ -49,12 +49,12 @@ class JoinRoutes:
         """The routes. `join` is for machines that have the code of an invitation and no key yet."""
         # fmt: off
         return [
-            Route("POST", ("/v1/invite",), self.invite, ADMIN, "Open an invitation", status=201),
+            Route("POST", ("/v1/invite",), self.invite, ADMIN, "Open an invitation", status=201, errors=(400,)),
             Route("GET", ("/v1/invite",), self.invitation, USE, "What became of the last invitation"),
             Route("DELETE", ("/v1/invite",), self.withdraw, ADMIN, "Withdraw the invitation"),
             Route(
                 "POST", ("/v1/join",), self.join, OPEN, "The calls of a machine that joins with a code",
-                body=dict[str, str], errors=(400, 403, 404),
+                body=dict[str, str], errors=(400, 403, 404, 429),
             ),
         ]
         # fmt: on

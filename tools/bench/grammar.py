@@ -136,7 +136,7 @@ async def _stream(stub: Any, number: int, kind: str, tokens: int) -> tuple[float
         sampling=pb.Sampling(temperature=0, top_p=1, repetition_penalty=1),
     )
     if kind != "none":
-        request.grammar.CopyFrom(pb.Grammar(kind="json_schema", text=schema(number, kind)))
+        request.grammar.CopyFrom(pb.Grammar(kind="json_schema", text=schema(number, kind).encode()))
     received, first = 0, 0.0
     async for message in stub.Generate(request, timeout=DEADLINE_S):
         if message.error_code:

@@ -71,9 +71,9 @@ class ChoiceReader:
         return self._parser.push(piece) if self._parser else _plain(piece)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerStep:
-    """What one token event of one choice has made."""
+    """What one token event of one choice has made. Not frozen: one is made for each token."""
 
     choice: int
     position: int

@@ -30,7 +30,7 @@ def template_variables(conversation: Conversation, template: ChatTemplate | None
     """Names for the template: what the client sets, how to think, and the tools. Raises InputError."""
     variables = dict(conversation.variables)
     for name in sorted(RESERVED & variables.keys()):
-        raise InputError(f"chat_template_kwargs.{name} is not for requests to set", param="chat_template_kwargs")
+        raise InputError(f"{names.variables}.{name} is not for requests to set", param=names.variables)
     known = template.variables if template else frozenset()
     variables |= _thinking_variables(conversation.thinking, known)
     if tools := offered_tools(conversation):

@@ -107,7 +107,8 @@ class FieldNames:
     tools: str = "tools"
     tool_choice: str = "tool_choice"
     grammar: str = "grammar"
-    stop_ids: str = "stop_token_ids"
+    stop_ids: str = "stop_ids"
+    variables: str = "variables"
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class TextModels:
         """The prompt of a conversation; `options` as of TemplateRenderer.render. Raises InputError."""
         if text.template is None:
             raise InputError(
-                f"the model {text.name} has no chat template; use /v1/completions with a prompt", param="messages"
+                f"the model {text.name} has no chat template; it can only continue bare prompts", param="messages"
             )
         names = {**text.special_tokens, **variables}
         return await self._templates.render(text.template, messages, variables=names, **options)

@@ -75,6 +75,7 @@ class Reply(ABC):
         self._created = created
         self._fingerprint = FINGERPRINT
         self._has_begun: set[int] = set()
+        self._tier: str | UnsetType = "default" if delivery.names_tier else UNSET
 
     @abstractmethod
     def whole(self, steps: Iterable[AnswerStep]) -> Any:
@@ -116,9 +117,6 @@ class Reply(ABC):
     def _score(self, token_id: int, logprob: float, rank: int | None) -> PromptTokenLogprob:
         return PromptTokenLogprob(_finite(logprob), rank, _name(self._text, token_id))
 
-    def _tier(self) -> str | UnsetType:
-        return "default" if self._delivery.names_tier else UNSET
-
     def _timings(self) -> TimingsObject | UnsetType:
         if not self._delivery.shows_timings:
             return UNSET
@@ -141,7 +139,7 @@ class ChatReply(Reply):
             self._fingerprint,
             choices,
             self._usage(),
-            self._tier(),
+            self._tier,
             self._timings(),
             self._scores(0),
         )
@@ -152,12 +150,14 @@ class ChatReply(Reply):
             self._has_begun.add(step.choice)
             made.append(self._chunk(step.choice, ChatDelta(role="assistant", content="", refusal=None)))
         for event in step.events:
-            if isinstance(event, OutputEnd):
+            if isinstance(event, TextPart):
+                logprobs = self._logprobs(event.tokens) if self._delivery.shows_logprobs and event.tokens else None
+                made.append(self._chunk(step.choice, ChatDelta(content=event.text), logprobs))
+            elif isinstance(event, OutputEnd):
                 choice = ChatChunkChoice(step.choice, ChatDelta(), None, event.reason)  # type: ignore[arg-type]
                 made.append(self._made([choice], self._usage_of_chunk()))
             elif (delta := self._delta(step.choice, event)) is not None:
-                tokens = event.tokens if isinstance(event, TextPart) else ()
-                made.append(self._chunk(step.choice, delta, self._logprobs(tokens) if tokens else None))
+                made.append(self._chunk(step.choice, delta))
         if self._answer.finished:
             if self._delivery.options.include_usage:
                 made.append(self._made([], self._usage()))
@@ -178,13 +178,11 @@ class ChatReply(Reply):
             self._fingerprint,
             choices,
             usage,
-            self._tier(),
+            self._tier,
         )
 
     def _delta(self, choice: int, event: OutputEvent) -> ChatDelta | None:
         match event:
-            case TextPart():
-                return ChatDelta(content=event.text)
             case ReasoningPart():
                 return ChatDelta(reasoning_content=event.text, reasoning=event.text)
             case ToolCallBegin():

@@ -62,7 +62,7 @@ def neutral_chat(body: ChatBody) -> NeutralRequest:
         num_choices=body.n or 1,
         num_drawn=body.n or 1,
         prompt_logprobs=body.prompt_logprobs,
-        names=FieldNames(grammar=field),
+        names=_names(field),
         **_common(body),
     )
 
@@ -86,7 +86,7 @@ def neutral_completion(body: CompletionBody) -> NeutralRequest:
         num_choices=num_choices,
         num_drawn=num_drawn,
         prompt_logprobs=body.logprobs if body.echo and body.prompt_logprobs is None else body.prompt_logprobs,
-        names=FieldNames(grammar=field),
+        names=_names(field),
         **_common(body),
     )
 
@@ -231,6 +231,10 @@ def _guided(kind: Any, value: Any) -> GrammarSpec | None:
     if value is None:
         return None
     return GrammarSpec(kind, value if isinstance(value, str) else json.dumps(value))
+
+
+def _names(grammar: str) -> FieldNames:
+    return FieldNames(grammar=grammar, stop_ids="stop_token_ids", variables="chat_template_kwargs")
 
 
 def _limit_of(wanted: int | None) -> int | None:

@@ -289,7 +289,7 @@ async def test_a_template_that_takes_too_long_to_compile_makes_its_model_unusabl
 
 async def test_a_model_without_a_template_says_what_to_use_instead(texts: TextModels, tmp_path: Path) -> None:
     text = await texts.get(write_text_model(tmp_path, None))
-    with pytest.raises(InputError, match="/v1/completions"):
+    with pytest.raises(InputError, match="no chat template; it can only continue bare prompts"):
         await texts.render(text, HI, variables={})
 
 

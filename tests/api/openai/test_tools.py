@@ -230,3 +230,52 @@ async def test_a_schema_and_tools_go_together(tool_api: Served) -> None:
     assert status == 200, reply
     grammar = tool_api.mesh.request.grammar
     assert grammar is not None and "get_weather" in grammar.text and "integer" in grammar.text
+
+
+async def test_a_stream_that_is_gone_on_with_inside_a_call_is_the_same_stream(tool_api: Served) -> None:
+    """The events after any id are those that the first stream had after it: ids of calls and pieces alike."""
+    tool_api.mesh.answer = f"<think>I look.</think>\n\n{CALL}"
+    whole = await _events(tool_api, {})
+    ids = [number for number, _ in whole if number is not None]
+    assert ids == sorted(ids) and len(ids) > 10
+    for last in ids[:: len(ids) // 5]:
+        after = [event for place, event in enumerate(whole) if place > [number for number, _ in whole].index(last)]
+        assert await _events(tool_api, {"Last-Event-ID": str(last)}) == after
+
+
+async def _events(api: Served, headers: dict[str, str]) -> list[tuple[int | None, Any]]:
+    """(id, payload) of each event of one request."""
+    body = {"messages": [USER], "tools": [TOOL], "stream": True}
+    sent = {"Idempotency-Key": "k", **headers}
+    async with api.http.post("/v1/chat/completions", json=body, headers=sent) as reply:
+        frames = (await reply.text()).split("\n\n")
+    found: list[tuple[int | None, Any]] = []
+    for frame in frames:
+        lines = dict(line.split(": ", 1) for line in frame.split("\n") if ": " in line)
+        if lines.get("data", "[DONE]") != "[DONE]":
+            found.append((int(lines["id"]) if "id" in lines else None, json.loads(lines["data"])))
+    return found
+
+
+async def test_several_answers_are_streamed_side_by_side(tool_api: Served) -> None:
+    tool_api.mesh.answer = CALL
+    stream = await tool_api.openai.chat.completions.create(model=MODEL, messages=[USER], tools=[TOOL], n=3, stream=True)
+    arguments, call_ids = [""] * 3, set()
+    async for chunk in stream:
+        for choice in chunk.choices:
+            for call in choice.delta.tool_calls or ():
+                assert call.function is not None
+                arguments[choice.index] += call.function.arguments or ""
+                call_ids |= {call.id} - {None}
+    assert [json.loads(text) for text in arguments] == [{"city": "Rome", "days": 3}] * 3
+    assert len(call_ids) == 3, "each call has an id of its own"
+    assert len({request.request_id for request in tool_api.mesh.requests}) == 3
+    assert len({request.sampling.seed for request in tool_api.mesh.requests}) == 3
+    assert len({request.share_id for request in tool_api.mesh.requests}) == 1
+
+
+async def test_only_one_stream_can_be_gone_on_with(tool_api: Served) -> None:
+    headers = {"Idempotency-Key": "k", "Last-Event-ID": "3"}
+    body = {"messages": [USER], "stream": True, "n": 2}
+    async with tool_api.http.post("/v1/chat/completions", json=body, headers=headers) as reply:
+        assert (reply.status, (await reply.json())["error"]["param"]) == (400, "Last-Event-ID")
