@@ -25,9 +25,13 @@ from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.joining import JoinRoutes
 from exo_mesh.api.model_routes import ModelRoutes
 from exo_mesh.api.openai.handlers import OpenAIRoutes
+from exo_mesh.api.openai.stream_routes import StreamRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
+from exo_mesh.api.seed_routes import SeedRoutes
+from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
+from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
@@ -105,6 +109,9 @@ def route_table(context: ApiContext) -> RouteTable:
         *ModelRoutes(context).table(),
         *DownloadRoutes(context).table(),
         *OpenAIRoutes(context).table(),
+        *StreamRoutes(context).table(),
+        *TextRoutes(context).table(),
+        *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),
@@ -129,3 +136,5 @@ async def _send_request_id(request: web.Request, response: web.StreamResponse) -
         response.headers["x-request-id"] = request[REQUEST_ID]
     if TRACE_ID in request:
         response.headers["x-trace-id"] = request[TRACE_ID]
+    if STREAM_SECRET in request:
+        response.headers[SECRET_HEADER] = request[STREAM_SECRET]

@@ -10,6 +10,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from exo_mesh.api.access import AccessPolicy
+from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.node.service import MeshService
 from exo_mesh.security.invitations import Invitations
@@ -29,6 +30,7 @@ class ApiOptions:
     nothing new gets a comment this often.
     keep_agent_lines: lines that agents put first stay there; see exo_mesh.api.core.agent_lines.
     default_model: the model of requests that name none, "" for the only one that is there.
+    defaults: what else requests may leave open.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -42,6 +44,7 @@ class ApiOptions:
     progress_s: float = 0.5
     progress_comment_s: float = 15.0
     default_model: str = ""
+    defaults: RequestDefaults = field(default_factory=RequestDefaults)
     keep_agent_lines: bool = False
 
 

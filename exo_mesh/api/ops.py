@@ -69,7 +69,7 @@ class OpsRoutes:
             ),
             Route(
                 "GET", ("/instance/previews",), self.previews, USE, "Every sensible way to place a model now",
-                errors=(400, 404, 503, 504), query={"model": "its name"},
+                errors=(400, 404, 503, 504), query={"model": "its name", "model_id": "likewise"},
             ),
             Route("GET", ("/instance/{id}",), self.instance, USE, "One instance", errors=(404,)),
             Route(
@@ -101,7 +101,12 @@ class OpsRoutes:
 
     async def health(self, request: web.Request) -> web.Response:
         """GET /health: all that the node says of itself; 503 unless it can serve."""
-        health = {**_for_caller(self._service.observation.health(), request), "version": __version__}
+        seen = self._service.observation
+        health = {**_for_caller(seen.health(), request), **seen.runner(), "queue": seen.queue(), "version": __version__}
+        if request[CALLER] != STRANGER:
+            health["node_id"] = seen.identity()["node_id"]
+        else:
+            health["queue"] = {name: value for name, value in health["queue"].items() if name != "instances"}
         return json_response(health, 200 if health.get("status") in _ABLE else 503)
 
     async def alive(self, request: web.Request) -> web.Response:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast, get_args
 
-from multidict import MultiMapping
+from multidict import MultiDict, MultiMapping
 
 from exo_mesh.api.schema import InstanceBody, StageBody
 from exo_mesh.domain.grouping import WishedBackend
@@ -31,9 +31,14 @@ _QUERY = frozenset(
 )  # fmt: skip
 
 
+_OTHER_NAMES = {"model_id": "model", "excluded_nodes": "exclude_peers"}
+"""What older programs call parameters."""
+
+
 def preview_spec(query: MultiMapping[str]) -> InstanceSpec:
     """`model=…[&context_limit=N][&engine=NAME][&exclude_peers=A,B][&engine_preference=A,B][&mixed_rings=WHEN]
     [&tensor_group=N | &groups=A,B[&groups=C,D]][&group_backend=NAME]`. Raises InputError that names the parameter."""
+    query = MultiDict((_OTHER_NAMES.get(name, name), value) for name, value in query.items())
     if unknown := sorted(set(query) - _QUERY):
         raise InputError(f"{unknown[0]}: exo-mesh does not support this parameter here", param=unknown[0])
     model, context_limit, mixed_rings = query.get("model"), query.get("context_limit"), query.get("mixed_rings")

@@ -15,6 +15,7 @@ from exo_mesh.api.access import HEALTH_PATHS, METRICS_PATHS, AccessPolicy
 from exo_mesh.api.app import app_runner, build_app
 from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.listening import bound_socket
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.registry import Registry, load_registry
@@ -87,6 +88,7 @@ class RunningNode:
                 trace_sample=settings.trace_sample,
                 invitations=self._invitations(self._node),
                 default_model=settings.default_model,
+                defaults=RequestDefaults(settings.default_temp, settings.system_prompt, settings.max_generate_tokens),
                 keep_agent_lines=settings.keep_agent_lines,
             )
             runner = app_runner(build_app(self._node, options))

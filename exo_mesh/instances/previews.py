@@ -87,6 +87,16 @@ async def previews(
     return sorted([*found.values(), *refused], key=lambda entry: int(entry["width"]))
 
 
+async def preview(placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]) -> dict[str, Any]:
+    """The one plan that the wish would get now. Raises PlacementError."""
+    plan = await placer.propose(card, spec)
+    names = {peer.id: peer.name for peer in peers}
+    usable = {one.peer_id: one.usable_bytes for one in placer.candidates(card, spec, may_fetch=True)}
+    held = {engine: await placer.held(card, engine) for engine in plan.engines}
+    described = _describe(held, plan, names, usable, spec, placer.note_of(plan))
+    return {**described, "policies": [plan.inputs.policy]}
+
+
 def _describe(
     held: Mapping[str, ModelCard],
     plan: Plan,

@@ -10,7 +10,7 @@ to its membership (`exo_mesh/node/node.py`). `tools.simulate.network.SimClient` 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol
 
 from exo_mesh.proto import control_pb2 as pb
@@ -133,6 +133,12 @@ class PeerClient(ControlPort, Protocol):
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with
         another API key than key_id; None: whatever it came with."""
+
+    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
+        """The answers that run for clients of the peer and that the viewer may see."""
+
+    def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
+        """The events of one of them, until it ends."""
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         """The peer's diagnostics."""

@@ -21,6 +21,7 @@ from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.transport.stage_codec import standing_to_proto
 
@@ -41,6 +42,7 @@ class ControlService:
         keys: KeySharing,
         desk: ModelDesk,
         shelf: CardShelf,
+        streams: StreamDesk,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -53,6 +55,7 @@ class ControlService:
         self._keys = keys
         self._desk = desk
         self._shelf = shelf
+        self._streams = streams
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -140,6 +143,13 @@ class ControlService:
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
         key_id = request.key_id if request.HasField("key_id") else None
         return pb.CancelReply(found=self._journal.cancel(request.request_id, key_id))
+
+    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
+        return self._streams.answer_find(request)
+
+    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]:
+        async for item in self._streams.answer_follow(request):
+            yield item
 
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
         return await self._diagnostics.answer(request)

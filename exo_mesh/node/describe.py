@@ -210,10 +210,21 @@ def describe_cables(view: View) -> list[dict[str, Any]]:
 
 
 def describe_topology(membership: Membership, instances: Instances) -> dict[str, Any]:
-    """Peers, this node's links, who was refused and why, and the ring of each instance."""
+    """Peers, this node's links, who was refused and why, and the ring of each instance.
+
+    view_digest: equal at all peers that agree. capacity: of all peers together, as they said last.
+    """
     own_id = membership.own.id
+    readings = membership.telemetry
     return {
         "node_id": own_id,
+        "view_digest": membership.view.digest(),
+        "capacity": {
+            "peers": len(membership.view.peers()),
+            "total_bytes": sum(reading.total_bytes for reading in readings.values()),
+            "usable_bytes": sum(reading.usable_bytes for reading in readings.values()),
+            "reserved_bytes": sum(reading.reserved_bytes for reading in readings.values()),
+        },
         "peers": [
             {
                 "id": peer.id,

@@ -25,12 +25,13 @@ from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.hosting.certificate_renewal import Renewal, own_credentials
 from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.stage_host import HostLimits
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
-from exo_mesh.instances.previews import previews, with_peer_ids
+from exo_mesh.instances.previews import preview, previews, with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.memory import MemoryReader, read_memory
@@ -42,7 +43,6 @@ from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.parts import ModelParts
-from exo_mesh.node.certificate_renewal import Renewal, own_credentials
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
@@ -54,6 +54,7 @@ from exo_mesh.node.service import ModelEntry
 from exo_mesh.node.store_desk import StoreDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
@@ -134,6 +135,7 @@ class Node:
         )
         self._serving = ServingParts.at(
             settings,
+            self.membership,
             self._owning,
             credentials,
             lambda: hosting.monitor.used_bytes,
@@ -216,6 +218,7 @@ class Node:
             self.keys,
             self._desk,
             models.shelf,
+            self.streams,
         )
         return ControlServer(
             service,
@@ -353,6 +356,7 @@ class Node:
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
         card = await self._desk.find(name, may_download=may_download)
+        self._models.shelf.runner_of(card.name)
         return await self.model(card.name)
 
     def downloads(self) -> list[DownloadEntry]:
@@ -403,6 +407,10 @@ class Node:
         card = await self._models.catalogue.card(name)
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
 
+    @property
+    def streams(self) -> StreamDesk:
+        return self._serving.streams
+
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         if self._hosting.host.draining:
             raise NotReadyError("this node is draining and takes no new requests; ask another peer")
@@ -434,6 +442,11 @@ class Node:
         peers = self.membership.view.peers()
         card = await self._models.catalogue.card(spec.model)
         return await previews(self._owning.placer, card, with_peer_ids(replace(spec, model=card.name), peers), peers)
+
+    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        peers = self.membership.view.peers()
+        card = await self._models.catalogue.card(spec.model)
+        return await preview(self._owning.placer, card, with_peer_ids(replace(spec, model=card.name), peers), peers)
 
     async def delete_instance(self, instance_id: str) -> bool:
         return await self._owning.instances.delete(instance_id)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.domain.fast_synch import resolve
-from exo_mesh.domain.view import InstanceInfo
+from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.instances.instances import Instances
 from exo_mesh.machine.disk import Disk
@@ -89,6 +91,38 @@ class Observation:
         draining = self._host.draining
         drained = draining and not requests and not sequences
         return {"draining": draining, "drained": drained, "requests": requests, "sequences": sequences}
+
+    def identity(self) -> dict[str, Any]:
+        own = self._membership.own
+        return {
+            "node_id": own.id,
+            "name": own.name,
+            "incarnation": own.incarnation,
+            "version": __version__,
+            "protocol": PROTOCOL_VERSION,
+            "namespace": own.namespace,
+            "api_url": own.api_url,
+        }
+
+    def runner(self) -> dict[str, str]:
+        beats, own_id = self._host.beats(), self._membership.own.id
+        loads = any(
+            one.state is InstanceState.LOADING and own_id in one.plan.member_ids for _, one in self._instances.all()
+        )
+        busy = any(stage.beat.sequences for stage in beats)
+        status = "busy" if busy else "loading" if loads else "idle" if beats else "none"
+        return {"runner_mode": "subprocess", "runner_status": status}
+
+    def idle_instances(self) -> list[str]:
+        used = Counter(self._serving.journal.outstanding())
+        for reading in self._membership.telemetry.values():
+            used.update(reading.outstanding)
+        placed = {one.plan.instance_id: one.state for _, one in self._instances.all()}
+        return [
+            name
+            for name, state in placed.items()
+            if state is InstanceState.FAILED or (state is InstanceState.READY and not used[name])
+        ]
 
     # requests
 

@@ -13,6 +13,7 @@ from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.cards.toml_card import TomlCard
+from exo_mesh.serving.streams import StreamService
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,16 @@ class MeshObservation(Protocol):
 
     def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
         """One of them, by trace id or request id, in the Trace Event Format; None if there is none."""
+
+    def identity(self) -> dict[str, Any]:
+        """{"node_id", "name", "incarnation", "version", "protocol", "namespace", "api_url"} of this node."""
+
+    def runner(self) -> dict[str, str]:
+        """{"runner_mode": "subprocess", "runner_status"}; the status of the stages here: "none" without one, "loading",
+        "idle", or "busy" while one of them holds a sequence."""
+
+    def idle_instances(self) -> list[str]:
+        """Instances that have failed, or that no request waits for or runs on, as far as is known here."""
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         """Memory of this machine and of the stages here; with whole_mesh the last reading of every peer, too."""
@@ -130,7 +141,7 @@ class MeshService(Protocol):
 
     async def find_model(self, name: str, *, may_download: bool) -> ModelEntry:
         """As `model`; config, tokenizer and headers of one that no peer has are fetched from the hub, if the caller may
-        cause a download. Raises FetchError as well, and NotFetchedError if the caller may not."""
+        cause a download. Raises FetchError and InputError as well, and NotFetchedError if the caller may not."""
 
     def downloads(self) -> list[DownloadEntry]:
         """What all peers fetch, or have fetched or failed to fetch of late, by model and peer."""
@@ -180,6 +191,10 @@ class MeshService(Protocol):
     async def context_limit(self, name: str) -> int:
         """Most tokens of prompt + output that a request for this model may have, as placed or as it would be."""
 
+    @property
+    def streams(self) -> StreamService:
+        """What runs now, for others than the client that asked."""
+
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         """Run a request on an instance of the model, placing one if there is none. Closing the iterator cancels it.
 
@@ -199,6 +214,9 @@ class MeshService(Protocol):
 
     async def preview_instances(self, spec: InstanceSpec) -> list[dict[str, Any]]:
         """Every sensible way to place a model now, with the arithmetic per peer, or why it is not possible."""
+
+    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        """What create_instance would place now, with the arithmetic per peer. Raises PlacementError."""
 
     async def delete_instance(self, instance_id: str) -> bool:
         """Stop an instance everywhere; False if it is unknown."""

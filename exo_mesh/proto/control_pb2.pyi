@@ -1,3 +1,4 @@
+from exo_mesh.proto import driver_pb2 as _driver_pb2
 from exo_mesh.proto import plan_pb2 as _plan_pb2
 from exo_mesh.proto import runner_pb2 as _runner_pb2
 from google.protobuf.internal import containers as _containers
@@ -712,6 +713,70 @@ class CancelReply(_message.Message):
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool
     def __init__(self, found: bool = ...) -> None: ...
+
+class StreamViewer(_message.Message):
+    __slots__ = ("key_id", "secret_hash")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_HASH_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    secret_hash: bytes
+    def __init__(self, key_id: _Optional[str] = ..., secret_hash: _Optional[bytes] = ...) -> None: ...
+
+class FindStreamsRequest(_message.Message):
+    __slots__ = ("viewer", "id")
+    VIEWER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    viewer: StreamViewer
+    id: str
+    def __init__(self, viewer: _Optional[_Union[StreamViewer, _Mapping]] = ..., id: _Optional[str] = ...) -> None: ...
+
+class StreamInfo(_message.Message):
+    __slots__ = ("id", "model", "created", "request_ids", "output_tokens", "recipe", "key_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECIPE_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    model: str
+    created: int
+    request_ids: _containers.RepeatedScalarFieldContainer[str]
+    output_tokens: int
+    recipe: bytes
+    key_id: str
+    def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., created: _Optional[int] = ..., request_ids: _Optional[_Iterable[str]] = ..., output_tokens: _Optional[int] = ..., recipe: _Optional[bytes] = ..., key_id: _Optional[str] = ...) -> None: ...
+
+class FindStreamsReply(_message.Message):
+    __slots__ = ("streams",)
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    streams: _containers.RepeatedCompositeFieldContainer[StreamInfo]
+    def __init__(self, streams: _Optional[_Iterable[_Union[StreamInfo, _Mapping]]] = ...) -> None: ...
+
+class FollowStreamRequest(_message.Message):
+    __slots__ = ("viewer", "id", "request_id")
+    VIEWER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    viewer: StreamViewer
+    id: str
+    request_id: str
+    def __init__(self, viewer: _Optional[_Union[StreamViewer, _Mapping]] = ..., id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("prompt", "events", "phase", "done", "total")
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    prompt: _containers.RepeatedCompositeFieldContainer[_driver_pb2.PromptLogprob]
+    events: _containers.RepeatedCompositeFieldContainer[_driver_pb2.TokenEvent]
+    phase: str
+    done: int
+    total: int
+    def __init__(self, prompt: _Optional[_Iterable[_Union[_driver_pb2.PromptLogprob, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_driver_pb2.TokenEvent, _Mapping]]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class DeleteCardRequest(_message.Message):
     __slots__ = ("model",)

@@ -104,6 +104,16 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.CancelRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.CancelReply.FromString,
                 _registered_method=True)
+        self.FindStreams = channel.unary_unary(
+                '/exo_mesh.Control/FindStreams',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.FindStreamsRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.FindStreamsReply.FromString,
+                _registered_method=True)
+        self.FollowStream = channel.unary_stream(
+                '/exo_mesh.Control/FollowStream',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.FollowStreamRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.FollowReply.FromString,
+                _registered_method=True)
         self.DeleteInstance = channel.unary_unary(
                 '/exo_mesh.Control/DeleteInstance',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
@@ -247,6 +257,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindStreams(self, request, context):
+        """Which answers run for clients of this peer?
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FollowStream(self, request, context):
+        """The events of one of them from its beginning on, as they come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteInstance(self, request, context):
         """Stops an instance that this peer owns.
         """
@@ -375,6 +399,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.CancelRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.CancelReply.SerializeToString,
+            ),
+            'FindStreams': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindStreams,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.FindStreamsRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.FindStreamsReply.SerializeToString,
+            ),
+            'FollowStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowStream,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.FollowStreamRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.FollowReply.SerializeToString,
             ),
             'DeleteInstance': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteInstance,
@@ -795,6 +829,60 @@ class Control(object):
             '/exo_mesh.Control/Cancel',
             exo__mesh_dot_proto_dot_control__pb2.CancelRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.CancelReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindStreams(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/FindStreams',
+            exo__mesh_dot_proto_dot_control__pb2.FindStreamsRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.FindStreamsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/exo_mesh.Control/FollowStream',
+            exo__mesh_dot_proto_dot_control__pb2.FollowStreamRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.FollowReply.FromString,
             options,
             channel_credentials,
             insecure,

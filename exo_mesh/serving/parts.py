@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 
 from exo_mesh.clock import Clock
 from exo_mesh.instances.parts import InstanceParts
+from exo_mesh.membership.service import Membership
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.serving.history import History
 from exo_mesh.serving.journal import Journal
+from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.request_file import RequestFile, request_file
 from exo_mesh.serving.request_run import Patience
 from exo_mesh.serving.router import Router
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
 from exo_mesh.telemetry.metrics import Metrics
 from exo_mesh.transport.control_driver import DriverChannels
@@ -27,10 +30,12 @@ class ServingParts:
     drivers: DriverChannels
     router: Router
     request_file: RequestFile | None
+    streams: StreamDesk
 
     @staticmethod
     def at(
         settings: Settings,
+        membership: Membership,
         instances: InstanceParts,
         credentials: CredentialSource | None,
         used_bytes: Callable[[], int],
@@ -50,10 +55,19 @@ class ServingParts:
             next_s=settings.token_timeout,
             total_s=settings.response_timeout,
         )
+        live = LiveStreams()
         router = Router(
-            instances.instances, instances.members, drivers, journal, metrics, patience=patience, clock=clock
+            instances.instances,
+            instances.members,
+            drivers,
+            journal,
+            metrics,
+            patience=patience,
+            live=live,
+            clock=clock,
         )
-        return ServingParts(journal, drivers, router, file)
+        streams = StreamDesk(membership.own.id, lambda: membership.peers, live)
+        return ServingParts(journal, drivers, router, file, streams)
 
     async def stop(self) -> None:
         """Requests have ended: close what they used."""

@@ -11,6 +11,7 @@ from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
 from exo_mesh.serving.history import FINE
 from exo_mesh.serving.journal import Journal, JournalEntry
+from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.request_run import Patience, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
 from exo_mesh.serving.traces import TraceStore
@@ -31,10 +32,12 @@ class Router:
         metrics: Metrics,
         *,
         patience: Patience,
+        live: LiveStreams | None = None,
         clock: Clock = monotonic,
     ) -> None:
         self._rings = Rings(instances, members, drivers, journal, clock)
         self._journal = journal
+        self._live = live or LiveStreams()
         self._metrics = metrics
         self._output = metrics.tokens.labels("output")
         self._patience = patience
@@ -50,6 +53,7 @@ class Router:
             entry.trace = self.traces.open(request, model, num_prompt, entry.entered_at)
         self._metrics.requests_live.inc()
         outcome = "cancelled"
+        live = self._live.choice(request.request_id)
         run = RequestRun(entry, self._rings, self._patience, self._metrics)
         self._watchdog.watch(run.check)
         try:
@@ -60,9 +64,13 @@ class Router:
                             self._count_token(entry)
                         if event.finish is not None:
                             outcome = str(event.finish)
+                    if live is not None:
+                        self._live.add(live, event)
                     yield event
         except MeshError as exc:
             outcome = exc.code
+            if live is not None:
+                live.end(exc)
             raise
         finally:
             self._watchdog.forget(run.check)

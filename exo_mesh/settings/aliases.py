@@ -46,6 +46,11 @@ def _model(text: str) -> str | None:
     return text if re.fullmatch(r"/.+|[A-Za-z0-9][\w.+\-]*(/[A-Za-z0-9][\w.+\-]*)?([@:][\w.\-]+)*", text) else None
 
 
+def _count(text: str) -> str | None:
+    """Other programs put words into MAX_TOKENS, or 0 for no limit."""
+    return text if re.fullmatch(r"[1-9][0-9]{0,8}", text) else None
+
+
 def _megabytes(text: str) -> str | None:
     return f"{text}MiB"
 
@@ -62,6 +67,7 @@ ALIASES = (
     Alias("CTRL_PORT", "grpc_port", _as_is),
     Alias("MODEL_DIR", "models_dir", _models_dir, "a model's own directory stands for the one it is in"),
     Alias("MODEL_ID", "default_model", _model, "the name or the directory of a model; else passed over"),
+    Alias("MAX_TOKENS", "max_generate_tokens", _count, "a whole number from 1; else passed over"),
     Alias("MAX_QUEUE_DEPTH", "max_queued", _as_is),
     Alias("QUEUE_MAX", "max_queued", _as_is),
     Alias("OVERRIDE_MEMORY_MB", "override_memory", _megabytes, "a number of MiB"),

@@ -100,6 +100,9 @@ class Settings:
     store_keep_gb: int = 40
 
     default_model: str = ""
+    default_temp: float | None = None
+    system_prompt: str = ""
+    max_generate_tokens: int = 4096
     keep_agent_lines: bool = False
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False
@@ -301,6 +304,12 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 1_000_000), toml=(int,)),
         Setting("default_model", "NAME", "the model of requests that name none; by default the only one there is",
                 values.matching(r"\S.{0,4095}", "the name of a model")),
+        Setting("default_temp", "T", "temperature of requests that name none; by default what the model recommends",
+                values.number(0.0, 2.0), toml=(int, float)),
+        Setting("system_prompt", "TEXT", "system prompt of conversations that have none",
+                values.matching(r"(?s:.{1,65536})", "a text")),
+        Setting("max_generate_tokens", "N", "longest answer of a chat that names no limit, as far as there is room",
+                values.whole(1, 10**9), toml=(int,)),
         Setting("keep_agent_lines", "", "billing and date lines of agents stay at the start of a prompt, uncacheable",
                 values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
         Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",

@@ -88,6 +88,17 @@ class SomeOf:
         return None if word == "none" else word
 
 
+def number(low: float, high: float) -> Callable[[str], float]:
+    """A parser of decimal numbers."""
+
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"\s*[0-9]{1,9}(?:\.[0-9]{1,9})?\s*", text) or not low <= float(text) <= high:
+            raise ValueError(f"a number from {low:g} to {high:g} is needed")
+        return float(text)
+
+    return parse
+
+
 def one_of(*choices: str) -> OneOf:
     """A parser of one of a few words."""
     return OneOf(choices)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -47,6 +48,7 @@ _REPLY_BYTES = {
     "Diagnose": 4 * MAX_BYTES,
     "DescribeModel": 4 * MAX_BYTES,
     "DescribeFiles": 4 * MAX_BYTES,
+    "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
     "SelfTest": MAX_MESSAGE_BYTES,  # samples of the outputs of up to eight layer ranges
 }
 """Longest replies, where they are not MAX_BYTES."""
@@ -189,6 +191,16 @@ class ControlClient:
         reply: pb.CancelReply = await self._call(self._stub.Cancel, request, 2.0)
         return reply.found
 
+    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
+        reply: pb.FindStreamsReply = await self._call(self._stub.FindStreams, request, LOOK_S)
+        return reply
+
+    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
+        """There is no deadline: the answer has one at the peer where it entered."""
+        async with aclosing(self._items(self._stub.FollowStream, request, None)) as items:
+            async for item in items:
+                yield item
+
     async def delete_card(self, model: str) -> bool:
         reply: pb.DeleteCardReply = await self._call(self._stub.DeleteCard, pb.DeleteCardRequest(model=model), CALL_S)
         return reply.found
@@ -249,7 +261,7 @@ class ControlClient:
         finally:
             self._calls -= 1
 
-    async def _items(self, method: Any, request: Any, timeout_s: float | None) -> AsyncIterator[Any]:
+    async def _items(self, method: Any, request: Any, timeout_s: float | None) -> AsyncGenerator[Any, None]:
         call = None
         self._calls += 1
         try:

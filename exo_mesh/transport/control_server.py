@@ -53,6 +53,8 @@ class ControlHandler(Protocol):
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply: ...
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply: ...
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply: ...
+    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply: ...
+    def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncIterator[pb.FollowReply]: ...
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply: ...
     async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply: ...
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply: ...
@@ -184,6 +186,9 @@ class _Servicer(rpc.ControlServicer):
     async def Cancel(self, request: pb.CancelRequest, context: Any) -> Any:
         return await _answer(context, self._handler.cancel, request)
 
+    async def FindStreams(self, request: pb.FindStreamsRequest, context: Any) -> Any:
+        return await _answer(context, self._handler.find_streams, request)
+
     async def DeleteCard(self, request: pb.DeleteCardRequest, context: Any) -> Any:
         return await _answer(context, self._handler.delete_card, request)
 
@@ -210,6 +215,10 @@ class _Servicer(rpc.ControlServicer):
 
     async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
         async for item in _stream(context, self._handler.read_text_files(request)):
+            yield item
+
+    async def FollowStream(self, request: pb.FollowStreamRequest, context: Any) -> AsyncIterator[Any]:
+        async for item in _stream(context, self._handler.follow_stream(request)):
             yield item
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> AsyncIterator[Any]:

@@ -30,12 +30,14 @@ from exo_mesh.domain.request import (
     TokenEvent,
     TokenLogprob,
 )
-from exo_mesh.errors import CancelledRequestError, FetchError, NotFetchedError, UnknownModelError
+from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, NotFetchedError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry, StoreService
 from exo_mesh.security.api_tls import ApiTls
+from exo_mesh.serving.live import LiveStreams
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
@@ -65,6 +67,7 @@ class ScriptedMesh:
     cards: list[str] = field(default_factory=list)
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     store: StoreService | None = None
+    live: LiveStreams = field(default_factory=LiveStreams)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
 
@@ -142,6 +145,10 @@ class ScriptedMesh:
             return self.names[0]
         raise UnknownModelError(f"{path} is no model directory of this node", param="model")
 
+    @property
+    def streams(self) -> StreamDesk:
+        return StreamDesk("peer1", lambda: (), self.live)
+
     def unusable_models(self) -> dict[str, str]:
         return self.unusable
 
@@ -154,6 +161,7 @@ class ScriptedMesh:
     async def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
         self.requests.append(request)
         cancelled = self.running[request.request_id] = asyncio.Event()
+        live = self.live.choice(request.request_id)
         try:
             if request.prompt_logprobs is not None:
                 top = tuple(TokenLogprob(i, -1.0 - i) for i in range(request.prompt_logprobs))
@@ -161,7 +169,13 @@ class ScriptedMesh:
             async for event in (self.script or self.echo)(request):
                 if cancelled.is_set():
                     raise CancelledRequestError("the request was cancelled")
+                if live is not None:
+                    self.live.add(live, event)
                 yield event
+        except MeshError as exc:
+            if live is not None:
+                live.end(exc)
+            raise
         finally:
             del self.running[request.request_id]
             self.ended.set()
@@ -206,6 +220,9 @@ class ScriptedMesh:
         request = {"model": spec.model}
         return [{"width": 1, "policies": ["memory"], "context_limit": self.limit, "stages": [], "request": request}]
 
+    async def preview_instance(self, spec: InstanceSpec) -> dict[str, Any]:
+        return (await self.preview_instances(spec))[0]
+
     async def delete_instance(self, instance_id: str) -> bool:
         kept = [instance for instance in self.instances if instance["id"] != instance_id]
         found, self.instances = len(kept) < len(self.instances), kept
@@ -246,6 +263,15 @@ class ScriptedMesh:
 
     def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
         return next((trace for trace in self.traces(key_id) if trace["trace_id"] == wanted), None)
+
+    def identity(self) -> dict[str, Any]:
+        return {"node_id": "peer1", "name": "alpha", "incarnation": 1}
+
+    def runner(self) -> dict[str, str]:
+        return {"runner_mode": "subprocess", "runner_status": "busy" if self.running else "idle"}
+
+    def idle_instances(self) -> list[str]:
+        return [] if self.running else [instance["id"] for instance in self.instances]
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
         return {"pressure_pct": 10.0, "peers": [{}] if whole_mesh else None}

@@ -89,6 +89,9 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "no_store_cleanup": "true",
         "store_keep_gb": "0",
         "default_model": "qwen3:0.6b",
+        "default_temp": "0.5",
+        "system_prompt": "Be brief.",
+        "max_generate_tokens": "100",
         "keep_agent_lines": "true",
         "custom_model_cards_dir": "/etc/cards",
         "trust_remote_code": "true",
@@ -159,6 +162,9 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         store_cleanup=False,
         store_keep_gb=0,
         default_model="qwen3:0.6b",
+        default_temp=0.5,
+        system_prompt="Be brief.",
+        max_generate_tokens=100,
         keep_agent_lines=True,
         custom_model_cards_dir=Path("/etc/cards"),
         trust_remote_code=True,
@@ -356,6 +362,8 @@ def test_an_alias_is_weaker_than_our_variable_and_stronger_than_the_file(tmp_pat
         ("MODEL_ID", "qwen3:0.6b", "default_model", "qwen3:0.6b"),
         ("MODEL_ID", "/data/models/tiny", "default_model", "/data/models/tiny"),
         ("MODEL_ID", "no model!", "default_model", "default"),
+        ("MAX_TOKENS", "512", "max_generate_tokens", "512"),
+        ("MAX_TOKENS", "none", "max_generate_tokens", "default"),
     ],
 )
 def test_aliases_are_read_as_their_programs_mean_them(

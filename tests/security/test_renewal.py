@@ -13,9 +13,9 @@ import pytest
 from cryptography import x509
 
 from exo_mesh.errors import MeshError
+from exo_mesh.hosting import certificate_renewal
+from exo_mesh.hosting.certificate_renewal import Renewal, utc_now
 from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.node import certificate_renewal
-from exo_mesh.node.certificate_renewal import Renewal, utc_now
 from exo_mesh.node.node import Node
 from exo_mesh.security import certificates
 from exo_mesh.security.certificates import end_of, issue

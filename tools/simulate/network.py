@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -162,6 +162,15 @@ class SimClient(PeerClient):
         request = pb.DeleteInstanceRequest(instance_id=instance_id)
         reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)
         return bool(reply.found)
+
+    async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
+        reply: pb.FindStreamsReply = await self._call(lambda h: h.find_streams(request), request, 1.5)
+        return reply
+
+    async def follow_stream(self, request: pb.FollowStreamRequest) -> AsyncGenerator[pb.FollowReply, None]:
+        """No simulated client reads answers of others."""
+        raise TransportError("streams are not simulated")
+        yield
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """A stream: what the member yields, until either end is gone or nothing has passed for PING_S."""

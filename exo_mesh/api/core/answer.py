@@ -5,21 +5,27 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from exo_mesh.api.core.preparing import PreparedRequest
 from exo_mesh.api.core.running import Feed
 from exo_mesh.clock import monotonic
-from exo_mesh.domain.request import Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
-from exo_mesh.node.service import MeshService
+from exo_mesh.domain.request import GenerateRequest, Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
 from exo_mesh.serving.choices import best_choices
 from exo_mesh.tasks import Watchdog
 from exo_mesh.text.assembler import Piece, TextAssembler
 from exo_mesh.text.output.events import OutputEnd, OutputEvent, TextPart
 from exo_mesh.text.output.parser import OutputParser
+
+
+class Generator(Protocol):
+    """Where the events of a request come from: the mesh, or the peer where it runs already."""
+
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
+        """See MeshService.generate."""
 
 
 class ChoiceReader:
@@ -88,7 +94,7 @@ class Answer:
     Wait, then take the steps, until it is finished.
     """
 
-    def __init__(self, service: MeshService, prepared: PreparedRequest, watchdog: Watchdog) -> None:
+    def __init__(self, service: Generator, prepared: PreparedRequest, watchdog: Watchdog) -> None:
         self.prepared = prepared
         self.progress: Progress | None = None
         """What is being waited for, as last heard."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from exo_mesh.api.core.agent_lines import with_agent_lines_last
 from exo_mesh.api.core.asker import Asker
-from exo_mesh.api.core.conversation import offered_tools, template_messages, template_variables
+from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.grammar import answer_grammar
+from exo_mesh.api.core.prompts import conversation_prompt
 from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.model_names import find_model
@@ -114,22 +114,14 @@ async def _prepare_conversation(
     options: PromptOptions,
 ) -> PreparedRequest:
     names, tools = asked.names, offered_tools(conversation)
-    turns = with_agent_lines_last(conversation.turns) if options.moves_agent_lines else conversation.turns
-    opens_turn = not conversation.continues_last if conversation.opens_turn is None else conversation.opens_turn
-    prompt = await texts.render(
-        text,
-        template_messages(turns, text.template),
-        variables=template_variables(conversation, text.template, names),
-        add_generation_prompt=opens_turn,
-        continue_final_message=conversation.continues_last,
-    )
+    prompt = await conversation_prompt(conversation, text, texts, names, moves_agent_lines=options.moves_agent_lines)
 
     def encode() -> list[int]:
         text.check_length(prompt, limit, names.messages)
         return text.encode_prompt(prompt)
 
     ids = await texts.work(encode)
-    max_tokens = fit_context(entry.name, len(ids), asked.max_tokens, limit, names.messages, names)
+    max_tokens = _room(asked, entry, len(ids), limit, names.messages)
     starts_in_reasoning = prompt_starts_reasoning(text.output, prompt)
     grammar = answer_grammar(asked.grammar, conversation, tools, text.output, names, starts_in_reasoning)
     if grammar is not None:
@@ -164,10 +156,14 @@ async def _encode_prompt(
         _check_ids(ids, text, names.prompt)
         if asked.subject.echo:
             shown = await texts.work(partial(text.decode, ids))
-    max_tokens = fit_context(entry.name, len(ids), asked.max_tokens, limit, names.prompt, names)
-    if asked.max_tokens is None and asked.default_tokens is not None:
-        max_tokens = min(asked.default_tokens, max_tokens)
+    max_tokens = _room(asked, entry, len(ids), limit, names.prompt)
     return _Encoded(tuple(ids), max_tokens, shown if asked.subject.echo else "")
+
+
+def _room(asked: NeutralRequest, entry: ModelEntry, num_prompt: int, limit: int, param: str) -> int:
+    """How many tokens may be made for a prompt."""
+    room = fit_context(entry.name, num_prompt, asked.max_tokens, limit, param, asked.names)
+    return room if asked.max_tokens is not None else min(asked.default_tokens or room, room)
 
 
 def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, param: str, names: FieldNames) -> int:

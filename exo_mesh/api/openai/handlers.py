@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from exo_mesh.api.body import read_body
 from exo_mesh.api.context import REQUEST_ID, ApiContext
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.asker import Asker
+from exo_mesh.api.core.defaults import with_defaults
 from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.core.preparing import PreparedRequest, PromptOptions, prepare
 from exo_mesh.api.core.request import NeutralRequest, Prompts
@@ -24,17 +26,17 @@ from exo_mesh.api.listed import known_object, model_object
 from exo_mesh.api.model_names import model_of_request, named_model
 from exo_mesh.api.openai.checks import check_body
 from exo_mesh.api.openai.objects import ChatCompletion, TextCompletion
+from exo_mesh.api.openai.recipes import StreamRecipe, recipe_of
 from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Reply
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody, decode_generation_body
-from exo_mesh.api.openai.translate import delivery_of, neutral_chat, neutral_completion
+from exo_mesh.api.openai.streaming import stream_answer
+from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
-from exo_mesh.api.sse import DONE, EventStream, comment_frame, data_frame
+from exo_mesh.api.stream_secret import new_secret
 from exo_mesh.api.tracing import TRACE_ID, trace_id_of
-from exo_mesh.clock import monotonic
-from exo_mesh.domain.footprint import gigabytes
-from exo_mesh.domain.request import Progress
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
+from exo_mesh.serving.streams import StreamCard, hash_of_secret
 
 _DELIVERY = ("stream", "stream_options", "user", "metadata", "priority", "timings", "timings_per_token")
 """Fields that do not change the answer, only how and to whom it is given."""
@@ -159,42 +161,38 @@ class OpenAIRoutes:
         can_resume = delivery.stream and asked.num_choices == 1 and not has_several_prompts(asked)
         key = idempotency_of(request, changing, request[CALLER].key_id, can_resume=can_resume)
         default = self._context.options.default_model
+        asked = with_defaults(asked, self._context.options.defaults, is_unlimited=asks_for_no_limit(body))
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, default))
         request_id = prefix + (secrets.token_hex(12) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key)
         options = PromptOptions(not self._context.options.keep_agent_lines)
         prepared = await prepare(asked, asker, self._service, self._context.texts, options)
-        with self._known_as(prepared, request):
+        created = int(self._context.now())
+        recipe = recipe_of(kind, prepared, delivery, created)
+        with self._known_as(prepared, request), self._service.streams.open(self._card(request, recipe)):
             async with Answer(self._service, prepared, self._context.watchdog) as answer:
-                reply = kind(answer, delivery, int(self._context.now()))
+                reply = kind(answer, delivery, created)
                 if delivery.stream:
-                    return await self._stream(request, answer, reply, key if can_resume else None)
+                    received = key.received if key is not None and can_resume else None
+                    return await stream_answer(self._context, request, answer, reply, received)
                 steps: list[AnswerStep] = []
                 while not answer.finished:
                     await answer.wait()
                     steps += answer.steps()
                 return json_response(reply.whole(steps))
 
-    async def _stream(
-        self, request: web.Request, answer: Answer, reply: Reply, key: Idempotency | None
-    ) -> web.StreamResponse:
-        """Headers go out with the first token, or after keep_alive_s of waiting: what fails before has a status."""
-        keep_alive_s = self._context.options.keep_alive_s
-        has_come = await answer.wait(monotonic() + keep_alive_s)
-        stream = EventStream(request, self._context.options.stall_limit_s, self._context.watchdog)
-        await stream.start()
-        quiet_until = monotonic() + keep_alive_s
-        while True:
-            if not has_come:
-                await stream.send(comment_frame(waiting_for(answer.progress)))
-                quiet_until = monotonic() + keep_alive_s
-            elif frames := _frames(answer, reply, key):
-                await stream.send(*frames)
-                quiet_until = monotonic() + keep_alive_s
-            if answer.finished:
-                await stream.send(DONE)
-                return stream.response
-            has_come = await answer.wait(quiet_until)
+    def _card(self, request: web.Request, recipe: StreamRecipe) -> StreamCard:
+        """By which others find the request while it runs. A caller without a key gets a secret for that."""
+        key_id = request[CALLER].key_id
+        return StreamCard(
+            recipe.id,
+            recipe.model,
+            recipe.created,
+            tuple(choice.request_id for choice in recipe.choices),
+            key_id,
+            b"" if key_id else hash_of_secret(new_secret(request)),
+            partial(msgspec.json.encode, recipe),
+        )
 
     def _asker(self, request: web.Request, request_id: str, priority: int, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.
@@ -219,33 +217,6 @@ class OpenAIRoutes:
         ]
 
 
-def _frames(answer: Answer, reply: Reply, key: Idempotency | None) -> list[bytes]:
-    """The events for all that has come. With a key, each step has an id, and steps that the client has had already are
-    left out."""
-    frames: list[bytes] = []
-    for step in answer.steps():
-        chunks = reply.chunks(step)
-        if key is not None and step.position <= key.received:
-            continue
-        frames += map(data_frame, chunks[:-1])
-        frames += [data_frame(chunk, None if key is None else step.position) for chunk in chunks[-1:]]
-    return frames
-
-
 def has_several_prompts(asked: NeutralRequest) -> bool:
     """Whether the answer has a choice for each of several prompts."""
     return isinstance(asked.subject, Prompts) and len(asked.subject.prompts) > 1
-
-
-def waiting_for(progress: Progress | None) -> str:
-    """A comment for a stream that has no token yet: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3`,
-    `prefill 40 %`, or just `keep-alive`."""
-    if progress is None:
-        return "keep-alive"
-    if not progress.total:
-        return f"{progress.phase} {progress.done}" if progress.done else progress.phase
-    if progress.phase == "fetching":
-        return f"fetching {100 * progress.done // progress.total} % of {gigabytes(progress.total)}"
-    if progress.phase == "prefill":
-        return f"prefill {100 * progress.done // progress.total} %"
-    return f"{progress.phase} {progress.done}/{progress.total}"

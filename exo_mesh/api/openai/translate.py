@@ -101,6 +101,11 @@ def delivery_of(body: GenerationBody) -> Delivery:
     return Delivery(bool(body.stream), options, names_tier, shows_logprobs, shows_scores, shows_timings)
 
 
+def asks_for_no_limit(body: GenerationBody) -> bool:
+    """Whether the client has said that the answer may be as long as there is room."""
+    return NO_LIMIT in (body.max_tokens, getattr(body, "max_completion_tokens", None))
+
+
 def prompts_of(prompt: str | list[Any]) -> tuple[Prompt, ...]:
     """The prompts of the four forms that OpenAI allows: text, ids, or a list of these."""
     if isinstance(prompt, str):

@@ -15,6 +15,7 @@ from exo_mesh.errors import InputError, MeshError, ModelError
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.model_files import one_line
+from exo_mesh.models.cards.runner_kinds import runner_of
 from exo_mesh.models.cards.shipped_cards import shipped_cards
 from exo_mesh.models.cards.toml_card import TomlCard, card_to_toml, read_card_text, read_cards
 from exo_mesh.models.names import near_names
@@ -80,6 +81,12 @@ class CardShelf:
         joined = self._join()
         card_id = joined.names.get(name.lower()) or joined.names.get(name.partition("@")[0].lower())
         return None if card_id is None else joined.cards[card_id]
+
+    def runner_of(self, name: str) -> str:
+        """The module that serves a model. Raises InputError for one that is for other tasks than those of this version;
+        a model without a card is for text."""
+        card = self.card(name)
+        return runner_of(name, ("text_generation",) if card is None else card.tasks)
 
     def allows_code(self, name: str) -> bool:
         """Whether code of the model's repository may run here: this machine's operator allows it, and a card of this

@@ -1,0 +1,126 @@
+"""How the events of a running answer become a reply at any peer: what its entry peer knows of it, as JSON bytes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from exo_mesh.api.core.preparing import PreparedChoice, PreparedRequest
+from exo_mesh.api.openai.replies import ChatReply, CompletionReply, Delivery, Reply
+from exo_mesh.api.openai.schema import StreamOptions
+from exo_mesh.domain.request import GenerateRequest
+from exo_mesh.errors import TransportError
+from exo_mesh.text.output.formats import PLAIN
+from exo_mesh.text.output.tools import Tool
+from exo_mesh.text.tokenizer import TextModel
+
+_REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "completion": CompletionReply}
+
+
+class RecipeTool(msgspec.Struct):
+    """A tool that the model may call."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class RecipeChoice(msgspec.Struct):
+    """One answer. prompt: its text and ids, where the client wants that back; else the ids are none."""
+
+    request_id: str
+    num_prompt: int
+    prompt: str = ""
+    prompt_ids: list[int] = []
+
+
+class StreamRecipe(msgspec.Struct):
+    """The parts of a PreparedRequest and its Delivery that replies are made of. has_format: of a conversation."""
+
+    dialect: Literal["chat", "completion"]
+    id: str
+    model: str
+    created: int
+    choices: list[RecipeChoice]
+    stops: list[str] = []
+    tools: list[RecipeTool] = []
+    has_format: bool = False
+    parallel_calls: bool = True
+    starts_in_reasoning: bool = False
+    num_kept: int = 1
+    num_drawn: int = 1
+    include_usage: bool | None = None
+    continuous_usage: bool | None = None
+    names_tier: bool = False
+    shows_logprobs: bool = False
+    shows_timings: bool = False
+
+    @property
+    def reply(self) -> type[Reply]:
+        return _REPLIES[self.dialect]
+
+    @property
+    def delivery(self) -> Delivery:
+        options = StreamOptions(include_usage=self.include_usage, continuous_usage_stats=self.continuous_usage)
+        return Delivery(True, options, self.names_tier, self.shows_logprobs, self.shows_timings)
+
+    def prepared(self, text: TextModel) -> PreparedRequest:
+        """The request as far as replies look at it."""
+        return PreparedRequest(
+            self.id,
+            self.model,
+            text,
+            tuple(_choice(one) for one in self.choices),
+            tuple(self.stops),
+            output=text.output if self.has_format else PLAIN,
+            tools=tuple(Tool(tool.name, tool.description, tool.parameters) for tool in self.tools),
+            parallel_calls=self.parallel_calls,
+            starts_in_reasoning=self.starts_in_reasoning,
+            num_kept=self.num_kept,
+            num_drawn=self.num_drawn,
+        )
+
+
+def recipe_of(kind: type[Reply], prepared: PreparedRequest, delivery: Delivery, created: int) -> StreamRecipe:
+    """What another peer must know of a request to make the same reply."""
+    return StreamRecipe(
+        "chat" if kind is ChatReply else "completion",
+        prepared.id,
+        prepared.model,
+        created,
+        [
+            RecipeChoice(
+                choice.request.request_id,
+                len(choice.request.prompt_ids),
+                choice.prompt,
+                list(choice.request.prompt_ids) if choice.prompt else [],
+            )
+            for choice in prepared.choices
+        ],
+        list(prepared.stops),
+        [RecipeTool(tool.name, tool.description, tool.parameters) for tool in prepared.tools],
+        prepared.output is not PLAIN,
+        prepared.parallel_calls,
+        prepared.starts_in_reasoning,
+        prepared.num_kept,
+        prepared.num_drawn,
+        delivery.options.include_usage,
+        delivery.options.continuous_usage_stats,
+        delivery.names_tier,
+        delivery.shows_logprobs,
+        delivery.shows_timings,
+    )
+
+
+def read_recipe(data: bytes) -> StreamRecipe:
+    """Raises TransportError for what no peer of this version has written."""
+    try:
+        return msgspec.json.decode(data, type=StreamRecipe)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
+        raise TransportError("a peer of another version has this answer; ask it") from exc
+
+
+def _choice(recipe: RecipeChoice) -> PreparedChoice:
+    ids = tuple(recipe.prompt_ids) or (0,) * max(1, recipe.num_prompt)
+    return PreparedChoice(GenerateRequest(recipe.request_id, ids, 1), recipe.prompt)

@@ -1,0 +1,127 @@
+"""Answers that run: listed, read by others than the client that asked, and stopped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.answer import Answer
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.openai.recipes import read_recipe
+from exo_mesh.api.openai.streaming import stream_answer
+from exo_mesh.api.routes import USE, Route, RouteTable
+from exo_mesh.api.sse import HEADERS
+from exo_mesh.api.stream_secret import SECRET_HEADER
+from exo_mesh.domain.request import GenerateRequest, RequestEvent
+from exo_mesh.errors import InputError
+from exo_mesh.serving.streams import FoundStream, StreamService, StreamViewer, hash_of_secret
+
+LAST_EVENT = "Last-Event-ID"
+_SECRET = {"secret": f"the {SECRET_HEADER} of the answer, if it was asked for without a key"}
+
+
+class StreamRoutes:
+    """Each method answers one route. An answer that is not the caller's own is one that does not run."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route("GET", ("/v1/streams",), self.streams, USE, "The caller's running answers", query=_SECRET),
+            Route(
+                "GET", ("/v1/streams/{id}",), self.attach, USE, "A running answer from its beginning on, as it comes",
+                errors=(400, 404, 429, 499, 500, 503, 504), query=_SECRET, events=True,
+            ),
+            Route(
+                "DELETE", ("/v1/streams/{id}",), self.stop, USE, "Stop a running answer",
+                errors=(404,), query=_SECRET,
+            ),
+        ]
+        # fmt: on
+
+    async def streams(self, request: web.Request) -> web.Response:
+        """GET /v1/streams: of all peers."""
+        found = await self._service.streams.find(_viewer(request))
+        sees_all = request[CALLER].limited_to is None
+        return json_response({"object": "list", "data": [_described(one, sees_all) for one in found]})
+
+    async def attach(self, request: web.Request) -> web.StreamResponse:
+        """GET /v1/streams/{id}: in the dialect of the request. With Last-Event-ID only what comes after it."""
+        viewer, stream_id = _viewer(request), request.match_info["id"]
+        found = await self._find(viewer, stream_id)
+        if not found:
+            return _not_running(stream_id)
+        recipe = read_recipe(found[0].recipe)
+        last = request.headers.get(LAST_EVENT)
+        if last is not None and not (len(recipe.choices) == 1 and re.fullmatch(r"[0-9]{1,9}", last)):
+            message = f"{LAST_EVENT} must be the id of an event of this answer, which must have one choice"
+            raise InputError(message, param=LAST_EVENT)
+        if recipe.num_kept != recipe.num_drawn:
+            raise InputError("which of the answers are the best is known at the end, so none can be read now")
+        if request.method == "HEAD":
+            return web.Response(headers=HEADERS)
+        text = await self._context.texts.get(await self._service.text_files(recipe.model))
+        followed = _Followed(self._service.streams, found[0], viewer)
+        async with Answer(followed, recipe.prepared(text), self._context.watchdog) as answer:
+            reply = recipe.reply(answer, recipe.delivery, recipe.created)
+            received = int(last or 0) if len(recipe.choices) == 1 else None
+            return await stream_answer(self._context, request, answer, reply, received)
+
+    async def stop(self, request: web.Request) -> web.Response:
+        """DELETE /v1/streams/{id}: for everybody who reads it, too."""
+        stream_id = request.match_info["id"]
+        found = await self._find(_viewer(request), stream_id)
+        stopped = [await self._service.cancel(one) for stream in found for one in stream.request_ids]
+        if not any(stopped):
+            return _not_running(stream_id)
+        return json_response({"id": stream_id, "object": "stream.deleted", "deleted": True})
+
+    async def _find(self, viewer: StreamViewer, stream_id: str) -> list[FoundStream]:
+        """At most one. Our ids are plain words: peers are not asked for others."""
+        plain = stream_id.isascii() and stream_id.isprintable()
+        return (await self._service.streams.find(viewer, stream_id))[:1] if plain else []
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """Gives the events of a request that runs already, where an Answer would run it."""
+
+    streams: StreamService
+    found: FoundStream
+    viewer: StreamViewer
+
+    def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
+        return self.streams.follow(self.found, self.viewer, request.request_id)
+
+
+def _viewer(request: web.Request) -> StreamViewer:
+    secret = request.headers.get(SECRET_HEADER) or request.query.get("secret", "")
+    return StreamViewer(request[CALLER].limited_to, hash_of_secret(secret))
+
+
+def _described(found: FoundStream, sees_all: bool) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "object": "stream",
+        "created": found.created,
+        "model": found.model,
+        "peer": found.peer_id,
+        "choices": len(found.request_ids),
+        "state": "generating" if found.output_tokens else "waiting",
+        "output_tokens": found.output_tokens,
+        **({"key_id": found.key_id} if sees_all else {}),
+    }
+
+
+def _not_running(stream_id: str) -> web.Response:
+    return plain_error("not_found", f"no answer {stream_id} of yours is running", "id")

@@ -1,0 +1,183 @@
+"""Routes under the names that older programs know: thin wrappers over instances, and who this node is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.preparing import choose_model
+from exo_mesh.api.decoding import decode_body
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.model_names import find_model, model_of_request, named_model
+from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
+from exo_mesh.api.schema import InstanceBody
+from exo_mesh.api.wishes import instance_spec
+from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
+from exo_mesh.errors import InputError
+from exo_mesh.instances.spec import InstanceSpec
+
+_PLACING = (400, 403, 404, 408, 409, 413, 429, 500, 503, 504)
+_BACKENDS: Final[Mapping[str, Literal["ring", "jaccl"]]] = {"MlxRing": "ring", "MlxJaccl": "jaccl", "MlxIbv": "jaccl"}
+_QUERY = {
+    "model_id": "the name of the model",
+    "sharding": "Pipeline or Tensor",
+    "instance_meta": "MlxRing or MlxJaccl",
+    "min_nodes": "spread it over at least so many peers",
+    "excluded_nodes": "names or ids of peers that take no part, separated by commas",
+}
+
+
+class PlaceBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /place_instance. Tensor: min_nodes peers are one stage together. instance_meta: how these meet."""
+
+    model_id: str
+    sharding: Literal["Pipeline", "Tensor"] | None = None
+    instance_meta: Literal["MlxRing", "MlxJaccl", "MlxIbv"] | None = None
+    min_nodes: int | None = None
+    excluded_nodes: list[str] = []
+
+
+class ModelBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /model/load and /model/unload. model is another name of model_id."""
+
+    model_id: str | None = None
+    model: str | None = None
+
+
+class SeedRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+
+    def table(self) -> RouteTable:
+        """The routes. They come before /instance/{id}, which would take `placement` for an id."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/place_instance",), self.place, ADMIN, "Place a model and wait until it is ready",
+                body=PlaceBody, status=201, errors=_PLACING,
+            ),
+            Route(
+                "GET", ("/instance/placement",), self.placement, USE, "What /place_instance would do, and does not",
+                errors=(400, 403, 404, 503, 504), query=_QUERY,
+            ),
+            Route(
+                "POST", ("/model/load",), self.load, ADMIN, "Wait until a model has an instance",
+                body=ModelBody, errors=_PLACING,
+            ),
+            Route(
+                "POST", ("/model/unload",), self.unload, ADMIN, "End all instances of a model",
+                body=ModelBody, errors=(400, 404, 503, 504),
+            ),
+            Route(
+                "POST", ("/model/gc",), self.collect, ADMIN, "End instances that failed, or that nobody uses now",
+                errors=(503, 504),
+            ),
+            Route("GET", ("/node_id",), self.node_id, USE, "The id of this node, as a JSON string"),
+            Route("GET", ("/node/identity",), self.identity, USE, "Id, name, start and versions of this node"),
+        ]
+        # fmt: on
+
+    async def place(self, request: web.Request) -> web.Response:
+        """POST /place_instance"""
+        spec = await self._spec(request, decode_body(await self._read(request), PlaceBody))
+        return json_response(await self._service.create_instance(spec), 201)
+
+    async def placement(self, request: web.Request) -> web.Response:
+        """GET /instance/placement?model_id=…: one plan with its arithmetic; nothing changes."""
+        return json_response(await self._service.preview_instance(await self._spec(request, _place_query(request))))
+
+    async def load(self, request: web.Request) -> web.Response:
+        """POST /model/load: the instance that there is, or one that is placed now."""
+        name = await self._model(request)
+        entry = await find_model(
+            self._service, choose_model(name, self._service.models()), may_download=request[CALLER].may_download
+        )
+        return json_response(await self._service.create_instance(InstanceSpec(entry.name)))
+
+    async def unload(self, request: web.Request) -> web.Response:
+        """POST /model/unload: without a model, of the only one that has instances."""
+        name = await self._model(request)
+        placed = self._instances()
+        models = {instance["model"] for instance in placed}
+        if name is None and len(models) != 1:
+            raise InputError(f"model_id is missing, and {len(models)} models are loaded", param="model_id")
+        wanted = models.pop() if name is None else (await self._service.model(name)).name
+        ended = await self._end([one["id"] for one in placed if one["model"] == wanted])
+        if not ended:
+            return plain_error("not_found", f"{wanted} has no instance; GET /state lists them", "model_id")
+        return json_response({"model": wanted, "instances": ended, "unloaded": True})
+
+    async def collect(self, request: web.Request) -> web.Response:
+        """POST /model/gc"""
+        return json_response({"instances": await self._end(self._service.observation.idle_instances())})
+
+    async def node_id(self, request: web.Request) -> web.Response:
+        """GET /node_id"""
+        return json_response(self._service.observation.identity()["node_id"])
+
+    async def identity(self, request: web.Request) -> web.Response:
+        """GET /node/identity"""
+        return json_response(self._service.observation.identity())
+
+    async def _spec(self, request: web.Request, body: PlaceBody) -> InstanceSpec:
+        """Raises InputError that names the field of the body."""
+        most = MAX_MESH_RANKS if body.sharding == "Tensor" else 2**31 - 1
+        if body.min_nodes is not None and not 1 <= body.min_nodes <= most:
+            raise InputError(f"min_nodes must be between 1 and {most}", param="min_nodes")
+        if body.sharding == "Tensor" and body.min_nodes == 1:
+            raise InputError("sharding is Tensor, which takes at least 2 nodes, but min_nodes is 1", param="min_nodes")
+        name = await named_model(request, self._service, body.model_id)
+        entry = await find_model(self._service, name, may_download=request[CALLER].may_download)
+        wish = InstanceBody(model=entry.name, min_peers=body.min_nodes, exclude_peers=body.excluded_nodes)
+        if body.sharding is not None:
+            wish.tensor_group = (body.min_nodes or 2) if body.sharding == "Tensor" else 1
+        if body.instance_meta is not None:
+            wish.group_backend = _BACKENDS[body.instance_meta]
+        return instance_spec(wish)
+
+    async def _model(self, request: web.Request) -> str | None:
+        """The model that a body names, or this node's default one. The body may be empty."""
+        raw = await self._read(request)
+        body = decode_body(raw, ModelBody) if raw.strip() else ModelBody()
+        if body.model is not None and body.model_id is not None:
+            raise InputError("model and model_id are two names of one field: give one", param="model")
+        name = body.model_id if body.model is None else body.model
+        return await model_of_request(request, self._service, name, self._context.options.default_model)
+
+    async def _read(self, request: web.Request) -> bytes:
+        return await read_body(request, self._context.options.body_silence_s)
+
+    def _instances(self) -> list[dict[str, Any]]:
+        placed: list[dict[str, Any]] = self._service.observation.state().get("view", {}).get("instances", [])
+        return placed
+
+    async def _end(self, instance_ids: list[str]) -> list[str]:
+        """Those of them that were still there."""
+        return [one for one in instance_ids if await self._service.delete_instance(one)]
+
+
+def _place_query(request: web.Request) -> PlaceBody:
+    """The query as a body. Raises InputError that names the parameter."""
+    for name in request.query:
+        if name not in _QUERY:
+            raise InputError(f"{name}: exo-mesh does not support this parameter here", param=name)
+    given: dict[str, Any] = dict(request.query)
+    if "model_id" not in given:
+        raise InputError("model_id: this parameter is required", param="model_id")
+    if "excluded_nodes" in given:
+        given["excluded_nodes"] = [name for name in given["excluded_nodes"].split(",") if name]
+    try:
+        return msgspec.convert(given, PlaceBody, strict=False)
+    except msgspec.ValidationError as exc:
+        text, _, place = str(exc).partition(" - at `$.")
+        param = place.rstrip("`")
+        raise InputError(f"{param}: {text[:1].lower()}{text[1:]}", param=param) from exc

@@ -1,0 +1,253 @@
+"""The routes that turn text into tokens, tokens into text, and conversations into prompts. Nothing runs on the mesh.
+
+`/tokenize` and `/detokenize` speak both as llama.cpp and as vLLM do: the fields of a body say which is meant, and the
+reply has those of both.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.core.defaults import with_system_prompt
+from exo_mesh.api.core.preparing import choose_model
+from exo_mesh.api.core.prompts import conversation_prompt
+from exo_mesh.api.core.request import Conversation, FieldNames
+from exo_mesh.api.decoding import decode_body
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.model_names import find_model, model_of_request
+from exo_mesh.api.openai.checks import check_body
+from exo_mesh.api.openai.schema import ChatBody, Message, ToolBody, decode_generation_body
+from exo_mesh.api.openai.translate import neutral_chat
+from exo_mesh.api.routes import USE, Route, RouteTable
+from exo_mesh.errors import InputError
+from exo_mesh.text.tokenizer import TextModel
+
+B = TypeVar("B")
+
+MAX_TOKENS = 1 << 17
+"""Of one text, where the model's context is not longer: the tokenizer takes some 400 bytes for each."""
+
+_NAMES = FieldNames()
+_ERRORS = (400, 403, 404, 408, 413, 503, 504)
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize. Exactly one of content (llama.cpp), prompt and messages (vLLM)."""
+
+    model: str | None = None
+    content: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[ToolBody] | None = None
+    add_special: bool | None = None
+    add_special_tokens: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenPiece(msgspec.Struct):
+    """A token and what it stands for: text, or bytes where it is but part of a character."""
+
+    id: int
+    piece: str | list[int]
+
+
+class TokenizeReply(msgspec.Struct):
+    """tokens: objects if with_pieces is true. token_strs: as the vocabulary writes them, if return_token_strs is."""
+
+    tokens: list[int | TokenPiece]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeReply(msgspec.Struct):
+    """The text, under the names that llama.cpp and vLLM give it."""
+
+    content: str
+    prompt: str
+
+
+class EncodedChat(msgspec.Struct):
+    """A conversation as the model reads it. length: characters of encoded_prompt."""
+
+    length: int
+    num_tokens: int
+    encoded_tokens: list[int]
+    encoded_prompt: str
+
+
+class PromptReply(msgspec.Struct):
+    """A conversation as the chat template writes it."""
+
+    prompt: str
+
+
+class TextRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        self._service = context.service
+        self._texts = context.texts
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route(
+                "POST", ("/tokenize", "/v1/tokenize"), self.tokenize, USE, "Tokens of a text or a conversation",
+                body=TokenizeBody, reply=TokenizeReply, errors=_ERRORS,
+            ),
+            Route(
+                "POST", ("/detokenize", "/v1/detokenize"), self.detokenize, USE, "Text of tokens",
+                body=DetokenizeBody, reply=DetokenizeReply, errors=_ERRORS,
+            ),
+            Route(
+                "POST", ("/v1/chat/token/encode", "/chat/token/encode"), self.encode_chat, USE,
+                "The prompt of a conversation, its tokens and their number",
+                body=ChatBody, reply=EncodedChat, errors=_ERRORS,
+            ),
+            Route(
+                "POST", ("/apply-template",), self.apply_template, USE, "The prompt of a conversation",
+                body=ChatBody, reply=PromptReply, errors=_ERRORS,
+            ),
+        ]
+        # fmt: on
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize"""
+        body = await self._body(request, TokenizeBody)
+        given = [name for name in ("content", "prompt", "messages") if getattr(body, name) is not None]
+        if len(given) != 1:
+            raise InputError(
+                "exactly one of content, prompt and messages must be given", param=(given or ["prompt"])[0]
+            )
+        if body.parse_special is False:
+            message = "parse_special is false, which is not supported: special tokens in a text are always recognised"
+            raise InputError(message, param="parse_special")
+        model, text = await self._text(request, body.model)
+        limit = await self._service.context_limit(model)
+        source = body.content if body.content is not None else body.prompt
+        if body.messages is not None:
+            subject = _conversation(body, body.messages)
+            source = await self._prompt(subject, text)
+        assert source is not None
+        ids = await self._encode(text, source, limit, given[0], with_special=_wants_special(body))
+        return json_response(
+            TokenizeReply(
+                [TokenPiece(one, _piece(text, one)) if body.with_pieces else one for one in ids],
+                len(ids),
+                limit,
+                [text.tokenizer.id_to_token(one) or "" for one in ids] if body.return_token_strs else None,
+            )
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize: special tokens are text here."""
+        body = await self._body(request, DetokenizeBody)
+        _, text = await self._text(request, body.model)
+        if len(body.tokens) > MAX_TOKENS:
+            raise InputError(f"tokens may have {MAX_TOKENS} ids, not {len(body.tokens)}", param="tokens")
+        for token_id in body.tokens:
+            if not 0 <= token_id < 2**31 or text.tokenizer.id_to_token(token_id) is None:
+                shown = token_id if token_id.bit_length() < 64 else "a huge number"
+                raise InputError(f"tokens names token {shown}, which this model does not have", param="tokens")
+        decoded = await self._texts.work(partial(_decode, text, body.tokens))
+        return json_response(DetokenizeReply(decoded, decoded))
+
+    async def encode_chat(self, request: web.Request) -> web.Response:
+        """POST /v1/chat/token/encode: of a body of /v1/chat/completions."""
+        model, text, prompt = await self._chat_prompt(request)
+        limit = await self._service.context_limit(model)
+        ids = await self._encode(text, prompt, limit, "messages", with_special=False)
+        return json_response(EncodedChat(len(prompt), len(ids), ids, prompt))
+
+    async def apply_template(self, request: web.Request) -> web.Response:
+        """POST /apply-template: of a body of /v1/chat/completions."""
+        _, _, prompt = await self._chat_prompt(request)
+        return json_response(PromptReply(prompt))
+
+    async def _chat_prompt(self, request: web.Request) -> tuple[str, TextModel, str]:
+        body = decode_generation_body(await read_body(request, self._context.options.body_silence_s), ChatBody)
+        check_body(body)
+        model, text = await self._text(request, body.model)
+        subject = neutral_chat(body).subject
+        assert isinstance(subject, Conversation)
+        return model, text, await self._prompt(subject, text)
+
+    async def _prompt(self, conversation: Conversation, text: TextModel) -> str:
+        """As a chat would have it on this node."""
+        options = self._context.options
+        conversation = with_system_prompt(conversation, options.defaults.system_prompt)
+        moves = not options.keep_agent_lines
+        return await conversation_prompt(conversation, text, self._texts, _NAMES, moves_agent_lines=moves)
+
+    async def _body(self, request: web.Request, kind: type[B]) -> B:
+        return decode_body(await read_body(request, self._context.options.body_silence_s), kind)
+
+    async def _text(self, request: web.Request, name: str | None) -> tuple[str, TextModel]:
+        """The model that a body names, or the one that a chat without a model would get."""
+        name = await model_of_request(request, self._service, name, self._context.options.default_model)
+        chosen = choose_model(name, self._service.models())
+        entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)
+        return entry.name, await self._texts.get(await self._service.text_files(entry.name))
+
+    async def _encode(self, text: TextModel, source: str, limit: int, param: str, *, with_special: bool) -> list[int]:
+        def encode() -> list[int]:
+            text.check_length(source, max(limit, MAX_TOKENS), param)
+            return text.encode_text(source) if with_special else text.encode_prompt(source)
+
+        return await self._texts.work(encode)
+
+
+def _conversation(body: TokenizeBody, messages: list[Message]) -> Conversation:
+    chat = ChatBody(
+        messages=messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    check_body(chat)
+    subject = neutral_chat(chat).subject
+    assert isinstance(subject, Conversation)
+    return subject
+
+
+def _wants_special(body: TokenizeBody) -> bool:
+    """What the client says, else as the server does whose field holds the text: vLLM puts special tokens around a
+    prompt only."""
+    asked = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    return body.prompt is not None if asked is None else asked
+
+
+def _decode(text: TextModel, ids: list[int]) -> str:
+    detokenizer = text.detokenizer(text.added_tokens)
+    return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+
+
+def _piece(text: TextModel, token_id: int) -> str | list[int]:
+    own = text.token_bytes(token_id)
+    try:
+        return own.decode()
+    except UnicodeDecodeError:
+        return list(own)

@@ -1,0 +1,26 @@
+"""Which program serves a model, by the tasks on its card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from exo_mesh.errors import InputError
+from exo_mesh.models.cards.toml_card import Task
+
+RUNNERS: Final[Mapping[Task, str | None]] = {
+    "text_generation": "exo_mesh.runner",
+    "embeddings": None,
+    "image_generation": None,
+}
+"""The module that a runner process executes; None: this version has none."""
+
+
+def runner_of(name: str, tasks: Sequence[Task]) -> str:
+    """Of the first task that can be served. Raises InputError for a model of which none can."""
+    for task in tasks:
+        if (module := RUNNERS[task]) is not None:
+            return module
+    what = " and ".join(task.replace("_", " ") for task in tasks) or "nothing"
+    message = f"{name} is for {what}, which this version does not serve; it serves text generation"
+    raise InputError(message, param="model")

@@ -1,0 +1,67 @@
+"""Running answers on the wire between peers: who wants to see one, what is known of it, and its events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from exo_mesh.domain.request import Progress, PromptLogprobs, RequestEvent
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.serving.streams import FoundStream, StreamViewer
+from exo_mesh.transport.driver_codec import event_from_proto, event_to_proto, prompt_from_proto, prompt_to_proto
+
+MAX_PHASE_CHARS = 32
+
+
+def viewer_to_proto(viewer: StreamViewer) -> pb.StreamViewer:
+    return pb.StreamViewer(key_id=viewer.key_id, secret_hash=viewer.secret_hash)
+
+
+def viewer_from_proto(message: pb.StreamViewer) -> StreamViewer:
+    return StreamViewer(message.key_id if message.HasField("key_id") else None, message.secret_hash)
+
+
+def found_to_proto(found: FoundStream) -> pb.StreamInfo:
+    return pb.StreamInfo(
+        id=found.id,
+        model=found.model,
+        created=found.created,
+        request_ids=found.request_ids,
+        output_tokens=found.output_tokens,
+        recipe=found.recipe,
+        key_id=found.key_id,
+    )
+
+
+def found_from_proto(peer_id: str, message: pb.StreamInfo) -> FoundStream:
+    return FoundStream(
+        peer_id,
+        message.id,
+        message.model,
+        message.created,
+        tuple(message.request_ids),
+        message.output_tokens,
+        message.recipe,
+        message.key_id,
+    )
+
+
+def events_to_proto(events: Sequence[RequestEvent]) -> pb.FollowReply:
+    message = pb.FollowReply()
+    for event in events:
+        if isinstance(event, Progress):
+            message.phase, message.done, message.total = event.phase, event.done, event.total
+        elif isinstance(event, PromptLogprobs):
+            message.prompt.extend(prompt_to_proto(event.entries))
+        else:
+            message.events.append(event_to_proto(event))
+    return message
+
+
+def events_from_proto(message: pb.FollowReply) -> list[RequestEvent]:
+    """Raises ValueError for what is no event."""
+    made: list[RequestEvent] = []
+    if message.phase:
+        made.append(Progress(message.phase[:MAX_PHASE_CHARS], message.done, message.total))
+    if message.prompt:
+        made.append(prompt_from_proto(message.prompt))
+    return [*made, *map(event_from_proto, message.events)]
