@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
 def mlx_text(question: str) -> str:
     """What mlx-lm itself generates greedily."""
     model, tokenizer = load(str(shipped()))[:2]
-    prompt = tokenizer.apply_chat_template(user(question), add_generation_prompt=True)
+    prompt = tokenizer.apply_chat_template(user(question), add_generation_prompt=True, enable_thinking=False)
     ids: list[int] = []
     for token, _ in generate_step(mx.array(prompt), model, max_tokens=MAX_TOKENS):
         if int(token) in tokenizer.eos_token_ids:

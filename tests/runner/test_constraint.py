@@ -23,7 +23,8 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PROMPT = ids_of("Once upon a time")
-END = ids_of("</think>")
+END = ids_of("</done>")
+"""Several tokens, while `</think>` is one of the demo model, which a grammar can only name as such."""
 
 
 def asked(name: str = "r", tokens: int = 200, **fields: Any) -> GenerateRequest:
@@ -192,9 +193,9 @@ def test_a_thought_ends_when_its_budget_is_used_up(budget: int, logprobs: int | 
 
 
 def test_a_budget_and_a_grammar_hold_together() -> None:
-    spec = GrammarSpec("lark", 'start: /[a-z ]*/ "</think>" /[0-9]{4}/')
+    spec = GrammarSpec("lark", 'start: /[a-z ]*/ "</done>" /[0-9]{4}/')
     answers = HeldRing().ask(asked(grammar=spec, thinking=ThinkingBudget(END, 6)))
-    assert re.fullmatch("[a-z ]*</think>[0-9]{4}", text_of(answers))
+    assert re.fullmatch("[a-z ]*</done>[0-9]{4}", text_of(answers))
     assert any(tuple(answers.tokens[i : i + len(END)]) == END for i in range(8))
     no_marker = HeldRing().ask(asked(grammar=GrammarSpec("regex", "[0-9]{9}"), thinking=ThinkingBudget(END, 1)))
     assert re.fullmatch("[0-9]{9}", text_of(no_marker))

@@ -64,7 +64,7 @@ class Reference:
 
         self._loaded = self._loaded or load(str(shipped()))[:2]
         model, tokenizer = self._loaded
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, enable_thinking=False)
         ids: list[int] = []
         logprobs: list[float] = []
         for token, step in generate_step(

@@ -96,7 +96,7 @@ def generate_with_mlx(directory: Path, per_kind: int) -> list[tuple[Example, str
     answers = []
     for example in (e for kind in TESTED for e in held_out_set(kind)[:per_kind]):
         message = [{"role": "user", "content": example.prompt}]
-        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True)
+        prompt = tokenizer.apply_chat_template(message, add_generation_prompt=True, enable_thinking=False)
         answers.append((example, generate(model, tokenizer, prompt, max_tokens=1000)))
     return answers
 
