@@ -131,10 +131,11 @@ async def test_a_crash_is_survived_once(tmp_path: Path, hub: LoopbackHub, origin
 @pytest.mark.extended
 async def test_an_idle_child_ends_and_another_one_comes(tmp_path: Path, hub: LoopbackHub, tasks: TaskOwner) -> None:
     fetcher = Fetcher(tasks, environ=fetcher_environ(hub, tmp_path / "hf"), idle_limit_s=0.05)
-    await fetcher.search("tiny", 3)
-    assert fetcher.pid is not None
-    child = psutil.Process(fetcher.pid)
-    while fetcher.pid is not None or not gone([child]):
+    asking = asyncio.create_task(fetcher.search("tiny", 3))
+    while (pid := fetcher.pid) is None:
+        await asyncio.sleep(0)
+    await asking
+    while fetcher.pid is not None or psutil.pid_exists(pid):
         await asyncio.sleep(0.01)
     assert await fetcher.search("tiny", 3)
     await fetcher.close()

@@ -41,7 +41,7 @@ def answer(served: Served, message: bytes) -> str:
         return head[9:12].decode() if head else "closed"
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("count", [200, pytest.param(5000, marks=pytest.mark.slow)])
 def test_malformed_requests_do_no_harm(tmp_path: Path, count: int, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(7)
     with serving(tmp_path / "m", num_bytes=1500) as served, caplog.at_level(logging.WARNING, "exo_mesh.files"):
