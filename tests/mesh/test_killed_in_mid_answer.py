@@ -34,7 +34,7 @@ NOTE = {
     "name": "save_note",
     "parameters": {
         "type": "object",
-        "properties": {"text": {"type": "string", "minLength": 600, "maxLength": 700}},
+        "properties": {"text": {"type": "string", "minLength": 400, "maxLength": 420}},
         "required": ["text"],
         "additionalProperties": False,
     },
@@ -57,7 +57,7 @@ def call(peer: Peer) -> dict[str, Any]:
 def thought(peer: Peer) -> dict[str, Any]:
     """The model may not end it by itself, so that its budget does."""
     end = peer.api.post("/tokenize", {"model": MODEL, "content": "</think>", "add_special": False})["tokens"]
-    bias = {"logit_bias": {str(end[0]): NEVER}, "thinking_budget": 300, "min_tokens": 310}
+    bias = {"logit_bias": {str(end[0]): NEVER}, "thinking_budget": 300, "min_tokens": 310, "max_tokens": 400}
     return {"chat_template_kwargs": {"enable_thinking": True}, **bias}
 
 
@@ -87,7 +87,7 @@ def check(kind: Kind, texts: dict[str, str]) -> None:
         value = json.loads(texts["content"])
         assert len(value) == 12 and all(set(item) == {"word", "number", "kind"} for item in value)
     elif kind is call:
-        assert texts["name"] == "save_note" and 600 <= len(json.loads(texts["arguments"])["text"]) <= 700
+        assert texts["name"] == "save_note" and 400 <= len(json.loads(texts["arguments"])["text"]) <= 420
     else:
         assert len(texts["reasoning_content"]) > 300 and texts["content"]
 
