@@ -95,7 +95,9 @@ def check(kind: Kind, texts: dict[str, str]) -> None:
 Kind = Callable[[Peer], dict[str, Any]]
 
 
-@pytest.mark.parametrize(("kind", "stage"), [(schema, 0), (schema, 1), (call, 1), (thought, 0)])
+@pytest.mark.parametrize(
+    ("kind", "stage"), [pytest.param(schema, 0, marks=pytest.mark.slow), (schema, 1), (call, 1), (thought, 0)]
+)
 def test_a_stage_that_is_killed_in_mid_answer_changes_nothing(pair: list[Peer], kind: Kind, stage: int) -> None:
     for peer in pair:  # a runner that is killed again and again is left alone for a while
         peer.api.delete("/v1/diagnostics/node/quarantine")
