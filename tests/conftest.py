@@ -24,9 +24,16 @@ NO_HUB = "http://127.0.0.1:9"
 """Nobody listens there: no test asks a hub on the internet. Those that need one start one (tests/support/hub.py)."""
 
 
+PARTS = 20
+"""Of the slow tests; `.ci/run` runs one of them, so that all of it ends within 40 minutes."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--tenth", type=int, choices=range(10), help="run a tenth of the chosen tests, 0 to 9, by a hash of their names"
+        "--part",
+        type=int,
+        choices=range(PARTS),
+        help=f"run one of {PARTS} parts of the chosen tests, by a hash of their names",
     )
 
 
@@ -42,10 +49,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)  # after -m and -k
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    tenth = config.getoption("--tenth")
-    if tenth is None:
+    part = config.getoption("--part")
+    if part is None:
         return
-    others = [item for item in items if crc32(item.nodeid.encode()) % 10 != tenth]
+    others = [item for item in items if crc32(item.nodeid.encode()) % PARTS != part]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in set(others)]
 
