@@ -1,4 +1,4 @@
-"""The secret of a running answer, by which whoever asked for it without a key can read and stop it elsewhere."""
+"""The secret of a running answer, with which a client that has no key can read and stop it elsewhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ STREAM_SECRET = web.RequestKey("stream_secret", str)
 
 
 def new_secret(request: web.Request) -> str:
-    """A secret that the reply to this request tells."""
+    """A secret that the reply to this request carries."""
     request[STREAM_SECRET] = secrets.token_urlsafe(24)
     return request[STREAM_SECRET]

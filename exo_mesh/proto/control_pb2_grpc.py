@@ -258,7 +258,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def FindStreams(self, request, context):
-        """Which answers run for clients of this peer?
+        """The answers that run for clients of this peer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -386,7 +386,7 @@ class Driver:
                     self._draw_one(generation, logits[stop - 1])
 
     def _score(self, generation: Generation, row: Row, logits: np.ndarray) -> None:
-        """Tell what the logits say of the prompt; the end, if nothing is to be drawn."""
+        """Send the log-probabilities of the prompt, and the end if nothing is to be drawn."""
         self._scheduler.max_logit_rows = max_logit_rows(logits.shape[1])
         try:
             entries = generation.score(row, logits)
@@ -430,7 +430,7 @@ class Driver:
         self._put_out(generation, drawn, num_drawn=1)
 
     def _put_out(self, generation: Generation, drawn: Drawn, *, num_drawn: int) -> None:
-        """Tell the caller of tokens, and let the sequence go on or end. num_drawn: so many of them took a lap."""
+        """Send tokens to the caller, and let the sequence go on or end. num_drawn: so many of them took a lap."""
         index = generation.index - len(drawn.draws)
         self.tokens += len(drawn.draws)
         self.laps_saved += max(0, len(drawn.draws) - num_drawn)

@@ -37,7 +37,7 @@ class Drawn(NamedTuple):
     finish: FinishReason | None = None
 
     def events(self, index: int) -> list[TokenEvent]:
-        """What the caller is told. index: of the first token. A stop is an event of its own, without a token."""
+        """The events for the caller. index: of the first token. A stop is an event of its own, without a token."""
         numbered = enumerate(self.draws, index)
         events = [TokenEvent(at, draw.token_id, draw.logprob, tuple(draw.top)) for at, draw in numbered]
         if self.finish is FinishReason.LENGTH and events:
@@ -112,18 +112,18 @@ class Generation:
         )
 
     def take_kept(self, kept: Kept | None) -> None:
-        """Keep its output there; what is kept of its prompt is not told again."""
+        """Keep its output there; what is kept of its prompt is not sent again."""
         self.kept = kept
         if kept is not None:
             self.sequence.scored = min(len(kept.prompt), self.sequence.scores)
 
     @property
     def is_done(self) -> bool:
-        """Nothing is to be drawn, and what was wanted of the prompt has been told."""
+        """Nothing is to be drawn, and what was wanted of the prompt has been sent."""
         return not self.sequence.draws and not self.sequence.wants_scores
 
     def score(self, row: Row, logits: np.ndarray) -> list[PromptLogprob]:
-        """The log-probabilities of prompt tokens by a prefill row that have not been told yet. logits: of the last
+        """The log-probabilities of prompt tokens by a prefill row that have not been sent yet. logits: of the last
         positions of the row. Raises EngineError if they are no numbers."""
         sequence = self.sequence
         first = row.pos0 + row.n - len(logits)
@@ -173,7 +173,7 @@ class Generation:
 
 
 def token_events(ballot: plan_pb2.Ballot, index: int, drawn: Drawn) -> pb.GenerateEvents:
-    """What the caller is told of tokens and of the end; all of one row go together, so that a caller who loses the
+    """The message with tokens and the end; all of one row go together, so that a caller who loses the
     driver knows all or none of them. index: of the first one."""
     return pb.GenerateEvents(ballot=ballot, events=map(event_to_proto, drawn.events(index)))
 

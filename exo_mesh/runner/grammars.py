@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Grammars:
-    """Made on the event loop at the driver; costs nothing before the first grammar, unless it is told to prepare."""
+    """Made on the event loop at the driver; costs nothing before the first grammar, unless `prepare` was called."""
 
     def __init__(self, model_dir: Path, wake: Wake) -> None:
         self.wake = wake
@@ -53,7 +53,7 @@ class Grammars:
             if (self._model_dir / "tokenizer.json").stat().st_size >= PREPARE_BYTES:
                 self._compiler().submit(self._prepare)
         except OSError:
-            return  # the first grammar will be told
+            return  # the first grammar gets the error
 
     def compile(self, spec: GrammarSpec, work: Begin) -> Future[None]:
         """Have `work` done with a fresh matcher of the grammar and the ids that it takes for ends of text, in the

@@ -74,7 +74,7 @@ class SharedPrompts:
         return [sequence_id for sequence_id, made in self._made.items() if made.op.source == source_id]
 
     def forget(self, sequence_id: int) -> None:
-        """A sequence has ended, or begins anew."""
+        """A sequence has ended, or begins again under another id."""
         self._made.pop(sequence_id, None)
 
     def lose(self) -> list[int]:

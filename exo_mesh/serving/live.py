@@ -115,7 +115,7 @@ class LiveStreams:
 
     @contextmanager
     def open(self, card: StreamCard) -> Iterator[None]:
-        """While it runs, it can be found. Whoever had the same id before cannot any more."""
+        """While it runs, it can be found. An earlier answer with the same id no longer can."""
         choices = {request_id: LiveChoice() for request_id in card.request_ids}
         self._cards[card.id] = card
         self._choices |= choices

@@ -89,4 +89,4 @@ def _events(message: pb.FollowReply) -> list[RequestEvent]:
     try:
         return events_from_proto(message)
     except ValueError as exc:
-        raise TransportError(f"a peer tells of no event: {exc}") from exc
+        raise TransportError(f"a peer sent what is no event: {exc}") from exc

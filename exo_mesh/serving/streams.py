@@ -17,7 +17,7 @@ class StreamCard:
     """A client's request while it runs. request_ids: of its choices, in their order.
 
     key_id: of the API key that it came with; "" without one. secret_hash: of what only its client was given.
-    recipe: makes the bytes that tell the API of any peer how its events become a reply.
+    recipe: makes the bytes from which the API of any peer makes a reply of its events.
     """
 
     id: str

@@ -91,7 +91,7 @@ def draw_name(rng: Random) -> str:
 
 
 def draw_facts(rng: Random, keys: tuple[str, ...]) -> tuple[dict[str, object], str, str]:
-    """What is told of a person, the sentence that tells it (sometimes more than is asked), and the held-out key."""
+    """What is known of a person, the sentence that says it (sometimes more than is asked), and the held-out key."""
     name, age = draw_name(rng), rng.randint(1, 99)
     city = rng.choice(CITIES) if rng.random() < 0.7 else pseudo_word(rng).capitalize()
     more = rng.random() < 0.2 or {"age", "city"} <= set(keys)

@@ -56,7 +56,7 @@ class FetchJob:
 
 
 class FetchMeter:
-    """Turns the progress of one fetch into what is told of it. Bytes by source go on from an earlier try."""
+    """Turns the progress of one fetch into its record. Bytes by source go on from an earlier try."""
 
     def __init__(self, job: FetchJob, update: Callable[[FetchJob, DownloadInfo], None], tally: DownloadTally) -> None:
         self._job = job

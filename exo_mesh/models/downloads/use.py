@@ -34,5 +34,5 @@ class ModelUse:
         self._fetches += Counter()  # drops what is zero
 
     def turn(self, model: str) -> asyncio.Lock:
-        """Held by whoever changes the files of a model."""
+        """Held while the files of a model are changed."""
         return self._turns.setdefault(model, asyncio.Lock())

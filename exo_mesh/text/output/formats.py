@@ -1,4 +1,4 @@
-"""The formats in which models write, and how to tell which one a model uses. Pure."""
+"""The formats in which models write, and how to find out which one a model uses. Pure."""
 
 from __future__ import annotations
 
@@ -38,15 +38,8 @@ class OutputFormat:
         """Whether an answer consists of messages with headers, as gpt-oss writes it."""
         return self.name == "harmony"
 
-    @property
-    def early_end(self) -> str:
-        """What ends a thought before the model would end it, and lets the answer begin; "" if it does not think."""
-        if self.is_harmony:
-            return "<|end|><|start|>assistant<|channel|>final<|message|>"
-        return f"\n{self.reasoning_end}\n\n" if self.reasoning_end else ""
-
     def markers(self, *, has_tools: bool) -> frozenset[str]:
-        """Tokens that the parser must see as text although they may be special; the detokenizer is told of them."""
+        """Tokens that the parser must see as text although they may be special; the detokenizer shows them."""
         if self.is_harmony:
             return frozenset(HARMONY_MARKERS)
         family = FAMILIES.get(self.tool_family) if has_tools else None
@@ -167,11 +160,6 @@ def _family_of(source: str, architecture: str, tokens: Collection[str]) -> str:
         return "dsml"
     by_token = (family for sign, family in _TOOL_SIGNS if sign in tokens and family in _TOKENS_THAT_SAY_IT)
     return found or next(by_token, "")
-
-
-def with_generic_tools(output: OutputFormat) -> OutputFormat:
-    """The format of a model that was told of tools by `generic_tool_prompt`."""
-    return output if output.tool_family else replace(output, tool_family="hermes")
 
 
 def prompt_starts_reasoning(output: OutputFormat, prompt: str) -> bool:

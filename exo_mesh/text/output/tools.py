@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,18 +33,3 @@ class Schemas:
         properties = self._parameters.get(tool, {}).get("properties")
         schema = properties.get(name) if isinstance(properties, dict) else None
         return schema if isinstance(schema, dict) else None
-
-
-def generic_tool_prompt(tools: Sequence[Tool]) -> str:
-    """What to put into the system message of a model whose template has no place for tools.
-
-    The model is asked for calls in the format of Hermes, which most models have seen. See `with_generic_tools`.
-    """
-    lines = [json.dumps(tool.as_function()["function"], ensure_ascii=False) for tool in tools]
-    return (
-        "You can call functions. Each line between the tags describes one of them, with its parameters as a JSON "
-        "schema:\n<tools>\n" + "\n".join(lines) + "\n</tools>\n"
-        "To call a function, write nothing but this, once for each call:\n"
-        '<tool_call>\n{"name": "NAME", "arguments": {"PARAMETER": VALUE}}\n</tool_call>\n'
-        "The results come back in the next message. If no function helps, answer as usual."
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -15,9 +14,7 @@ from exo_mesh.text.output.formats import (
     PLAIN,
     format_of,
     prompt_starts_reasoning,
-    with_generic_tools,
 )
-from exo_mesh.text.output.tools import generic_tool_prompt
 from tests.text.output.family_calls import TOOLS
 from tests.text.output.outputs import parse
 
@@ -117,15 +114,6 @@ def test_the_shipped_cards_agree_with_the_formats() -> None:
         profile = resolve_profile(architecture, None, None)
         assert profile.output_parser == architecture
         assert format_of(None, architecture, ()).tool_family == family
-
-
-def test_a_model_that_was_told_of_tools_in_its_system_message() -> None:
-    prompt = generic_tool_prompt(TOOLS)
-    for tool in TOOLS:
-        assert json.dumps(tool.parameters, ensure_ascii=False) in prompt
-    output = with_generic_tools(PLAIN)
-    assert parse(output, '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>', tools=TOOLS).calls
-    assert with_generic_tools(HARMONY) == HARMONY
 
 
 HEAD = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
