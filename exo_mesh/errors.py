@@ -18,6 +18,7 @@ MeshError
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
 │   └── StrangerError         the other end is not of this mesh: it has another secret, or none
 ├── StageLostError        a stage of the ring a request ran on is gone
+├── InstanceDeletedError  somebody deleted the instance on which a request ran
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 ├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── NoStoreError          the mesh has no model store
@@ -243,6 +244,12 @@ class SupersededError(MeshError):
     code = "superseded"
 
 
+class InstanceDeletedError(MeshError):
+    """The instance that a request ran on, or waited for, was deleted on purpose."""
+
+    code = "instance_deleted"
+
+
 class CancelledRequestError(MeshError):
     """The request was cancelled by its owner."""
 
@@ -274,6 +281,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         NoStoreError,
         DeadlineError,
         SupersededError,
+        InstanceDeletedError,
         CancelledRequestError,
     )
 }

@@ -41,6 +41,7 @@ _RULES: dict[str, _Rule] = {
     "method_not_allowed": _Rule(405, _CALLER),
     "request_timeout": _Rule(408, _CALLER),
     "superseded": _Rule(409, "conflict_error"),
+    "instance_deleted": _Rule(410, "conflict_error"),
     "request_too_large": _Rule(413, _CALLER),
     "misdirected_request": _Rule(421, _CALLER),
     "idempotency_key_reused": _Rule(422, _CALLER),

@@ -81,7 +81,8 @@ class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
     `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
-    engine: the one that spare runners are for.
+    engine: the one that spare runners are for. fence_of: the highest ballot of an instance that is void because the
+    instance was deleted.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class StageHost:
         make_runner: Callable[..., Runner] = Runner,
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
         engine: Callable[[], str] = lambda: "",
+        fence_of: Callable[[str], Ballot] = lambda instance_id: NO_BALLOT,
         keep: Keeping | None = None,
     ) -> None:
         self._own_id = own_id
@@ -113,6 +115,7 @@ class StageHost:
         self._reservations = Reservations()
         self._make_runner = make_runner
         self._hosts_of = hosts_of
+        self._fence_of = fence_of
         self._hops = Hops(hosts_of)
         self._environment = runner_environment(settings.fast_synch, os.environ)
         self._spares = SparePool(settings.spare_runners, engine, limits.command, self._environment)
@@ -227,6 +230,8 @@ class StageHost:
         async with self._turn:
             if self._stopping:
                 return ReserveAnswer(False, 0, "this node is stopping")
+            if (fence := self._fence_of(plan.instance_id)) != NO_BALLOT:
+                self._reservations.promise(plan.instance_id, fence)
             before = self._reservations.held(plan.instance_id)
             answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
             if before is not None and self._reservations.held(plan.instance_id) is not before:

@@ -127,8 +127,8 @@ class PeerClient(ControlPort, Protocol):
     async def delete_card(self, model: str) -> bool:
         """Delete the custom model card that the peer has of a model. False if it has none."""
 
-    async def delete_instance(self, instance_id: str) -> bool:
-        """Delete an instance that the peer owns. False if it owns none with this id."""
+    async def delete_instance(self, fence: pb.Fence) -> bool:
+        """Tell the peer of a deletion; it ends the instance if it owns it. False if it owns none with this id."""
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with

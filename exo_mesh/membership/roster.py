@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.fences import Fence
 from exo_mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
 from exo_mesh.membership.port import PeerClient
@@ -78,6 +79,13 @@ class Roster:
     @property
     def view(self) -> View:
         return self.records.view
+
+    def take_fences(self, fences: Iterable[Fence]) -> None:
+        """Remember deletions of instances; `changed` beats if one of them is new."""
+        new = [fence for fence in fences if self.records.fences.add(fence, self.clock())]
+        if new:
+            _log.info("deleted: %s", ", ".join(fence.instance_id for fence in new[:8]))
+            self.changed.beat()
 
     @property
     def is_small(self) -> bool:

@@ -20,6 +20,7 @@ from exo_mesh.membership.admission import Admission
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.dialer import Dialer
 from exo_mesh.membership.exchange import Exchange
+from exo_mesh.membership.fences import Fence, Fences
 from exo_mesh.membership.news import News
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort, PeerClient
@@ -97,6 +98,15 @@ class Membership:
     @property
     def view(self) -> View:
         return self._roster.view
+
+    @property
+    def fences(self) -> Fences:
+        """The deletions of instances that this node knows of."""
+        return self._roster.records.fences
+
+    def take_fence(self, fence: Fence) -> None:
+        """An instance was deleted: remember it, and tell every peer that does not know by anti-entropy."""
+        self._roster.take_fences([fence])
 
     @property
     def telemetry(self) -> dict[str, Telemetry]:
@@ -247,6 +257,7 @@ class Membership:
         if now >= self._sync_at:
             self._sync_at = now + roster.timing.period_s
             roster.view.expire(now)
+            roster.records.fences.expire(now)
             if (address := roster.a_lost_address(now)) is not None:
                 self._dialer.dial(address)
             silent = [peer for peer in roster.peers.values() if peer.unanswered_since is not None]

@@ -10,6 +10,7 @@ from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
+from exo_mesh.membership.messages import fence_from_proto
 from exo_mesh.membership.service import Membership
 from exo_mesh.models import text_cache
 from exo_mesh.models.cards.shelf import CardShelf
@@ -173,4 +174,6 @@ class ControlService:
         return pb.DeleteCardReply(found=await self._shelf.delete_own(request.model))
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
+        if request.HasField("fence"):
+            self._membership.take_fence(fence_from_proto(request.fence))
         return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

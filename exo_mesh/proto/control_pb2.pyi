@@ -392,8 +392,18 @@ class OwnerSummary(_message.Message):
     digest: int
     def __init__(self, owner: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., incarnation: _Optional[int] = ..., refutation: _Optional[int] = ..., newest: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
+class Fence(_message.Message):
+    __slots__ = ("instance_id", "ballot", "left_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    ballot: _plan_pb2.Ballot
+    left_s: float
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., left_s: _Optional[float] = ...) -> None: ...
+
 class ExchangeRequest(_message.Message):
-    __slots__ = ("from_peer", "incarnation", "digest", "push", "want", "telemetry", "updates")
+    __slots__ = ("from_peer", "incarnation", "digest", "push", "want", "telemetry", "updates", "fences_digest", "fences")
     FROM_PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +411,8 @@ class ExchangeRequest(_message.Message):
     WANT_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    FENCES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
     from_peer: str
     incarnation: int
     digest: int
@@ -408,21 +420,27 @@ class ExchangeRequest(_message.Message):
     want: _containers.RepeatedScalarFieldContainer[str]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
-    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., digest: _Optional[int] = ..., push: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., want: _Optional[_Iterable[str]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ...) -> None: ...
+    fences_digest: int
+    fences: _containers.RepeatedCompositeFieldContainer[Fence]
+    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., digest: _Optional[int] = ..., push: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., want: _Optional[_Iterable[str]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., fences_digest: _Optional[int] = ..., fences: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
-    __slots__ = ("unknown_sender", "summary", "newer", "telemetry", "updates")
+    __slots__ = ("unknown_sender", "summary", "newer", "telemetry", "updates", "fences_digest", "fences")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     NEWER_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    FENCES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
     summary: _containers.RepeatedCompositeFieldContainer[OwnerSummary]
     newer: _containers.RepeatedCompositeFieldContainer[Record]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
-    def __init__(self, unknown_sender: bool = ..., summary: _Optional[_Iterable[_Union[OwnerSummary, _Mapping]]] = ..., newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ...) -> None: ...
+    fences_digest: int
+    fences: _containers.RepeatedCompositeFieldContainer[Fence]
+    def __init__(self, unknown_sender: bool = ..., summary: _Optional[_Iterable[_Union[OwnerSummary, _Mapping]]] = ..., newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., fences_digest: _Optional[int] = ..., fences: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ...) -> None: ...
 
 class GoodbyeRequest(_message.Message):
     __slots__ = ("peer_id", "incarnation")
@@ -791,10 +809,12 @@ class DeleteCardReply(_message.Message):
     def __init__(self, found: bool = ...) -> None: ...
 
 class DeleteInstanceRequest(_message.Message):
-    __slots__ = ("instance_id",)
+    __slots__ = ("instance_id", "fence")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
-    def __init__(self, instance_id: _Optional[str] = ...) -> None: ...
+    fence: Fence
+    def __init__(self, instance_id: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class DeleteInstanceReply(_message.Message):
     __slots__ = ("found",)

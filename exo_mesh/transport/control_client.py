@@ -205,8 +205,8 @@ class ControlClient:
         reply: pb.DeleteCardReply = await self._call(self._stub.DeleteCard, pb.DeleteCardRequest(model=model), CALL_S)
         return reply.found
 
-    async def delete_instance(self, instance_id: str) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=instance_id)
+    async def delete_instance(self, fence: pb.Fence) -> bool:
+        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence)
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
         return reply.found
 

@@ -158,8 +158,8 @@ class SimClient(PeerClient):
         reply = await self._call(lambda h: h.delete_card(request), request, 5.0)
         return bool(reply.found)
 
-    async def delete_instance(self, instance_id: str) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=instance_id)
+    async def delete_instance(self, fence: pb.Fence) -> bool:
+        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence)
         reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)
         return bool(reply.found)
 
