@@ -21,6 +21,7 @@ MeshError
 ├── InstanceDeletedError  somebody deleted the instance on which a request ran
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 ├── NotReadyError         the node is draining or stopping; another peer will do it
+├── NodeStoppingError     the node stops; the request can be continued at another peer
 ├── NoStoreError          the mesh has no model store
 ├── DeadlineError         a wait ended without an answer
 ├── NoInvitationError     nobody can join with this code: it was used, has expired or was withdrawn
@@ -226,6 +227,12 @@ class NotReadyError(MeshError):
     code = "not_ready"
 
 
+class NodeStoppingError(MeshError):
+    """The entry peer of the request stops. Another peer takes the request, and with an Idempotency-Key continues it."""
+
+    code = "node_stopping"
+
+
 class NoStoreError(MeshError):
     """The mesh has no model store."""
 
@@ -278,6 +285,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         StageLostError,
         OverloadError,
         NotReadyError,
+        NodeStoppingError,
         NoStoreError,
         DeadlineError,
         SupersededError,

@@ -30,6 +30,7 @@ from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.seed_routes import SeedRoutes
+from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.tracing import TRACE_ID
@@ -115,6 +116,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *OpsRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),
+        *StopRoutes(context).table(),
         *DocumentRoutes().table(),
     ]
 

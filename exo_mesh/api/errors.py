@@ -61,6 +61,7 @@ _RULES: dict[str, _Rule] = {
     "stage_lost": _Rule(503, _SERVER, 1),
     "transport_error": _Rule(503, _SERVER, 1),
     "not_ready": _Rule(503, _SERVER, 2),
+    "node_stopping": _Rule(503, _SERVER, 1),
     "deadline_exceeded": _Rule(504, _SERVER),
 }
 REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}

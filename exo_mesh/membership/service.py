@@ -26,6 +26,7 @@ from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort, PeerClient
 from exo_mesh.membership.probing import Probing
 from exo_mesh.membership.roster import Roster
+from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.membership.swim import SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import ChangeSignal
@@ -79,6 +80,7 @@ class Membership:
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._tell_at = 0.0
+        self.stops = StopDesk(roster)
 
     # what the node sees
 

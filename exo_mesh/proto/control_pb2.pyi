@@ -822,6 +822,16 @@ class DeleteInstanceReply(_message.Message):
     found: bool
     def __init__(self, found: bool = ...) -> None: ...
 
+class StopNodeRequest(_message.Message):
+    __slots__ = ("restart",)
+    RESTART_FIELD_NUMBER: _ClassVar[int]
+    restart: bool
+    def __init__(self, restart: bool = ...) -> None: ...
+
+class StopNodeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DiagnoseRequest(_message.Message):
     __slots__ = ("timeline",)
     TIMELINE_FIELD_NUMBER: _ClassVar[int]

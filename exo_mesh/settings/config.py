@@ -114,6 +114,7 @@ class Settings:
     prefill_timeout: int = 120
     token_timeout: int = 30
     response_timeout: int = 300
+    stop_grace: int = 30
     trace_sample: float = 0.01
     request_log: str = "logs/requests.jsonl"
     request_log_max: int = 10_000
@@ -332,6 +333,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**6), toml=(int,)),
         Setting("response_timeout", "SECONDS", "longest that a request may take; then it ends with what it has",
                 values.whole(1, 10**6), toml=(int,)),
+        Setting("stop_grace", "SECONDS", "how long a stopped node lets its streams go on; a second signal ends them",
+                values.whole(0, 86400), toml=(int,)),
         Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
                 values.share, toml=(int, float)),
         Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",
