@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.body import refuse_expectations
 from exo_mesh.api.connections import STOP_S, follow_connection
-from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
+from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.diagnostics import DiagnosticRoutes
@@ -136,6 +136,8 @@ async def give_request_id(request: web.Request, handler: Handler) -> web.StreamR
 async def _send_request_id(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
+    if OUTPUT_BOUND in request:
+        response.headers["x-exo-mesh-max-tokens"] = str(request[OUTPUT_BOUND])
     if TRACE_ID in request:
         response.headers["x-trace-id"] = request[TRACE_ID]
     if STREAM_SECRET in request:

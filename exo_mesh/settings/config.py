@@ -310,7 +310,7 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("system_prompt", "TEXT", "system prompt of conversations that have none",
                 values.matching(r"(?s:.{1,65536})", "a text")),
         Setting("max_generate_tokens", "N", "longest answer of a chat that names no limit, as far as there is room",
-                values.whole(1, 10**9), toml=(int,)),
+                values.whole(1, 10**9), toml=(int,), alias="--max-output-tokens"),
         Setting("keep_agent_lines", "", "billing and date lines of agents stay at the start of a prompt, uncacheable",
                 values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
         Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
