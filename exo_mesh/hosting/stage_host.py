@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.fast_synch import runner_environment
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStanding
@@ -433,6 +434,8 @@ class StageHost:
             flight=self._keep.flights.open(label),
             pid_files=self._keep.pid_files,
         )
+        size = gigabytes(lease.weights_bytes)
+        _log.info("loading stage %s of %s with %s, %s of weights", label, plan.model, lease.stage.engine, size)
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
         self._metrics.runner_started(plan.instance_id)
@@ -456,6 +459,7 @@ class StageHost:
             before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
+                _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)
                 self._pace.started(runner.started_s)
                 self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
                 self._metrics.group_formed(instance_id, lease.index, runner.board.all_reduce_s)

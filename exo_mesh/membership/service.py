@@ -98,6 +98,11 @@ class Membership:
         return self._roster.refusals
 
     @property
+    def id_taken_by(self) -> str:
+        """See Roster.id_taken_by."""
+        return self._roster.id_taken_by
+
+    @property
     def view(self) -> View:
         return self._roster.view
 
@@ -120,6 +125,13 @@ class Membership:
     def reading_of(self, peer_id: str) -> Telemetry | None:
         """The latest reading of a living peer."""
         return self._roster.records.telemetry.get(peer_id)
+
+    def busy(self, peer_id: str) -> float:
+        """Processes that want a core there, for each core it has; 0 if that is not known."""
+        peer, reading = self._roster.peers.get(peer_id), self.reading_of(peer_id)
+        info = self.own if peer is None else peer.info
+        cores = max((device.cores for device in info.devices), default=0)
+        return 0.0 if reading is None or not cores else reading.load / cores
 
     def client_at(self, address: str) -> PeerClient:
         """A caller with this node's credentials; whoever asked for it closes it."""

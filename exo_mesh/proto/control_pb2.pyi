@@ -239,18 +239,20 @@ class HelloRequest(_message.Message):
     def __init__(self, peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("accepted", "reason", "peer", "refutation", "verdict")
+    __slots__ = ("accepted", "reason", "peer", "refutation", "verdict", "id_in_use_by")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     REFUTATION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ID_IN_USE_BY_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     peer: PeerInfo
     refutation: int
     verdict: PeerUpdate
-    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ..., verdict: _Optional[_Union[PeerUpdate, _Mapping]] = ...) -> None: ...
+    id_in_use_by: str
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ..., verdict: _Optional[_Union[PeerUpdate, _Mapping]] = ..., id_in_use_by: _Optional[str] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
     __slots__ = ("from_peer", "incarnation", "target", "updates", "records", "telemetry")

@@ -200,6 +200,7 @@ class Journal:
             key_id=entry.request.key_id,
         )
         self.history.add(ended)
+        _log.info("%s", ended.line)
 
     def describe_live(self) -> list[dict[str, Any]]:
         """What runs, for people who look for what hangs: the oldest first."""

@@ -95,6 +95,7 @@ async def test_a_second_process_with_the_same_id_is_refused_and_both_sides_can_s
         twin.membership.suggest(a.address)
         await until(lambda: a.membership.refusals and twin.membership.refusals)
         assert "id b is in use by name-b" in twin.membership.refusals[0]
+        assert twin.membership.id_taken_by == "name-b" and a.membership.id_taken_by == ""
         assert twin.sees == [] and a.membership.peer("b").info.name == "name-b"  # type: ignore[union-attr]
         await twin.stop()
 
