@@ -52,6 +52,10 @@ class ControlPort(Protocol):
     async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
         """Ask whether the peer is alive; both sides add news."""
 
+    async def is_refused(self, timeout_s: float) -> bool:
+        """Whether the machine answers that nobody listens at the address. False if nothing answers; raises no
+        MeshError."""
+
     async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
         """Ask the peer to probe a third one."""
 
@@ -78,10 +82,6 @@ class PeerClient(ControlPort, Protocol):
 
     async def connects(self, timeout_s: float) -> bool:
         """Whether a process of this mesh accepts connections at the address. Calls nothing and raises no MeshError."""
-
-    async def is_refused(self, timeout_s: float) -> bool:
-        """Whether the machine answers that nobody listens at the address. False if nothing answers; raises no
-        MeshError."""
 
     async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
         """The peer's card of a model. With an engine, also what that engine says about the model."""

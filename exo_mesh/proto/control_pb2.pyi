@@ -299,10 +299,12 @@ class IndirectProbeRequest(_message.Message):
     def __init__(self, from_peer: _Optional[str] = ..., target: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class IndirectProbeReply(_message.Message):
-    __slots__ = ("reached",)
+    __slots__ = ("reached", "refused")
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     reached: bool
-    def __init__(self, reached: bool = ...) -> None: ...
+    refused: bool
+    def __init__(self, reached: bool = ..., refused: bool = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
     __slots__ = ("plan", "state", "endpoints", "pids", "reason", "adopted")

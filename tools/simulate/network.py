@@ -115,7 +115,9 @@ class SimClient(PeerClient):
 
     async def is_refused(self, timeout_s: float) -> bool:
         await self._network.pause()
-        return not self._network.listens(self.address) and self._reaches()
+        process = self._network.processes.get(self.address)
+        is_there = process.alive if process is not None else self._network.listens(self.address)
+        return not is_there and self._reaches()
 
     def _reaches(self) -> bool:
         host = self.address.partition(":")[0]
