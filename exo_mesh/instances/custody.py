@@ -20,6 +20,7 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
+from exo_mesh.instances.idle import IdleClock
 from exo_mesh.instances.liveness import lives
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
@@ -58,7 +59,9 @@ class Custody:
         members: Members,
         recoverer: Recoverer,
         runner_limits: RunnerLimits,
+        idle_s: float = 0.0,
     ) -> None:
+        """idle_s: how long a ring of this node may have nothing to do before it is unloaded; 0: for ever."""
         self.keepers: dict[str, RingKeeper] = {}
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
@@ -70,6 +73,7 @@ class Custody:
         self._highest: dict[str, Ballot] = {}
         self._ownerless: dict[str, InstanceInfo] = {}
         self._orphans = Orphans()
+        self._idle = IdleClock(idle_s)
         self._tasks = TaskOwner()
 
     def start(self) -> None:
@@ -271,6 +275,7 @@ class Custody:
             for instance in list(self._ownerless.values()):
                 await self._adopt_if_due(instance)
             self._give_up_broken_groups()
+            self._unload_idle(asyncio.get_running_loop().time())
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
 
@@ -292,6 +297,19 @@ class Custody:
         for instance_id, ballot in self._members.leased_here():
             if self._is_deleted(instance_id, ballot):
                 await self._members.release_here(instance_id, self._membership.fences.ballot(instance_id))
+
+    def _unload_idle(self, now: float) -> None:
+        """No fence: a request that comes just now places the model again."""
+        if not self._idle.is_on:
+            return
+        readings, work = self._membership.telemetry, {}
+        for instance_id, keeper in self.keepers.items():
+            reading = readings.get(keeper.plan.peer_ids[-1])
+            if reading is not None:
+                work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
+        for instance_id in self._idle.due(work, now):
+            _log.info("unloading %s: nobody has used it for a while (--idle-unload)", instance_id)
+            self._start_end(self.keepers.pop(instance_id), for_good=True)
 
     def _give_up_broken_groups(self) -> None:
         """A cable was pulled: collectives over it would hang until somebody's patience ends."""

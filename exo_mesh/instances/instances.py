@@ -8,7 +8,7 @@ import logging
 import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -30,6 +30,11 @@ from exo_mesh.membership.messages import fence_to_proto
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.tasks import TaskOwner
+
+PRELOAD_SETTLE_S = 5.0
+"""After the start of a node, before it places what it preloads: its peers may be starting, too."""
+
+PRELOAD_RETRY_S = 15.0
 
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
@@ -224,6 +229,24 @@ class Instances:
                     f"{spec.model}: the instance was deleted while it was being placed"
                 ) from None
             raise
+
+    async def preload(self, models: Sequence[str], find: Callable[[str], Awaitable[ModelCard]]) -> None:
+        """Place these models once, unless there are instances of them; try again until each was placed: after a power
+        cut its peers come back one by one. What is deleted later stays deleted. find: the model of a name."""
+        missing, told = list(models), set[str]()
+        pause_s = PRELOAD_SETTLE_S
+        while missing:
+            await asyncio.sleep(pause_s)
+            pause_s = PRELOAD_RETRY_S
+            for name in list(missing):
+                try:
+                    await self.ensure(InstanceSpec((await find(name)).name))
+                    missing.remove(name)
+                except InstanceDeletedError:
+                    missing.remove(name)
+                except MeshError as exc:
+                    _log.log(logging.DEBUG if name in told else logging.WARNING, "cannot preload %s yet: %s", name, exc)
+                    told.add(name)
 
     async def delete(self, instance_id: str) -> bool:
         """End an instance everywhere, whoever owns it; False if nobody does.

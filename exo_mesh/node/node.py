@@ -295,6 +295,8 @@ class Node:
         )
         keep = self._tasks.keep
         keep(work, "housekeeping")
+        find = partial(self._desk.find, may_download=True)
+        self._tasks.start(self._owning.instances.preload(self.settings.preload, find), "preloading")
         self._tasks.start(self._models.resume_pulls(self.membership), "unfinished pulls")
         keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")

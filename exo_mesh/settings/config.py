@@ -103,6 +103,8 @@ class Settings:
     default_temp: float | None = None
     system_prompt: str = ""
     max_generate_tokens: int = 4096
+    preload: tuple[str, ...] = ()
+    idle_unload: int = 0
     keep_agent_lines: bool = False
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False
@@ -313,6 +315,10 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**9), toml=(int,), alias="--max-output-tokens"),
         Setting("keep_agent_lines", "", "billing and date lines of agents stay at the start of a prompt, uncacheable",
                 values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("preload", "MODEL", "place this model when the node starts, as soon as the mesh can hold it",
+                values.matching(r"\S.{0,4095}", "the name of a model"), separator=","),
+        Setting("idle_unload", "SECONDS", "unload what this node has placed when nobody used it for so long; 0 = never",
+                values.whole(0, 10**8), toml=(int,)),
         Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
                 values.path),
         Setting("trust_remote_code", "",
