@@ -320,9 +320,8 @@ class Placer:
             f"{'+'.join(names.get(one, one[:8]) for one in stage.peers)} {stage.shard.start}-{stage.shard.stop}"
             for stage in plan.stages
         ]
-        return (
-            f"{plan.model} over {len(plan.member_ids)} peers (layers {', '.join(parts)}), {plan.context_limit} tokens"
-        )
+        over = f"{len(plan.member_ids)} peer{'s' if len(plan.member_ids) > 1 else ''}"
+        return f"{plan.model} over {over} (layers {', '.join(parts)}), context of {plan.context_limit} tokens"
 
     async def _bring_up(self, keeper: RingKeeper) -> InstanceInfo:
         """Tell the mesh that the ring is being loaded until it is. Raises the failure of a stage; nothing is left."""
