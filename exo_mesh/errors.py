@@ -18,8 +18,10 @@ MeshError
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
 │   └── StrangerError         the other end is not of this mesh: it has another secret, or none
 ├── StageLostError        a stage of the ring a request ran on is gone
+├── InstanceDeletedError  somebody deleted the instance on which a request ran
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
 ├── NotReadyError         the node is draining or stopping; another peer will do it
+├── NodeStoppingError     the node stops; the request can be continued at another peer
 ├── NoStoreError          the mesh has no model store
 ├── DeadlineError         a wait ended without an answer
 ├── NoInvitationError     nobody can join with this code: it was used, has expired or was withdrawn
@@ -225,6 +227,12 @@ class NotReadyError(MeshError):
     code = "not_ready"
 
 
+class NodeStoppingError(MeshError):
+    """The entry peer of the request stops. Another peer takes the request, and with an Idempotency-Key continues it."""
+
+    code = "node_stopping"
+
+
 class NoStoreError(MeshError):
     """The mesh has no model store."""
 
@@ -241,6 +249,12 @@ class SupersededError(MeshError):
     """The client has asked for the same request again, with its Idempotency-Key; it goes on there."""
 
     code = "superseded"
+
+
+class InstanceDeletedError(MeshError):
+    """The instance that a request ran on, or waited for, was deleted on purpose."""
+
+    code = "instance_deleted"
 
 
 class CancelledRequestError(MeshError):
@@ -271,9 +285,11 @@ _BY_CODE: dict[str, type[MeshError]] = {
         StageLostError,
         OverloadError,
         NotReadyError,
+        NodeStoppingError,
         NoStoreError,
         DeadlineError,
         SupersededError,
+        InstanceDeletedError,
         CancelledRequestError,
     )
 }

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.body import refuse_expectations
 from exo_mesh.api.connections import STOP_S, follow_connection
-from exo_mesh.api.context import REQUEST_ID, ApiContext, ApiOptions
+from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.diagnostics import DiagnosticRoutes
@@ -30,6 +30,7 @@ from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.seed_routes import SeedRoutes
+from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.tracing import TRACE_ID
@@ -115,6 +116,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *OpsRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),
+        *StopRoutes(context).table(),
         *DocumentRoutes().table(),
     ]
 
@@ -134,6 +136,8 @@ async def give_request_id(request: web.Request, handler: Handler) -> web.StreamR
 async def _send_request_id(request: web.Request, response: web.StreamResponse) -> None:
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
+    if OUTPUT_BOUND in request:
+        response.headers["x-exo-mesh-max-tokens"] = str(request[OUTPUT_BOUND])
     if TRACE_ID in request:
         response.headers["x-trace-id"] = request[TRACE_ID]
     if STREAM_SECRET in request:

@@ -20,6 +20,11 @@ REQUEST_ID = web.RequestKey("request_id", str)
 """What the reply's x-request-id header says."""
 
 
+OUTPUT_BOUND = web.RequestKey("output_bound", int)
+"""What the reply's x-exo-mesh-max-tokens header says: the most tokens of the answer, if the client did not ask for just
+that many."""
+
+
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.

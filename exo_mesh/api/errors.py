@@ -41,6 +41,7 @@ _RULES: dict[str, _Rule] = {
     "method_not_allowed": _Rule(405, _CALLER),
     "request_timeout": _Rule(408, _CALLER),
     "superseded": _Rule(409, "conflict_error"),
+    "instance_deleted": _Rule(410, "conflict_error"),
     "request_too_large": _Rule(413, _CALLER),
     "misdirected_request": _Rule(421, _CALLER),
     "idempotency_key_reused": _Rule(422, _CALLER),
@@ -60,6 +61,7 @@ _RULES: dict[str, _Rule] = {
     "stage_lost": _Rule(503, _SERVER, 1),
     "transport_error": _Rule(503, _SERVER, 1),
     "not_ready": _Rule(503, _SERVER, 2),
+    "node_stopping": _Rule(503, _SERVER, 1),
     "deadline_exceeded": _Rule(504, _SERVER),
 }
 REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}

@@ -26,6 +26,7 @@ VERBS = {
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
+    "node": "stop or restart a node, this one or another",
     "drain": "let a node finish what it has and take nothing new",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
     "hostfile": "check a hostfile of mlx.launch and show its ranks",

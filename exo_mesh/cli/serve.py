@@ -1,4 +1,7 @@
-"""Run a node on this machine until Ctrl-C or SIGTERM. It needs no arguments and no configuration."""
+"""Run a node on this machine until Ctrl-C or SIGTERM. It needs no arguments and no configuration.
+
+Streams that are under way may finish first (--stop-grace); a second Ctrl-C ends them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
@@ -23,11 +26,14 @@ from exo_mesh.settings.home import PRIVATE_UMASK, make_private
 from exo_mesh.telemetry.logs import setup_logging
 
 STOP_DEADLINE_S = 4.5
-"""A node that was told to stop is gone within 5 s, whatever its parts do."""
+"""A node whose streams have finished is gone within 5 s, whatever its parts do."""
 
 OFFLINE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 """Tells the libraries of the engines, which inherit it, to fetch nothing. The node itself fetches from peers only."""
 
+
+if TYPE_CHECKING:
+    from exo_mesh.cli.wiring import RunningNode
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> NoReturn:
     """Serve, then end the process. Raises MeshErrors for what keeps the node from starting."""
     loaded = load_settings(node_flags(args), os.environ)
+    environ = dict(os.environ)  # as it was given, for a restart
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)
     setup_logging(loaded.settings.log_format, loaded.settings.log_level)
@@ -57,17 +64,21 @@ def run(args: argparse.Namespace) -> NoReturn:
     deadline.daemon = True
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(loaded, screen, notifier, deadline, watch_stdin=args.until_stdin_closes))
+            serving = _serve(loaded, screen, notifier, deadline, watch_stdin=args.until_stdin_closes)
+            comes_back = runner.run(serving)
     finally:
         deadline.cancel()
+    if comes_back:
+        _begin_again(environ)
     _leave()
 
 
 async def _serve(
     loaded: LoadedSettings, screen: Screen, notifier: Notifier, deadline: threading.Timer, *, watch_stdin: bool
-) -> None:
-    """Serve until the stop signal. deadline: starts when the stop begins, in a thread: it ends the process even if the
-    event loop is blocked, and while the loop closes, which waits for the threads that work for it."""
+) -> bool:
+    """Serve until the stop signal; returns whether the node is to be restarted. deadline: starts when the streams have
+    finished, in a thread: it ends the process even if the event loop is blocked, and while the loop closes, which waits
+    for the threads that work for it."""
     from exo_mesh.cli.wiring import RunningNode  # gRPC: `exo-mesh serve --help` does without
     from exo_mesh.transport.channels import keep_poller
 
@@ -78,13 +89,29 @@ async def _serve(
     try:
         if await _unless_stopped(node.start(), stop):
             screen.started(node.facts())
-            async with supervised(notifier, node.status_line):
-                await stop.wait()
+            async with supervised(notifier, node.status_line, lambda: stop.comes_back):
+                await _until_asked(stop, node)
+                await stop.unless_hurried(node.finish())
     except InputError as exc:
         raise exc if isinstance(exc, ConfigError) else ConfigError(str(exc), param=exc.param) from exc
     finally:
         deadline.start()
         await node.stop()
+    return stop.comes_back
+
+
+async def _until_asked(stop: _StopSignal, node: RunningNode) -> None:
+    """Wait for a signal, or for somebody who asks the node over the network to stop or restart."""
+    asked = asyncio.ensure_future(node.asked_to_stop())
+    signalled = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((asked, signalled), return_when=asyncio.FIRST_COMPLETED)
+        if not signalled.done():
+            stop.ask(asked.result())
+    finally:
+        asked.cancel()
+        signalled.cancel()
+        await asyncio.gather(asked, signalled, return_exceptions=True)
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) -> bool:
@@ -120,13 +147,47 @@ def _leave() -> NoReturn:
     os._exit(exit_codes.OK)
 
 
+def _begin_again(environ: Mapping[str, str]) -> NoReturn:
+    """Run the same command in this process, whose id whoever supervises it knows."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, sys.orig_argv, environ)
+
+
 class _StopSignal:
-    """Set by the first SIGINT, SIGTERM or SIGHUP, or by the end of standard input; a second signal ends the process."""
+    """Set by the first SIGINT, SIGTERM or SIGHUP, by the end of standard input, or by a caller of the API.
+
+    A second signal, or the end of standard input, ends the wait for streams; a further signal ends the process.
+    comes_back: whether the node is to be restarted.
+    """
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._event = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._is_waiting = False
         self._signalled = False
+        self.comes_back = False
+
+    async def unless_hurried(self, finishing: Coroutine[Any, Any, None]) -> None:
+        """Run `finishing` to its end, or cancel it when somebody is in a hurry."""
+        working, hurrying = asyncio.ensure_future(finishing), asyncio.ensure_future(self._hurry.wait())
+        self._is_waiting = True
+        try:
+            await asyncio.wait((working, hurrying), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            self._is_waiting = False
+            working.cancel()
+            hurrying.cancel()
+            await asyncio.gather(working, hurrying, return_exceptions=True)
+
+    def ask(self, what: str) -> None:
+        """A caller of the API asks for "stop" or "restart"."""
+        self.comes_back = what == "restart"
+        self._stop(f"asked to {what}")
 
     async def wait(self) -> None:
         await self._event.wait()
@@ -141,17 +202,25 @@ class _StopSignal:
 
     def _on_signal(self, signum: int) -> None:
         # whoever started us may close our standard input and send a signal as well: that is asking once
-        if self._signalled:
-            _end_now(signal.Signals(signum).name)
+        name = signal.Signals(signum).name
+        self.comes_back = False
+        if self._is_waiting and self._event.is_set() and not self._hurry.is_set():
+            self._hurry.set()
+        elif self._signalled:
+            _end_now(name)
         self._signalled = True
-        self._stop(signal.Signals(signum).name)
+        self._stop(name)
 
     def _await_end_of_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
         # os.read and not sys.stdin: a buffered reader would be locked by this thread when the interpreter ends
         while os.read(0, 4096):
             pass
         if not loop.is_closed():
-            loop.call_soon_threadsafe(self._stop, "standard input has closed")
+            loop.call_soon_threadsafe(self._at_end_of_stdin)
+
+    def _at_end_of_stdin(self) -> None:
+        self._hurry.set()  # whoever started us has gone, or waits for our end
+        self._stop("standard input has closed")
 
     def _stop(self, reason: str) -> None:
         if not self._event.is_set():

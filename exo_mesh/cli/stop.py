@@ -1,4 +1,4 @@
-"""Stop a model instance on all peers and free its memory. `exo-mesh ps` shows the instances."""
+"""Unload a model on all peers and free its memory; its requests end. `exo-mesh ps` shows the instances."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import argparse
 import urllib.parse
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.models.facts import model_path
 from exo_mesh.cli.parser import add_api_flags
-from exo_mesh.client.api_client import ApiClient
-from exo_mesh.errors import InputError
+from exo_mesh.client.api_client import ApiClient, NoNodeError
+from exo_mesh.errors import InputError, MeshError
 
 _DEADLINE_S = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """INSTANCE, `--api-url`."""
-    parser.add_argument("instance", metavar="INSTANCE", help="id of an instance, or the name of its model")
+    """MODEL, `--api-url`."""
+    parser.add_argument("instance", metavar="MODEL", help="name of a model, or the id of an instance")
     add_api_flags(parser, json=False)
 
 
@@ -24,9 +25,21 @@ def run(args: argparse.Namespace) -> int:
     client = ApiClient(args.api_url, args.home)
     instances = client.get("/state")["view"]["instances"]
     ids = [item["id"] for item in instances if args.instance in (item["id"], item["model"])]
+    if not ids and (model := _model_named(client, args.instance)):
+        ids = [item["id"] for item in instances if item["model"] == model]
     if not ids:
         raise InputError(f"no instance {args.instance}; see exo-mesh ps", param="instance")
     for instance_id in ids:
         client.delete(f"/instance/{urllib.parse.quote(instance_id, safe='')}", _DEADLINE_S)
         print(f"stopped {instance_id}")
     return exit_codes.OK
+
+
+def _model_named(client: ApiClient, name: str) -> str:
+    """The model that an alias or a short name stands for; "" if there is none."""
+    try:
+        return str(client.get(f"/v1/models/{model_path(name)}")["id"])
+    except NoNodeError:
+        raise
+    except MeshError:
+        return ""

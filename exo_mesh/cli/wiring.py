@@ -136,6 +136,17 @@ class RunningNode:
         line = f"{health['status']}; {api}; {health['peers'] - 1} other peers; {num_instances} instances"
         return f"{line} ({reasons})" if reasons else line
 
+    async def asked_to_stop(self) -> str:
+        """Wait until a peer or a caller of the API wants a started node to stop or restart; which of the two."""
+        assert self._node is not None, "the node has been started"
+        await self._node.stops.asked.wait()
+        return "restart" if self._node.stops.wants_restart else "stop"
+
+    async def finish(self) -> None:
+        """Let streams finish; see Node.finish."""
+        assert self._node is not None, "the node has been started"
+        await self._node.finish()
+
     async def stop(self) -> None:
         """End requests, runners and connections, in this order."""
         if self._mark is not None:

@@ -54,6 +54,7 @@ class HostingParts:
             clock=clock,
             credentials=credentials,
             hosts_of=hosts_of,
+            fence_of=membership.fences.ballot,
             engine=lambda: next((device.engine for device in membership.own.devices), ""),
             keep=keeping,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.fast_synch import runner_environment
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStanding
@@ -81,7 +82,8 @@ class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
     `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
-    engine: the one that spare runners are for.
+    engine: the one that spare runners are for. fence_of: the highest ballot of an instance that is void because the
+    instance was deleted.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class StageHost:
         make_runner: Callable[..., Runner] = Runner,
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
         engine: Callable[[], str] = lambda: "",
+        fence_of: Callable[[str], Ballot] = lambda instance_id: NO_BALLOT,
         keep: Keeping | None = None,
     ) -> None:
         self._own_id = own_id
@@ -113,6 +116,7 @@ class StageHost:
         self._reservations = Reservations()
         self._make_runner = make_runner
         self._hosts_of = hosts_of
+        self._fence_of = fence_of
         self._hops = Hops(hosts_of)
         self._environment = runner_environment(settings.fast_synch, os.environ)
         self._spares = SparePool(settings.spare_runners, engine, limits.command, self._environment)
@@ -227,6 +231,8 @@ class StageHost:
         async with self._turn:
             if self._stopping:
                 return ReserveAnswer(False, 0, "this node is stopping")
+            if (fence := self._fence_of(plan.instance_id)) != NO_BALLOT:
+                self._reservations.promise(plan.instance_id, fence)
             before = self._reservations.held(plan.instance_id)
             answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
             if before is not None and self._reservations.held(plan.instance_id) is not before:
@@ -428,6 +434,8 @@ class StageHost:
             flight=self._keep.flights.open(label),
             pid_files=self._keep.pid_files,
         )
+        size = gigabytes(lease.weights_bytes)
+        _log.info("loading stage %s of %s with %s, %s of weights", label, plan.model, lease.stage.engine, size)
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
         self._metrics.runner_started(plan.instance_id)
@@ -451,6 +459,7 @@ class StageHost:
             before.CopyFrom(beat)
             lease.taken_bytes = beat.memory_bytes
             if runner.board.ready and not lease.ready:
+                _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)
                 self._pace.started(runner.started_s)
                 self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
                 self._metrics.group_formed(instance_id, lease.index, runner.board.all_reduce_s)

@@ -20,6 +20,7 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
+from exo_mesh.instances.idle import IdleClock
 from exo_mesh.instances.liveness import lives
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
@@ -58,10 +59,12 @@ class Custody:
         members: Members,
         recoverer: Recoverer,
         runner_limits: RunnerLimits,
+        idle_s: float = 0.0,
     ) -> None:
+        """idle_s: how long a ring of this node may have nothing to do before it is unloaded; 0: for ever."""
         self.keepers: dict[str, RingKeeper] = {}
         self._recoverer = recoverer
-        self._recoveries: dict[str, asyncio.Task[None]] = {}
+        self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._hops_made_anew: dict[str, float] = {}
         self._lapsed: dict[str, tuple[InstanceInfo, float]] = {}
         self._membership = membership
@@ -70,6 +73,7 @@ class Custody:
         self._highest: dict[str, Ballot] = {}
         self._ownerless: dict[str, InstanceInfo] = {}
         self._orphans = Orphans()
+        self._idle = IdleClock(idle_s)
         self._tasks = TaskOwner()
 
     def start(self) -> None:
@@ -129,14 +133,15 @@ class Custody:
         if self.keepers.get(instance_id) is not keeper:
             return
         del self.keepers[instance_id]
-        self._start_recovery(instance_id, self._go_on(keeper, error))
+        self._start_recovery(instance_id, keeper.ballot, self._go_on(keeper, error))
 
-    def _start_recovery(self, instance_id: str, work: Coroutine[Any, Any, None]) -> None:
+    def _start_recovery(self, instance_id: str, ballot: Ballot, work: Coroutine[Any, Any, None]) -> None:
+        """ballot: of the ring that is lost."""
         task = self._tasks.start(work, f"recover {instance_id}")
-        self._recoveries[instance_id] = task
+        self._recoveries[instance_id] = ballot, task
 
         def ended(task: asyncio.Task[None]) -> None:
-            if self._recoveries.get(instance_id) is task:
+            if self._recoveries.get(instance_id) == (ballot, task):
                 del self._recoveries[instance_id]
 
         task.add_done_callback(ended)
@@ -145,8 +150,12 @@ class Custody:
         instance_id = keeper.plan.instance_id
         await keeper.close()
         suspects = await self._suspects(keeper)
-        newer = self._members.newer_plan(keeper.plan)
-        if newer is None and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, suspects):
+        is_wanted = not self._is_deleted(instance_id, keeper.ballot)
+        if (
+            is_wanted
+            and self._members.newer_plan(keeper.plan) is None
+            and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, suspects)
+        ):
             return
         failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
         self._membership.put_instance(instance_id, failed)
@@ -199,7 +208,7 @@ class Custody:
 
     async def stop_recovery(self, instance_id: str) -> bool:
         """Somebody wants the instance to end; True if it was being recovered."""
-        task = self._recoveries.pop(instance_id, None)
+        _, task = self._recoveries.pop(instance_id, (NO_BALLOT, None))
         if task is None:
             return False
         task.cancel()
@@ -211,6 +220,8 @@ class Custody:
         """A ring whose owner is gone, or that nobody has mended: its stages may be there still."""
         instance, at = self._lapsed.get(instance_id, (None, 0.0))
         if instance is None or asyncio.get_running_loop().time() > at + LAPSED_S:
+            return None
+        if self._is_deleted(instance_id, instance.ballot):
             return None
         newer = any(one.ballot > instance.ballot for _, one in self._records_of(instance_id))
         return None if newer else instance
@@ -259,12 +270,46 @@ class Custody:
     async def _keep_order(self) -> None:
         """Each time the view changes: yield to those with more right, adopt what has lost its owner, end orphans."""
         while True:
+            await self._end_deleted()
             await self._yield()
             for instance in list(self._ownerless.values()):
                 await self._adopt_if_due(instance)
             self._give_up_broken_groups()
+            self._unload_idle(asyncio.get_running_loop().time())
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
+
+    def _is_deleted(self, instance_id: str, ballot: Ballot) -> bool:
+        return self._membership.fences.covers(instance_id, ballot)
+
+    async def _end_deleted(self) -> None:
+        """End what was deleted, whoever placed, adopted or recovers it: the stages here, and rings of this node."""
+        for instance_id, keeper in list(self.keepers.items()):
+            if self._is_deleted(instance_id, keeper.ballot) and self.keepers.get(instance_id) is keeper:
+                del self.keepers[instance_id]
+                self._start_end(keeper, for_good=True)
+        for instance_id, instance in list(self._ownerless.items()):
+            if self._is_deleted(instance_id, instance.ballot):
+                del self._ownerless[instance_id]
+        for instance_id, (ballot, _) in list(self._recoveries.items()):
+            if self._is_deleted(instance_id, ballot):
+                await self.stop_recovery(instance_id)
+        for instance_id, ballot in self._members.leased_here():
+            if self._is_deleted(instance_id, ballot):
+                await self._members.release_here(instance_id, self._membership.fences.ballot(instance_id))
+
+    def _unload_idle(self, now: float) -> None:
+        """No fence: a request that comes just now places the model again."""
+        if not self._idle.is_on:
+            return
+        readings, work = self._membership.telemetry, {}
+        for instance_id, keeper in self.keepers.items():
+            reading = readings.get(keeper.plan.peer_ids[-1])
+            if reading is not None:
+                work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
+        for instance_id in self._idle.due(work, now):
+            _log.info("unloading %s: nobody has used it for a while (--idle-unload)", instance_id)
+            self._start_end(self.keepers.pop(instance_id), for_good=True)
 
     def _give_up_broken_groups(self) -> None:
         """A cable was pulled: collectives over it would hang until somebody's patience ends."""
@@ -335,7 +380,7 @@ class Custody:
         if any(await asyncio.gather(*looks)):
             return
         _log.info("%s has lost its owner and %d of its seats", instance_id, len(gone))
-        self._start_recovery(instance_id, self._take_over(plan, instance.ballot))
+        self._start_recovery(instance_id, instance.ballot, self._take_over(plan, instance.ballot))
 
     def _doors(self, instance: InstanceInfo, seat: Seat) -> list[str]:
         """Where the runner of a seat may be reached; the mesh is told where leaders listen, and not the other ranks."""
@@ -361,7 +406,9 @@ class Custody:
             await self._members.release_here(instance_id, ballot)
 
     async def free_beaten(self) -> None:
-        """Before this node says that it lives after all: end the stages whose place others have taken."""
+        """Before this node says that it lives after all: end the stages that were deleted, and those whose place others
+        have taken."""
+        await self._end_deleted()
         instances = [one for _, one in self._membership.view.records_of_instances()]
         for instance_id, ballot, higher in beaten(self._members.stages_here(), instances):
             _log.info("ending the stage of %s (ballot %s): ballot %s is ready", instance_id, ballot, higher)
@@ -374,7 +421,8 @@ class Custody:
     def above(self, instance_id: str) -> Ballot:
         """The highest ballot of an instance that this node knows of: a new plan needs a higher one."""
         in_view = [one.ballot for _, one in self._records_of(instance_id)]
-        return max([self._highest.get(instance_id, NO_BALLOT), self._members.promised_here(instance_id), *in_view])
+        fence, promised = self._membership.fences.ballot(instance_id), self._members.promised_here(instance_id)
+        return max([self._highest.get(instance_id, NO_BALLOT), promised, fence, *in_view])
 
     def note(self, instance_id: str, ballot: Ballot) -> None:
         """There was such a ballot."""

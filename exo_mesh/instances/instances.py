@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
@@ -17,16 +18,23 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
-from exo_mesh.errors import DeadlineError, MeshError, StageLostError, TransportError
+from exo_mesh.errors import DeadlineError, InstanceDeletedError, MeshError, StageLostError, TransportError
 from exo_mesh.instances.avoided_rings import Distrust
 from exo_mesh.instances.custody import Custody
 from exo_mesh.instances.placer import BallotBeatenError, Placer, StageFailedError
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.fences import FENCE_S, LEAP, Fence
+from exo_mesh.membership.messages import fence_to_proto
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.tasks import TaskOwner
+
+PRELOAD_SETTLE_S = 5.0
+"""After the start of a node, before it places what it preloads: its peers may be starting, too."""
+
+PRELOAD_RETRY_S = 15.0
 
 MAX_ATTEMPTS = 6
 WINNER_S = 2.0
@@ -88,6 +96,12 @@ def _as_grouped(plan: Plan, spec: InstanceSpec) -> bool:
     return spec.tensor_group is None or max((group.size for group in groups), default=1) == spec.tensor_group
 
 
+async def _tell_of_deletion(telling: Awaitable[bool]) -> None:
+    """A peer that does not hear of it now learns it by anti-entropy."""
+    with contextlib.suppress(MeshError):
+        await telling
+
+
 class Instances:
     """Everybody may use any instance in the view; the peer that placed one owns it (see `custody`)."""
 
@@ -121,9 +135,13 @@ class Instances:
         await self._custody.stop()
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
-        """(owner, instance) of the view, by instance id. The owner of each lives, and takes back its word when a stage
-        is lost; that the node of a stage does not answer says nothing of its runner."""
-        return self._membership.view.instances()
+        """(owner, instance) of the view, by instance id, without the deleted ones. The owner of each lives, and takes
+        back its word when a stage is lost; that the node of a stage does not answer says nothing of its runner."""
+        return [(owner, one) for owner, one in self._membership.view.instances() if not self.is_deleted(one)]
+
+    def is_deleted(self, instance: InstanceInfo) -> bool:
+        """Whether somebody has deleted this instance; one that is placed later has a higher ballot."""
+        return self._membership.fences.covers(instance.plan.instance_id, instance.ballot)
 
     def of_model(self, model: str, state: InstanceState = InstanceState.READY) -> list[InstanceInfo]:
         return [instance for _, instance in self.all() if instance.plan.model == model and instance.state is state]
@@ -207,22 +225,51 @@ class Instances:
             return await asyncio.shield(flight)
         except asyncio.CancelledError:
             if flight.cancelled():  # not the caller was cancelled, but the placement: somebody deleted the instance
-                raise StageLostError(f"{spec.model}: the instance was deleted while it was being placed") from None
+                raise InstanceDeletedError(
+                    f"{spec.model}: the instance was deleted while it was being placed"
+                ) from None
             raise
+
+    async def preload(self, models: Sequence[str], find: Callable[[str], Awaitable[ModelCard]]) -> None:
+        """Place these models once, unless there are instances of them; try again until each was placed: after a power
+        cut its peers come back one by one. What is deleted later stays deleted. find: the model of a name."""
+        missing, told = list(models), set[str]()
+        pause_s = PRELOAD_SETTLE_S
+        while missing:
+            await asyncio.sleep(pause_s)
+            pause_s = PRELOAD_RETRY_S
+            for name in list(missing):
+                try:
+                    await self.ensure(InstanceSpec((await find(name)).name))
+                    missing.remove(name)
+                except InstanceDeletedError:
+                    missing.remove(name)
+                except MeshError as exc:
+                    _log.log(logging.DEBUG if name in told else logging.WARNING, "cannot preload %s yet: %s", name, exc)
+                    told.add(name)
 
     async def delete(self, instance_id: str) -> bool:
         """End an instance everywhere, whoever owns it; False if nobody does.
 
-        Where two have placed it at once and one has yet to give way, both end it: the other one would be what is left.
+        Every peer remembers the deletion (see Fences) and ends what it has of the instance. Where two have placed it at
+        once and one has yet to give way, both end it. Returns when the owners have ended it.
         """
         records = self._membership.view.records_of_instances()
         owners = {owner for owner, instance in records if instance.plan.instance_id == instance_id}
-        peers = [peer for owner in owners if (peer := self._membership.peer(owner)) is not None]
-        told = [peer.client.delete_instance(instance_id) for peer in peers]
-        answers = await asyncio.gather(self.delete_own(instance_id), *told, return_exceptions=True)
-        if True not in answers and (failures := [answer for answer in answers if isinstance(answer, BaseException)]):
-            raise failures[0]
-        return True in answers
+        if not owners and self._custody.lapsed(instance_id) is None:
+            return False
+        above = self._custody.above(instance_id)
+        fence = Fence(instance_id, Ballot(above.counter + LEAP, self._membership.own.id), FENCE_S)
+        self._membership.take_fence(fence)
+        waited = []
+        for peer in self._membership.peers:
+            telling = peer.client.delete_instance(fence_to_proto(fence))
+            if peer.id in owners:
+                waited.append(telling)
+            else:
+                self._tasks.start(_tell_of_deletion(telling), f"delete {instance_id}")
+        await asyncio.gather(self.delete_own(instance_id), *waited, return_exceptions=True)
+        return True  # whatever they answer: they may have heard of the fence before, and who was not reached will hear
 
     async def delete_own(self, instance_id: str) -> bool:
         """End an instance that this node owns; False if it owns none of this id."""
@@ -247,6 +294,7 @@ class Instances:
         async with turn:
             card = await self._catalogue.card(spec.model)
             failure: MeshError = StageLostError(f"{spec.model} could not be placed")
+            started = self._clock()
             for attempt in range(MAX_ATTEMPTS):
                 instance_id, held = self._id_for(spec)
                 if held is None and await self._somebody_mends(instance_id):
@@ -268,6 +316,8 @@ class Instances:
                         failure = lost
                 except (StageLostError, StageFailedError, TransportError, DeadlineError) as exc:
                     failure = exc
+                if self._membership.fences.noted_since(instance_id, started):
+                    raise InstanceDeletedError(f"{instance_id} was deleted while it was being placed") from failure
                 _log.info("%s: attempt %d: %s", instance_id, attempt + 1, failure)
                 await asyncio.sleep(self._rng.uniform(0.05, 0.5) * (attempt + 1))
             raise failure

@@ -181,6 +181,10 @@ class Members:
         """This node holds a lease of this very plan."""
         return any(lease.plan == plan for lease in self._host.leases)
 
+    def leased_here(self) -> list[tuple[str, Ballot]]:
+        """(instance id, ballot in force) of the stages that run here, and of those that memory is held for."""
+        return [(lease.plan.instance_id, lease.ballot) for lease in self._host.leases] + list(self._host.stages())
+
     def stages_here(self) -> dict[tuple[str, Ballot], bool]:
         """See StageHost.stages."""
         return self._host.stages()

@@ -51,6 +51,6 @@ class InstanceParts:
         groups = GroupKnowledge(settings, registry, membership.view.peers, models.texts.directory, clock)
         placer = Placer(settings, membership, members, models.surveys, models.mixing, metrics, here, limits, groups)
         recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
-        custody = Custody(membership, members, recoverer, limits)
+        custody = Custody(membership, members, recoverer, limits, settings.idle_unload)
         instances = Instances(membership, custody, placer, models.catalogue, recoverer, rng, clock)
         return InstanceParts(members, placer, custody, instances)

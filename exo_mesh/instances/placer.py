@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
+from exo_mesh.clock import monotonic
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, POOL_TOKENS
 from exo_mesh.domain.group_placement import pinned_groups, place_grouped
@@ -280,7 +281,8 @@ class Placer:
                 if unfetched is not None:  # it says more than that the others cannot do it alone
                     raise unfetched from None
                 raise
-            plan = reserved.plan
+            plan, began = reserved.plan, monotonic()
+            _log.info("placing %s: %s by ballot %s", instance_id, self._told(plan), plan.ballot)
             keeper = RingKeeper(
                 plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
             )
@@ -308,7 +310,18 @@ class Placer:
                 above = plan.ballot
                 continue
             self._metrics.placements.labels("ready").inc()
+            _log.info("placed %s: %s in %.1f s", instance_id, self._told(plan), monotonic() - began)
             return keeper, replace(instance, reason=reserved.note)
+
+    def _told(self, plan: Plan) -> str:
+        """Who gets which layers, for the log."""
+        names = {peer.id: peer.name for peer in self._membership.view.peers()}
+        parts = [
+            f"{'+'.join(names.get(one, one[:8]) for one in stage.peers)} {stage.shard.start}-{stage.shard.stop}"
+            for stage in plan.stages
+        ]
+        over = f"{len(plan.member_ids)} peer{'s' if len(plan.member_ids) > 1 else ''}"
+        return f"{plan.model} over {over} (layers {', '.join(parts)}), context of {plan.context_limit} tokens"
 
     async def _bring_up(self, keeper: RingKeeper) -> InstanceInfo:
         """Tell the mesh that the ring is being loaded until it is. Raises the failure of a stage; nothing is left."""

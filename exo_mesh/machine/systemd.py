@@ -50,8 +50,13 @@ def take_notifier(environ: MutableMapping[str, str], pid: int) -> Notifier:
 
 
 @contextlib.asynccontextmanager
-async def supervised(notifier: Notifier, status: Callable[[], str]) -> AsyncIterator[None]:
-    """Ready when entered, stopping when left; between, the event loop shows that it turns, and how the node is."""
+async def supervised(
+    notifier: Notifier, status: Callable[[], str], comes_back: Callable[[], bool] = lambda: False
+) -> AsyncIterator[None]:
+    """Ready when entered, stopping when left; between, the event loop shows that it turns, and how the node is.
+
+    comes_back: whether the process goes on as a new node. Then systemd is not told of the stop: it would end it.
+    """
     if not notifier.address:
         yield
         return
@@ -62,7 +67,10 @@ async def supervised(notifier: Notifier, status: Callable[[], str]) -> AsyncIter
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        notifier.tell(STOPPING=1, STATUS="stopping")
+        if comes_back():
+            notifier.tell(STATUS="restarting")
+        else:
+            notifier.tell(STOPPING=1, STATUS="stopping")
 
 
 async def _keep_telling(notifier: Notifier, status: Callable[[], str]) -> None:

@@ -10,7 +10,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError, StrangerError, TransportError
 from exo_mesh.membership.exchange import Exchange
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
-from exo_mesh.membership.peers import Peer, addresses_of, reached_at, refusal
+from exo_mesh.membership.peers import ITSELF, Peer, addresses_of, reached_at, refusal
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import Life, Update
@@ -51,7 +51,11 @@ class Admission:
         roster = self._roster
         caller = codec.peer_from_proto(request.peer)
         reply = pb.HelloReply(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)
-        reply.reason = refusal(roster.own, caller) or self._crowd(caller) or await self._clash(caller)
+        reply.reason = refusal(roster.own, caller) or self._crowd(caller)
+        if caller.id == roster.own.id:
+            reply.id_in_use_by = roster.own.name
+        elif not reply.reason and (reason := await self._clash(caller)):
+            reply.reason, reply.id_in_use_by = reason, roster.peers[caller.id].info.name
         life = Life(caller.incarnation, request.refutation)
         if reply.reason:
             roster.note_refusal(f"{caller.name} at {caller_host}", reply.reason, peer_id=caller.id)
@@ -84,6 +88,8 @@ class Admission:
         if reason:
             if not reply.HasField("verdict"):
                 who = f"{answered.name} at {address}"
+                if reply.id_in_use_by and reason != ITSELF:
+                    roster.note_id_taken(reply.id_in_use_by)
                 roster.note_refusal(who, reason, peer_id=answered.id, address=address)
             return False
         life = Life(answered.incarnation, reply.refutation)

@@ -1,11 +1,12 @@
-"""Anti-entropy: a round between two peers, after which both hold the same."""
+"""Anti-entropy: a round between two peers, after which both hold the same records and deletions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from exo_mesh.membership.messages import summary_to_proto, update_in_summary
+from exo_mesh.membership.fences import Fence
+from exo_mesh.membership.messages import fence_from_proto, fence_to_proto, summary_to_proto, update_in_summary
 from exo_mesh.membership.news import News
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import Roster
@@ -15,7 +16,7 @@ from exo_mesh.proto import control_pb2 as pb
 ROUND_BYTES = 512 * 1024
 """Records and updates in one message; what does not fit comes with a later round. A receiver takes 1 MiB."""
 
-_Item = TypeVar("_Item", pb.Record, pb.PeerUpdate)
+_Item = TypeVar("_Item", pb.Record, pb.PeerUpdate, pb.Fence)
 
 
 class _Room:
@@ -34,7 +35,11 @@ class _Room:
 
 
 class Exchange:
-    """Compares a 64-bit sum; only if it differs, a summary per owner, and then the records of owners that differ."""
+    """Compares a 64-bit sum; only if it differs, a summary per owner, and then the records of owners that differ.
+
+    Deletions of instances have a sum of their own. If that differs, the side that was called sends all of its own, and
+    the caller then those that were not among them.
+    """
 
     def __init__(self, roster: Roster, news: News) -> None:
         self._roster = roster
@@ -55,6 +60,9 @@ class Exchange:
         room = _Room()
         for owner in request.want:
             reply.newer.extend(room.fitting(roster.records.messages_of(owner, now)))
+        if caller is not None:
+            roster.take_fences(map(fence_from_proto, request.fences))
+        self._answer_fences(request, reply, room)
         if not request.want and not request.push and request.digest != roster.view.sum:
             reply.summary.extend(self._summaries())
         return reply
@@ -64,15 +72,26 @@ class Exchange:
         roster = self._roster
         own, call_s = roster.own, roster.timing.call_s
         request = pb.ExchangeRequest(
-            from_peer=own.id, incarnation=own.incarnation, digest=roster.view.sum, telemetry=self._news.readings()
+            from_peer=own.id,
+            incarnation=own.incarnation,
+            digest=roster.view.sum,
+            telemetry=self._news.readings(),
+            fences_digest=roster.records.fences.sum,
         )
         reply = await client.exchange(request, call_s)
         self._news.hear(reply.updates, (), reply.telemetry, client)
-        if not reply.summary:
+        fences = self._missing_there(reply)
+        if not reply.summary and not fences:
             return not reply.unknown_sender
-        second = pb.ExchangeRequest(from_peer=own.id, incarnation=own.incarnation, digest=roster.view.sum)
-        lives = self._compare(reply.summary, second, client)
-        if second.want or second.push or second.updates:
+        second = pb.ExchangeRequest(
+            from_peer=own.id,
+            incarnation=own.incarnation,
+            digest=roster.view.sum,
+            fences_digest=roster.records.fences.sum,
+            fences=fences,
+        )
+        lives = self._compare(reply.summary, second, client) if reply.summary else {}
+        if second.want or second.push or second.updates or second.fences:
             reply = await client.exchange(second, call_s)
             self._news.take(reply.newer, lives)
         return not reply.unknown_sender
@@ -111,6 +130,29 @@ class Exchange:
                 second.updates.extend(room.fitting([self._news.update_message(peer_id)]))
                 second.push.extend(room.fitting(roster.records.messages_of(peer_id, now)))
         return lives
+
+    def _answer_fences(self, request: pb.ExchangeRequest, reply: pb.ExchangeReply, room: _Room) -> None:
+        """The deletions held here, if the caller holds others."""
+        fences = self._roster.records.fences
+        reply.fences_digest = fences.sum
+        if not request.fences and request.fences_digest != fences.sum:
+            reply.fences.extend(room.fitting(map(fence_to_proto, self._own_fences())))
+
+    def _missing_there(self, reply: pb.ExchangeReply) -> list[pb.Fence]:
+        """Take over the deletions that came; those that the other side does not hold, as far as they fit."""
+        there = [fence_from_proto(message) for message in reply.fences]
+        self._roster.take_fences(there)
+        if reply.fences_digest == self._roster.records.fences.sum:
+            return []
+        held = {(fence.instance_id, fence.ballot) for fence in there}
+        missing = (fence for fence in self._own_fences() if (fence.instance_id, fence.ballot) not in held)
+        return list(_Room().fitting(map(fence_to_proto, missing)))
+
+    def _own_fences(self) -> list[Fence]:
+        """In random order: if they do not all fit into a message, each round moves others."""
+        fences = list(self._roster.records.fences.all(self._roster.clock()))
+        self._roster.rng.shuffle(fences)
+        return fences
 
     def _summaries(self) -> list[pb.OwnerSummary]:
         swim, view = self._roster.swim, self._roster.view

@@ -1,9 +1,11 @@
-"""News of peers to protobuf and back."""
+"""News of peers and deletions of instances, to protobuf and back."""
 
 from __future__ import annotations
 
+from exo_mesh.membership.fences import Fence
 from exo_mesh.membership.swim import MAX_ACCUSERS, Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
 
 _STATES = {
     SwimState.ALIVE: pb.PEER_STATE_ALIVE,
@@ -50,3 +52,11 @@ def update_in_summary(message: pb.OwnerSummary) -> Update | None:
     if state is None or not 0 < len(message.owner) <= 64:
         return None
     return Update(message.owner, state, Life(message.incarnation, message.refutation))
+
+
+def fence_to_proto(fence: Fence) -> pb.Fence:
+    return pb.Fence(instance_id=fence.instance_id, ballot=ballot_to_proto(fence.ballot), left_s=fence.left_s)
+
+
+def fence_from_proto(message: pb.Fence) -> Fence:
+    return Fence(message.instance_id, ballot_from_proto(message.ballot), message.left_s)

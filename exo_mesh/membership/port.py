@@ -52,6 +52,10 @@ class ControlPort(Protocol):
     async def probe(self, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
         """Ask whether the peer is alive; both sides add news."""
 
+    async def is_refused(self, timeout_s: float) -> bool:
+        """Whether the machine answers that nobody listens at the address. False if nothing answers; raises no
+        MeshError."""
+
     async def indirect_probe(self, request: pb.IndirectProbeRequest, timeout_s: float) -> pb.IndirectProbeReply:
         """Ask the peer to probe a third one."""
 
@@ -78,10 +82,6 @@ class PeerClient(ControlPort, Protocol):
 
     async def connects(self, timeout_s: float) -> bool:
         """Whether a process of this mesh accepts connections at the address. Calls nothing and raises no MeshError."""
-
-    async def is_refused(self, timeout_s: float) -> bool:
-        """Whether the machine answers that nobody listens at the address. False if nothing answers; raises no
-        MeshError."""
 
     async def describe_model(self, model: str, engine: str = "") -> pb.DescribeModelReply:
         """The peer's card of a model. With an engine, also what that engine says about the model."""
@@ -127,8 +127,11 @@ class PeerClient(ControlPort, Protocol):
     async def delete_card(self, model: str) -> bool:
         """Delete the custom model card that the peer has of a model. False if it has none."""
 
-    async def delete_instance(self, instance_id: str) -> bool:
-        """Delete an instance that the peer owns. False if it owns none with this id."""
+    async def delete_instance(self, fence: pb.Fence) -> bool:
+        """Tell the peer of a deletion; it ends the instance if it owns it. False if it owns none with this id."""
+
+    async def stop_node(self, *, restart: bool) -> None:
+        """Stop the peer, or restart it; returns when it knows."""
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with

@@ -10,10 +10,15 @@ from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.membership.news import News
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.roster import Roster
-from exo_mesh.membership.swim import SwimState
+from exo_mesh.membership.swim import SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 
 _log = logging.getLogger(__name__)
+
+
+REFUSED_S, REFUSED_PAUSE_S = 0.2, 0.1
+"""How long an answer that nobody listens may take, and the pause before it is asked for again: a process that is
+restarted may be between two sockets."""
 
 
 class Probing:
@@ -61,12 +66,12 @@ class Probing:
         peer = self._roster.peers.get(request.target)
         if peer is None or peer.info.incarnation != request.incarnation:
             return pb.IndirectProbeReply()
+        began, probe_s = self._roster.clock(), self._roster.timing.probe_s
         try:
-            await self._ask(
-                peer, 0.8 * self._roster.timing.probe_s
-            )  # so that the caller hears of a failure in its time
+            await self._ask(peer, 0.8 * probe_s)  # so that the caller hears of a failure in its time
         except MeshError:
-            return pb.IndirectProbeReply()
+            is_late = self._roster.clock() - began > probe_s / 4  # then the machine is silent, and refuses nothing
+            return pb.IndirectProbeReply(refused=not is_late and await self._is_refused(peer))
         return pb.IndirectProbeReply(reached=True)
 
     async def _probe(self, peer: Peer) -> None:
@@ -86,8 +91,9 @@ class Probing:
         request = pb.IndirectProbeRequest(
             from_peer=roster.own.id, target=peer.id, incarnation=peer.info.incarnation
         )  # fmt: skip
-        answers_elsewhere, *replies = await asyncio.gather(
+        answers_elsewhere, is_refused, *replies = await asyncio.gather(
             peer.try_next_address(),
+            self._is_refused(peer),
             *(helper.client.indirect_probe(request, timeout_s) for helper in helpers),
             return_exceptions=True,
         )
@@ -95,10 +101,31 @@ class Probing:
         if answers_elsewhere is True or any(reply.reached for reply in answers):
             swim.acked(peer.id, roster.clock())
         else:
-            self._failed(peer, began, len(helpers), len(answers), reason)
+            if roster.peers.get(peer.id) is not peer:
+                return  # it is gone, or has restarted meanwhile
+            is_dead = is_refused is True and (not helpers or any(reply.refused for reply in answers))
+            found = swim.failed(
+                peer.id, began, roster.clock(), asked=len(helpers), answered=len(answers), is_refused=is_dead
+            )
+            self._failed(peer, found, reason)
 
-    def _failed(self, peer: Peer, began: float, asked: int, answered: int, reason: MeshError) -> None:
-        found = self._roster.swim.failed(peer.id, began, self._roster.clock(), asked=asked, answered=answered)
+    async def _is_refused(self, peer: Peer) -> bool:
+        """Whether its machine answers, twice at each address that is not known to fail, that nobody listens there."""
+        others = [address for address in peer.addresses if address != peer.client.address]
+        used = [address for address in others if address not in peer.paths or not peer.paths[address].failed]
+        clients = [peer.client.at(address) for address in used]
+        try:
+            for pause_s in (0.0, REFUSED_PAUSE_S):
+                await asyncio.sleep(pause_s)
+                asked = (client.is_refused(REFUSED_S) for client in (peer.client, *clients))
+                if not all(await asyncio.gather(*asked)):
+                    return False
+            return True
+        finally:
+            await asyncio.gather(*(client.close() for client in clients))
+
+    def _failed(self, peer: Peer, found: Update | None, reason: MeshError) -> None:
+        """Act on what a failed probe has shown."""
         if found is None:
             return
         if found.state is SwimState.DEAD:

@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterable
 from exo_mesh.domain.device import Telemetry
 from exo_mesh.domain.view import TOMBSTONE_S, Record, RecordKey, RecordValue, View
 from exo_mesh.errors import TransportError
+from exo_mesh.membership.fences import Fences
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.control_codec import record_from_proto, record_to_proto
 
 
 class Records:
-    """A view, the right to write under one owner's name, and the readings of all peers.
+    """A view, the right to write under one owner's name, the readings of all peers, and the deletions of instances,
+    which have no owner: they outlive the peer that was asked to delete.
 
     Only records of living owners, in their present incarnation, are taken over: so nobody brings back the dead.
     """
 
     def __init__(self, own_id: str, own_incarnation: int, incarnation_of: Callable[[str], int | None]) -> None:
         self.view = View()
+        self.fences = Fences()
         self.telemetry: dict[str, Telemetry] = {}
         self._own_id = own_id
         self._incarnation_of = incarnation_of

@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.fences import Fence
 from exo_mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.records import Records
-from exo_mesh.membership.refusals import Refusals
+from exo_mesh.membership.refusals import REFUSED_S, Refusals
 from exo_mesh.membership.swim import ALL_PROBED, GONE, Life, Swim, SwimState, Update
 from exo_mesh.tasks import ChangeSignal, TaskOwner
 
@@ -70,6 +71,7 @@ class Roster:
         self.poke = ChangeSignal()
         self.has_fresh_news = False
         self._refusals = Refusals()
+        self._id_taken = "", -REFUSED_S
         self.tasks = TaskOwner()
         self._on_leave = on_leave
         self.wall_clock: Clock = time.time
@@ -78,6 +80,13 @@ class Roster:
     @property
     def view(self) -> View:
         return self.records.view
+
+    def take_fences(self, fences: Iterable[Fence]) -> None:
+        """Remember deletions of instances; `changed` beats if one of them is new."""
+        new = [fence for fence in fences if self.records.fences.add(fence, self.clock())]
+        if new:
+            _log.info("deleted: %s", ", ".join(fence.instance_id for fence in new[:8]))
+            self.changed.beat()
 
     @property
     def is_small(self) -> bool:
@@ -110,6 +119,18 @@ class Roster:
             return
         if self._refusals.note(who, reason, self.clock(), peer_id=peer_id, address=address):
             _log.warning("refused: %s: %s", who, reason)
+
+    @property
+    def id_taken_by(self) -> str:
+        """The name of the node that has this node's id, if that keeps this node out of the mesh; else ""."""
+        name, at = self._id_taken
+        return name if not self.peers and self.clock() - at < REFUSED_S else ""
+
+    def note_id_taken(self, name: str) -> None:
+        """A node refused this one because another node of this name has its id."""
+        if not self.id_taken_by:
+            _log.error("this node's id is in use by %s: give this machine its own --home", name)
+        self._id_taken = name, self.clock()
 
     def admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> AdmitResult:
         """Take a peer in, unless it is known in this life or held for dead in it."""

@@ -20,11 +20,13 @@ from exo_mesh.membership.admission import Admission
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.dialer import Dialer
 from exo_mesh.membership.exchange import Exchange
+from exo_mesh.membership.fences import Fence, Fences
 from exo_mesh.membership.news import News
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort, PeerClient
 from exo_mesh.membership.probing import Probing
 from exo_mesh.membership.roster import Roster
+from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.membership.swim import SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.tasks import ChangeSignal
@@ -78,6 +80,7 @@ class Membership:
         self._admission = Admission(roster, self._exchange, before_refute, self._probing.start)
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._tell_at = 0.0
+        self.stops = StopDesk(roster)
 
     # what the node sees
 
@@ -95,8 +98,22 @@ class Membership:
         return self._roster.refusals
 
     @property
+    def id_taken_by(self) -> str:
+        """See Roster.id_taken_by."""
+        return self._roster.id_taken_by
+
+    @property
     def view(self) -> View:
         return self._roster.view
+
+    @property
+    def fences(self) -> Fences:
+        """The deletions of instances that this node knows of."""
+        return self._roster.records.fences
+
+    def take_fence(self, fence: Fence) -> None:
+        """An instance was deleted: remember it, and tell every peer that does not know by anti-entropy."""
+        self._roster.take_fences([fence])
 
     @property
     def telemetry(self) -> dict[str, Telemetry]:
@@ -108,6 +125,13 @@ class Membership:
     def reading_of(self, peer_id: str) -> Telemetry | None:
         """The latest reading of a living peer."""
         return self._roster.records.telemetry.get(peer_id)
+
+    def busy(self, peer_id: str) -> float:
+        """Processes that want a core there, for each core it has; 0 if that is not known."""
+        peer, reading = self._roster.peers.get(peer_id), self.reading_of(peer_id)
+        info = self.own if peer is None else peer.info
+        cores = max((device.cores for device in info.devices), default=0)
+        return 0.0 if reading is None or not cores else reading.load / cores
 
     def client_at(self, address: str) -> PeerClient:
         """A caller with this node's credentials; whoever asked for it closes it."""
@@ -247,6 +271,7 @@ class Membership:
         if now >= self._sync_at:
             self._sync_at = now + roster.timing.period_s
             roster.view.expire(now)
+            roster.records.fences.expire(now)
             if (address := roster.a_lost_address(now)) is not None:
                 self._dialer.dial(address)
             silent = [peer for peer in roster.peers.values() if peer.unanswered_since is not None]

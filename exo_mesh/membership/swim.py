@@ -8,6 +8,8 @@ Das, Gupta, Motivala: SWIM (DSN 2002). Dadgar, Phillips, Currey: Lifeguard (DSN-
                 newer life  |                                         |  suspicion timeout, or news of it
                             +------------- DEAD or LEFT  <------------+
 
+A peer whose machine refuses connections is dead without a suspicion (`failed`).
+
 A death that others tell of a peer that is ALIVE here is *doubted*: the peer is a suspect from then on, and their
 verdict is passed on. If it does not answer here either, it is dead; if it does, it hears of the verdict and can rise
 above it. Otherwise each half of a mesh that was split would believe the other about its own members.
@@ -247,11 +249,14 @@ class Swim:
         if held is not None and held.doubted:
             held.since = now
 
-    def failed(self, peer_id: str, began: float, now: float, *, asked: int, answered: int) -> Update | None:
+    def failed(
+        self, peer_id: str, began: float, now: float, *, asked: int, answered: int, is_refused: bool = False
+    ) -> Update | None:
         """A probe was answered neither directly nor through the helpers that were asked; answers what is new by that: a
         suspicion, that it is confirmed, or a death, if others hold it for dead already.
 
         answered: helpers that could not reach it either, but said so. If none of several did, the fault may be here.
+        is_refused: its machine answered, here and at a helper if there is any, that nobody listens: then it is dead.
         A probe during which this node stood still proves nothing.
         """
         self._notice_stall(now)
@@ -260,7 +265,7 @@ class Swim:
         held = self._members.get(peer_id)
         if held is None or held.state in GONE or began < self._woke_at:
             return None
-        if held.doubted:
+        if held.doubted or is_refused:
             return self.conclude(peer_id, held.life, now)
         suspicion = Update(peer_id, SwimState.SUSPECT, held.life, (self.own_id,))
         return self.update_of(peer_id) if self.learn(suspicion, now) else None

@@ -10,6 +10,8 @@ from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
+from exo_mesh.membership.key_sharing import KeySharing
+from exo_mesh.membership.messages import fence_from_proto
 from exo_mesh.membership.service import Membership
 from exo_mesh.models import text_cache
 from exo_mesh.models.cards.shelf import CardShelf
@@ -17,7 +19,6 @@ from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.diagnostics import Diagnostics
-from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
@@ -172,5 +173,11 @@ class ControlService:
     async def delete_card(self, request: pb.DeleteCardRequest) -> pb.DeleteCardReply:
         return pb.DeleteCardReply(found=await self._shelf.delete_own(request.model))
 
+    async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply:
+        self._membership.stops.ask(restart=request.restart)
+        return pb.StopNodeReply()
+
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
+        if request.HasField("fence"):
+            self._membership.take_fence(fence_from_proto(request.fence))
         return pb.DeleteInstanceReply(found=await self._instances.delete_own(request.instance_id))

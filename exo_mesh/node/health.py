@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from exo_mesh.clock import Clock
+from exo_mesh.discovery.choose import is_loopback
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.health import HealthLevel, Reason, worst
@@ -26,6 +27,10 @@ ALONE_S = 30.0
 SLOW_RTT_MS, SLOW_MB_PER_S = 20.0, 11.0
 """A hop that is slower is what a ring waits for: 11 MB/s is what 100 Mbit/s carry; a LAN answers within 1 ms, Wi-Fi
 within 10."""
+
+BUSY = 1.5
+"""Processes that want a core, for each core. Above it, measured ways say more about the machines than about the
+links."""
 
 FRESH_S = 0.5
 """The reasons travel with every probe; they need not be found anew for each."""
@@ -71,6 +76,7 @@ class Health:
         now = self._clock()
         if now - self._kept[0] > FRESH_S:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
+            found.append(self._copied())
             found += [self._alone(now), self._versions(), *self._slow_links(), *self._ended()]
             found += self._downloads()
             self._kept = now, [reason for reason in found if reason is not None]
@@ -116,16 +122,33 @@ class Health:
         )
 
     def _skew(self) -> Reason | None:
-        offsets = [peer.clock_offset_s for peer in self._membership.peers if peer.clock_offset_s is not None]
-        if not offsets or abs(off := median(offsets)) <= MAX_SKEW_S:
+        """Of two clocks it is not known which is wrong; of more, it is the one that most others differ from."""
+        known = {peer.info.name: off for peer in self._membership.peers if (off := peer.clock_offset_s) is not None}
+        wrong = {name: off for name, off in known.items() if abs(off) > MAX_SKEW_S}
+        if not wrong:
             return None
-        level = HealthLevel.DEGRADED if self._settings.secret else HealthLevel.OK
+        is_own = len(known) > 1 and abs(median(known.values())) > MAX_SKEW_S and len(wrong) > len(known) / 2
+        named = sorted(wrong.items())[:MAX_NAMED]
+        if is_own:
+            said = "this node's clock is " + ", ".join(f"{-off:+.0f} s off from {name}" for name, off in named)
+        else:
+            said = "; ".join(f"the clock of {name} is {off:+.0f} s off from this node's" for name, off in named)
+        is_ours_to_tell = is_own or len(known) == 1
         return Reason(
             "clock_skew",
-            level,
-            f"the clocks of its peers are {off:+.0f} s off from this one's: certificates of a closed mesh and times in "
-            "logs depend on them",
-            "let NTP set the clocks: timedatectl set-ntp true",
+            HealthLevel.DEGRADED if self._settings.secret and is_ours_to_tell else HealthLevel.OK,
+            f"{said}: certificates of a closed mesh and times in logs depend on the clocks",
+            "let NTP set the clock there: timedatectl set-ntp true",
+        )
+
+    def _copied(self) -> Reason | None:
+        if not (name := self._membership.id_taken_by):
+            return None
+        return Reason(
+            "id_in_use",
+            HealthLevel.DEGRADED,
+            f"this node's id {self._membership.own.id[:8]} is in use by {name}, so it cannot join the mesh",
+            "its home was copied: give this machine its own --home, or delete node_id in its home, then restart",
         )
 
     def _alone(self, now: float) -> Reason | None:
@@ -158,8 +181,15 @@ class Health:
         partners = {peer_id for ring in rings for peer_id in ring} - {own_id}
         for peer in self._membership.peers:
             used = peer.paths.get(peer.client.address)
-            if peer.id not in partners or used is None or not used.works:
+            if (
+                peer.id not in partners
+                or used is None
+                or not used.works
+                or is_loopback(used.address.rpartition(":")[0])
+            ):
                 continue
+            if max(self._membership.busy(own_id), self._membership.busy(peer.id)) > BUSY:
+                continue  # the answer may have waited for a core, and not for the link
             figures = []
             if used.rtt_ms is not None and used.rtt_ms > SLOW_RTT_MS:
                 figures.append(f"takes {used.rtt_ms:.0f} ms there and back")

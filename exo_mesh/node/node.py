@@ -23,7 +23,7 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record
 from exo_mesh.engine.registry import Registry, load_registry
-from exo_mesh.errors import MeshError, NotReadyError
+from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.certificate_renewal import Renewal, own_credentials
 from exo_mesh.hosting.local_models import LocalModels
@@ -38,16 +38,17 @@ from exo_mesh.machine.memory import MemoryReader, read_memory
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
+from exo_mesh.membership.key_sharing import KeySharing
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
+from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
 from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_house, keep_rdma_ports
-from exo_mesh.node.key_sharing import KeySharing
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
@@ -74,7 +75,8 @@ class Tuning:
 
 
 class Node:
-    """Construct, `await start()`, use as a MeshService, `await stop()` (within 5 s). Not to be started twice."""
+    """Construct, `await start()`, use as a MeshService, `await finish()` if there is time, `await stop()` (within 5 s).
+    Not to be started twice."""
 
     def __init__(
         self,
@@ -293,6 +295,8 @@ class Node:
         )
         keep = self._tasks.keep
         keep(work, "housekeeping")
+        find = partial(self._desk.find, may_download=True)
+        self._tasks.start(self._owning.instances.preload(self.settings.preload, find), "preloading")
         self._tasks.start(self._models.resume_pulls(self.membership), "unfinished pulls")
         keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
@@ -318,9 +322,17 @@ class Node:
                     "name peers with --bootstrap-peers host:port or --peers-file; see docs/discovery.md",
                 )
 
+    async def finish(self) -> None:
+        """Take nothing new, and let the requests that entered here go on for up to --stop-grace. Cancel it to wait no
+        longer. The stages here go on for other peers' requests, which continue elsewhere when this node has stopped."""
+        self._phase = "stopping"
+        self._hosting.host.draining = True
+        await self._serving.journal.finish(self.settings.stop_grace)
+
     async def stop(self) -> None:
         """End what this node owns and hosts, say goodbye, and free everything. Never raises a MeshError."""
         self._phase = "stopping"
+        await self._serving.journal.cut()
         await self._tasks.close()
         await asyncio.gather(*(discovery.stop() for discovery in self._discoveries))
         await self._owning.instances.stop()
@@ -412,6 +424,8 @@ class Node:
         return self._serving.streams
 
     def generate(self, model: str, request: GenerateRequest) -> AsyncGenerator[RequestEvent, None]:
+        if self._phase == "stopping":
+            raise NodeStoppingError("this node is stopping and takes no new requests; send them to another peer")
         if self._hosting.host.draining:
             raise NotReadyError("this node is draining and takes no new requests; ask another peer")
         return self._serving.router.generate(model, request)
@@ -450,6 +464,10 @@ class Node:
 
     async def delete_instance(self, instance_id: str) -> bool:
         return await self._owning.instances.delete(instance_id)
+
+    @property
+    def stops(self) -> StopDesk:
+        return self.membership.stops
 
     def drain(self, *, on: bool) -> None:
         self._hosting.host.draining = on

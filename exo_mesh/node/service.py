@@ -11,6 +11,7 @@ from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.serving.streams import StreamService
@@ -220,6 +221,10 @@ class MeshService(Protocol):
 
     async def delete_instance(self, instance_id: str) -> bool:
         """Stop an instance everywhere; False if it is unknown."""
+
+    @property
+    def stops(self) -> StopDesk:
+        """Stops and restarts nodes."""
 
     def drain(self, *, on: bool) -> None:
         """Finish what there is and take nothing new; or take requests again."""

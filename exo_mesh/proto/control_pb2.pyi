@@ -239,18 +239,20 @@ class HelloRequest(_message.Message):
     def __init__(self, peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ...) -> None: ...
 
 class HelloReply(_message.Message):
-    __slots__ = ("accepted", "reason", "peer", "refutation", "verdict")
+    __slots__ = ("accepted", "reason", "peer", "refutation", "verdict", "id_in_use_by")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     REFUTATION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    ID_IN_USE_BY_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     reason: str
     peer: PeerInfo
     refutation: int
     verdict: PeerUpdate
-    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ..., verdict: _Optional[_Union[PeerUpdate, _Mapping]] = ...) -> None: ...
+    id_in_use_by: str
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., refutation: _Optional[int] = ..., verdict: _Optional[_Union[PeerUpdate, _Mapping]] = ..., id_in_use_by: _Optional[str] = ...) -> None: ...
 
 class ProbeRequest(_message.Message):
     __slots__ = ("from_peer", "incarnation", "target", "updates", "records", "telemetry")
@@ -297,10 +299,12 @@ class IndirectProbeRequest(_message.Message):
     def __init__(self, from_peer: _Optional[str] = ..., target: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class IndirectProbeReply(_message.Message):
-    __slots__ = ("reached",)
+    __slots__ = ("reached", "refused")
     REACHED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     reached: bool
-    def __init__(self, reached: bool = ...) -> None: ...
+    refused: bool
+    def __init__(self, reached: bool = ..., refused: bool = ...) -> None: ...
 
 class InstanceInfo(_message.Message):
     __slots__ = ("plan", "state", "endpoints", "pids", "reason", "adopted")
@@ -392,8 +396,18 @@ class OwnerSummary(_message.Message):
     digest: int
     def __init__(self, owner: _Optional[str] = ..., state: _Optional[_Union[PeerState, str]] = ..., incarnation: _Optional[int] = ..., refutation: _Optional[int] = ..., newest: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
+class Fence(_message.Message):
+    __slots__ = ("instance_id", "ballot", "left_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    BALLOT_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    ballot: _plan_pb2.Ballot
+    left_s: float
+    def __init__(self, instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., left_s: _Optional[float] = ...) -> None: ...
+
 class ExchangeRequest(_message.Message):
-    __slots__ = ("from_peer", "incarnation", "digest", "push", "want", "telemetry", "updates")
+    __slots__ = ("from_peer", "incarnation", "digest", "push", "want", "telemetry", "updates", "fences_digest", "fences")
     FROM_PEER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -401,6 +415,8 @@ class ExchangeRequest(_message.Message):
     WANT_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    FENCES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
     from_peer: str
     incarnation: int
     digest: int
@@ -408,21 +424,27 @@ class ExchangeRequest(_message.Message):
     want: _containers.RepeatedScalarFieldContainer[str]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
-    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., digest: _Optional[int] = ..., push: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., want: _Optional[_Iterable[str]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ...) -> None: ...
+    fences_digest: int
+    fences: _containers.RepeatedCompositeFieldContainer[Fence]
+    def __init__(self, from_peer: _Optional[str] = ..., incarnation: _Optional[int] = ..., digest: _Optional[int] = ..., push: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., want: _Optional[_Iterable[str]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., fences_digest: _Optional[int] = ..., fences: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ...) -> None: ...
 
 class ExchangeReply(_message.Message):
-    __slots__ = ("unknown_sender", "summary", "newer", "telemetry", "updates")
+    __slots__ = ("unknown_sender", "summary", "newer", "telemetry", "updates", "fences_digest", "fences")
     UNKNOWN_SENDER_FIELD_NUMBER: _ClassVar[int]
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     NEWER_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    FENCES_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    FENCES_FIELD_NUMBER: _ClassVar[int]
     unknown_sender: bool
     summary: _containers.RepeatedCompositeFieldContainer[OwnerSummary]
     newer: _containers.RepeatedCompositeFieldContainer[Record]
     telemetry: _containers.RepeatedCompositeFieldContainer[Telemetry]
     updates: _containers.RepeatedCompositeFieldContainer[PeerUpdate]
-    def __init__(self, unknown_sender: bool = ..., summary: _Optional[_Iterable[_Union[OwnerSummary, _Mapping]]] = ..., newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ...) -> None: ...
+    fences_digest: int
+    fences: _containers.RepeatedCompositeFieldContainer[Fence]
+    def __init__(self, unknown_sender: bool = ..., summary: _Optional[_Iterable[_Union[OwnerSummary, _Mapping]]] = ..., newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., fences_digest: _Optional[int] = ..., fences: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ...) -> None: ...
 
 class GoodbyeRequest(_message.Message):
     __slots__ = ("peer_id", "incarnation")
@@ -791,16 +813,28 @@ class DeleteCardReply(_message.Message):
     def __init__(self, found: bool = ...) -> None: ...
 
 class DeleteInstanceRequest(_message.Message):
-    __slots__ = ("instance_id",)
+    __slots__ = ("instance_id", "fence")
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    FENCE_FIELD_NUMBER: _ClassVar[int]
     instance_id: str
-    def __init__(self, instance_id: _Optional[str] = ...) -> None: ...
+    fence: Fence
+    def __init__(self, instance_id: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class DeleteInstanceReply(_message.Message):
     __slots__ = ("found",)
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool
     def __init__(self, found: bool = ...) -> None: ...
+
+class StopNodeRequest(_message.Message):
+    __slots__ = ("restart",)
+    RESTART_FIELD_NUMBER: _ClassVar[int]
+    restart: bool
+    def __init__(self, restart: bool = ...) -> None: ...
+
+class StopNodeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DiagnoseRequest(_message.Message):
     __slots__ = ("timeline",)

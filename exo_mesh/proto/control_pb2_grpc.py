@@ -119,6 +119,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
                 _registered_method=True)
+        self.StopNode = channel.unary_unary(
+                '/exo_mesh.Control/StopNode',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.FromString,
+                _registered_method=True)
         self.DeleteCard = channel.unary_unary(
                 '/exo_mesh.Control/DeleteCard',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardRequest.SerializeToString,
@@ -278,6 +283,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StopNode(self, request, context):
+        """Stops this peer or restarts it; its streams may finish first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteCard(self, request, context):
         """Deletes the custom model card that this peer has of a model.
         """
@@ -414,6 +426,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.DeleteInstance,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.SerializeToString,
+            ),
+            'StopNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopNode,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.SerializeToString,
             ),
             'DeleteCard': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteCard,
@@ -910,6 +927,33 @@ class Control(object):
             '/exo_mesh.Control/DeleteInstance',
             exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/StopNode',
+            exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.FromString,
             options,
             channel_credentials,
             insecure,

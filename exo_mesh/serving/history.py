@@ -62,6 +62,15 @@ class RequestOutcome:
         decoding_s = self.duration_s - (self.ttft_s or 0.0)
         return (self.output_tokens - 1) / decoding_s if self.output_tokens > 1 and decoding_s > 0 else None
 
+    @property
+    def line(self) -> str:
+        """For the log."""
+        rate = "" if self.tokens_per_s is None else f", {self.tokens_per_s:.1f} tokens/s"
+        return (
+            f"request {self.request_id} to {self.model}: {self.outcome} after {self.prompt_tokens} tokens of prompt "
+            f"and {self.output_tokens} of output in {self.duration_s:.1f} s{rate}"
+        )
+
     def describe(self) -> dict[str, Any]:
         rate = self.tokens_per_s
         return {

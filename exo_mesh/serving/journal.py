@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,18 +16,24 @@ from exo_mesh.errors import (
     CancelledRequestError,
     InputError,
     MeshError,
+    NodeStoppingError,
     OverloadError,
     SupersededError,
     TransportError,
 )
 from exo_mesh.serving.history import History, RequestOutcome
 from exo_mesh.serving.traces import RequestTrace
+from exo_mesh.tasks import ChangeSignal
 
 MAX_LIVE = 1024
 """Requests that one entry peer holds; its own memory bounds this, not the rings."""
 
-
 MAX_SHOWN = 128
+
+END_S = 0.5
+"""How long the requests that a stop has cut may take to end: they have one event left to send."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -49,6 +57,8 @@ class JournalEntry:
     kept: Kept | None = None
     """Where its events are kept, if the client gave an idempotency key."""
     superseded: bool = False
+    is_cut_by_stop: bool = False
+    """The node stops, and has waited for it for long enough."""
     scored: int = 0
     """Log-probabilities of prompt tokens that were handed on."""
 
@@ -111,6 +121,11 @@ class JournalEntry:
         """What it ends with once it is cancelled."""
         if self.superseded:
             return SupersededError("the same request was asked for again, and goes on there")
+        if self.is_cut_by_stop:
+            same = " with the same Idempotency-Key" if self.request.key_hash else ""
+            return NodeStoppingError(
+                f"this node is stopping; send the request to another peer{same} to continue it there"
+            )
         return CancelledRequestError(f"request {self.request.request_id} was cancelled")
 
 
@@ -125,6 +140,7 @@ class Journal:
         clock: Clock = monotonic,
     ) -> None:
         self._clock = clock
+        self._emptied = ChangeSignal()
         self._live: dict[str, JournalEntry] = {}
         self._by_key: dict[bytes, JournalEntry] = {}
         self._replays = ReplayStore()
@@ -164,6 +180,8 @@ class Journal:
         """End, however it ended."""
         if self._live.get(entry.request.request_id) is entry:
             del self._live[entry.request.request_id]
+        if not self._live:
+            self._emptied.beat()
         if entry.kept is not None and self._by_key.get(entry.request.key_hash) is entry:
             del self._by_key[entry.request.key_hash]
             self._replays.close(entry.kept, now)
@@ -182,6 +200,7 @@ class Journal:
             key_id=entry.request.key_id,
         )
         self.history.add(ended)
+        _log.info("%s", ended.line)
 
     def describe_live(self) -> list[dict[str, Any]]:
         """What runs, for people who look for what hangs: the oldest first."""
@@ -225,6 +244,27 @@ class Journal:
         for entry in found:
             self._cancel(entry)
         return bool(found)
+
+    async def finish(self, grace_s: float) -> None:
+        """The node is to stop: wait until no request is live, for grace_s at most."""
+        if self._live:
+            _log.info("stopping: %d requests that entered here may go on for up to %g s", len(self._live), grace_s)
+        await self._wait_until_empty(grace_s)
+
+    async def cut(self) -> None:
+        """End every live request because this node stops, and wait until their clients have been told."""
+        if self._live:
+            _log.warning("stopping ends %d requests; another peer can continue them", len(self._live))
+        for entry in list(self._live.values()):
+            entry.is_cut_by_stop = True
+            self._cancel(entry)
+        await self._wait_until_empty(END_S)
+
+    async def _wait_until_empty(self, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + timeout_s
+        while self._live and loop.time() < give_up_at:
+            await self._emptied.wait(give_up_at - loop.time())
 
     def _cancel(self, entry: JournalEntry) -> None:
         entry.cancelled = True

@@ -23,7 +23,7 @@ from exo_mesh.domain.request import (
     TokenEvent,
 )
 from exo_mesh.domain.view import InstanceInfo
-from exo_mesh.errors import ContextLengthError, DeadlineError, StageLostError
+from exo_mesh.errors import ContextLengthError, DeadlineError, InstanceDeletedError, StageLostError
 from exo_mesh.serving.journal import JournalEntry
 from exo_mesh.serving.redial import Redial
 from exo_mesh.serving.rings import Rings
@@ -114,6 +114,7 @@ class RequestRun:
         except _TimeUpError:
             return [self._end_for_time()]
         except StageLostError as exc:
+            self._raise_if_deleted()
             if self.state not in (RunState.ON_RING, RunState.REDIALLING):
                 raise
             await self._leave_ring(RunState.RESUMING, exc)
@@ -152,6 +153,7 @@ class RequestRun:
             self._work = asyncio.ensure_future(self._rings.find(self._entry))
         await asyncio.wait((self._work,), timeout=PROGRESS_EVERY_S)
         self._raise_if_stopped()
+        self._raise_if_deleted()
         if not self._work.done():
             return [self._note_progress(Progress(*self._rings.progress(self._entry.model)))]
         work, self._work = self._work, None
@@ -293,6 +295,14 @@ class RequestRun:
             raise self._entry.end_error
         if self._time_is_up:
             raise _TimeUpError
+
+    def _raise_if_deleted(self) -> None:
+        """A request whose instance was deleted ends: to place the model again would undo the deletion."""
+        if self._instance is not None and self._rings.is_deleted(self._instance):
+            raise InstanceDeletedError(
+                f"instance {self._instance.plan.instance_id} of {self._entry.model} was deleted while it served this "
+                "request; send the request again to place the model again"
+            )
 
     def _end_for_time(self) -> TokenEvent:
         """The end of a request that has reached total_s: what it has is its answer. Raises DeadlineError if that is

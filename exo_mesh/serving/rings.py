@@ -60,6 +60,10 @@ class Rings:
         """See Instances.progress."""
         return self.instances.progress(model)
 
+    def is_deleted(self, instance: InstanceInfo) -> bool:
+        """See Instances.is_deleted."""
+        return self.instances.is_deleted(instance)
+
     def avoid(self, instance: InstanceInfo) -> None:
         """New requests avoid this instance for a while: it has failed one."""
         self.instances.distrust(instance)

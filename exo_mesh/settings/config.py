@@ -103,6 +103,8 @@ class Settings:
     default_temp: float | None = None
     system_prompt: str = ""
     max_generate_tokens: int = 4096
+    preload: tuple[str, ...] = ()
+    idle_unload: int = 0
     keep_agent_lines: bool = False
     custom_model_cards_dir: Path | None = None
     trust_remote_code: bool = False
@@ -114,6 +116,7 @@ class Settings:
     prefill_timeout: int = 120
     token_timeout: int = 30
     response_timeout: int = 300
+    stop_grace: int = 30
     trace_sample: float = 0.01
     request_log: str = "logs/requests.jsonl"
     request_log_max: int = 10_000
@@ -309,9 +312,13 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("system_prompt", "TEXT", "system prompt of conversations that have none",
                 values.matching(r"(?s:.{1,65536})", "a text")),
         Setting("max_generate_tokens", "N", "longest answer of a chat that names no limit, as far as there is room",
-                values.whole(1, 10**9), toml=(int,)),
+                values.whole(1, 10**9), toml=(int,), alias="--max-output-tokens"),
         Setting("keep_agent_lines", "", "billing and date lines of agents stay at the start of a prompt, uncacheable",
                 values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("preload", "MODEL", "place this model when the node starts, as soon as the mesh can hold it",
+                values.matching(r"\S.{0,4095}", "the name of a model"), separator=","),
+        Setting("idle_unload", "SECONDS", "unload what this node has placed when nobody used it for so long; 0 = never",
+                values.whole(0, 10**8), toml=(int,)),
         Setting("custom_model_cards_dir", "DIR", "a directory with model cards, besides `cards` in the home",
                 values.path),
         Setting("trust_remote_code", "",
@@ -332,6 +339,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**6), toml=(int,)),
         Setting("response_timeout", "SECONDS", "longest that a request may take; then it ends with what it has",
                 values.whole(1, 10**6), toml=(int,)),
+        Setting("stop_grace", "SECONDS", "how long a stopped node lets its streams go on; a second signal ends them",
+                values.whole(0, 86400), toml=(int,)),
         Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
                 values.share, toml=(int, float)),
         Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",

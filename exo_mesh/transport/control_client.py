@@ -205,10 +205,13 @@ class ControlClient:
         reply: pb.DeleteCardReply = await self._call(self._stub.DeleteCard, pb.DeleteCardRequest(model=model), CALL_S)
         return reply.found
 
-    async def delete_instance(self, instance_id: str) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=instance_id)
+    async def delete_instance(self, fence: pb.Fence) -> bool:
+        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence)
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
         return reply.found
+
+    async def stop_node(self, *, restart: bool) -> None:
+        await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart), CALL_S)
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)

@@ -229,6 +229,13 @@ class ScriptedMesh:
         return found
 
     @property
+    def stops(self) -> ScriptedMesh:
+        return self
+
+    async def tell(self, peer: str, *, restart: bool) -> str:
+        return "" if peer == "nobody" else "n1"
+
+    @property
     def observation(self) -> ScriptedMesh:
         return self
 

@@ -50,6 +50,7 @@ ASKING = {
     "rm": ["m"],
     "search": ["q"],
     "stop": ["x"],
+    "node": ["stop"],
     "drain": [],
     "invite": [],
 }

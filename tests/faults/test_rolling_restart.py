@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -10,25 +13,33 @@ from exo_mesh.cli import exit_codes
 from tools.faults.drawn import HOP_S
 from tools.faults.invariants import check_all
 from tools.faults.load import Clients
-from tools.faults.mesh import FaultMesh, Meshes, Node, wait_until
+from tools.faults.mesh import Meshes, Node, wait_until
 from tools.faults.record import Row, keep
 
 STREAMS = 4
 
 
-def restart(mesh: FaultMesh, node: Node) -> None:
-    """Drain, stop, start: as an upgrade does it."""
+def drain(node: Node) -> None:
+    """As an upgrade by hand does it."""
     assert node.child is not None
     node.api.post("/drain", {})
     wait_until(lambda: node.api.get("/drain")["requests"] == 0, 60, "what entered there is answered")
     node.child.stop()
-    assert node.child._process.returncode == exit_codes.OK
-    mesh.start()
+
+
+def terminate(node: Node) -> None:
+    """As `systemctl restart` does it: one signal, without a word before."""
+    assert node.child is not None
+    os.kill(node.child.pid, signal.SIGTERM)
+    node.child._process.wait(40)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_no_client_sees_an_error_when_all_peers_restart_one_by_one(meshes: Meshes) -> None:
+@pytest.mark.parametrize("stop", [drain, terminate])
+def test_no_client_sees_an_error_when_all_peers_restart_one_by_one(
+    stop: Callable[[Node], None], meshes: Meshes
+) -> None:
     mesh = meshes.of(3)
     mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S / 4)
     mesh.place(mesh.nodes)
@@ -36,7 +47,9 @@ def test_no_client_sees_an_error_when_all_peers_restart_one_by_one(meshes: Meshe
     clients = Clients(mesh.nodes, STREAMS, seed=1)
     clients.await_answers(STREAMS)
     for node in mesh.nodes:
-        restart(mesh, node)
+        stop(node)
+        assert node.child is not None and node.child._process.returncode == exit_codes.OK
+        mesh.start()
         clients.await_answers(STREAMS)
     clients.stop()
     longest_s = max(answer.gap_s(answer.sent_at) for answer in clients.answers)
@@ -46,7 +59,7 @@ def test_no_client_sees_an_error_when_all_peers_restart_one_by_one(meshes: Meshe
     keep(
         Row(
             "rolling restart",
-            "three peers drained, stopped and started one by one",
+            f"three peers stopped ({stop.__name__}) and started one by one",
             test,
             None,
             longest_s,

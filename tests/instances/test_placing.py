@@ -193,3 +193,18 @@ async def test_a_node_stops_within_seconds_even_while_loading(tmp_path: Path) ->
     await node.stop()
     assert time.monotonic() - begin < 5
     assert (await asyncio.gather(placing, return_exceptions=True))[0] is not None
+
+
+async def test_the_log_says_who_got_which_layers_and_how_each_request_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with mesh(tmp_path, 2) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await tokens(nodes[0], a_request())
+        await until(lambda: caplog.text.count("is ready: loaded in") == 2)
+    said = "\n".join(caplog.messages)
+    assert f"placing {MODEL}-1: {MODEL} over 2 peers (layers n" in said and "0-4" in said and "4-8" in said
+    assert f"loading stage {MODEL}-1[0:4] of {MODEL} with dummy, " in said
+    assert f"stage {MODEL}-1[4:8] is ready: loaded in " in said and f"placed {MODEL}-1: " in said
+    assert f"request r to {MODEL}: length after 3 tokens of prompt and 12 of output in " in said and " tokens/s" in said

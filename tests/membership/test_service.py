@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.errors import TransportError
 from exo_mesh.membership.swim import Life, SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_codec import peer_to_proto
+from tests.membership import meshes
 from tests.membership.meshes import Peer, mesh, peer_info, until
 
 
@@ -59,6 +65,39 @@ async def test_a_peer_that_falls_silent_is_dead_everywhere_and_stays_dead() -> N
         assert [peer.id for peer in a.membership.view.peers()] == ["a", "c"]
 
 
+@pytest.mark.parametrize("others", [("a",), ("a", "c", "d")])
+async def test_a_killed_peer_whose_port_refuses_is_dead_without_a_suspicion(
+    others: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meshes, "FAST", replace(meshes.FAST, suspicion_s=60.0))
+    async with mesh("b", *others) as (b, *peers):
+        await b.crash()
+        began = time.monotonic()
+        await until(lambda: all("b" not in peer.sees for peer in peers), 5)
+        assert time.monotonic() - began < 1.5
+
+
+async def test_a_port_that_refuses_one_peer_alone_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a firewall that rejects: another peer reaches it."""
+    async with mesh("a", "b", "c") as (a, b, c):
+        probe, is_refused = ControlClient.probe, ControlClient.is_refused
+
+        async def cut(client: ControlClient, request: pb.ProbeRequest, timeout_s: float) -> pb.ProbeReply:
+            if request.from_peer == "a" and client.address == b.address:
+                raise TransportError("refused")
+            return await probe(client, request, timeout_s)
+
+        async def refused(client: ControlClient, timeout_s: float) -> bool:
+            return client.address == b.address or await is_refused(client, timeout_s)
+
+        monkeypatch.setattr(ControlClient, "probe", cut)
+        monkeypatch.setattr(ControlClient, "is_refused", refused)
+        await until(lambda: a.membership.peer("b").unanswered_since is not None)  # type: ignore[union-attr]
+        rounds = c.membership.peer("b").last_heard  # type: ignore[union-attr]
+        await until(lambda: c.membership.peer("b").last_heard > rounds + 1.0)  # type: ignore[union-attr]
+        assert a.sees == ["b", "c"] and c.sees == ["a", "b"]
+
+
 async def test_a_peer_that_restarts_rejoins_with_a_higher_incarnation() -> None:
     async with mesh("a", "b") as (a, b):
         b.membership.put_instance("m-1", an_instance("b"))
@@ -95,6 +134,7 @@ async def test_a_second_process_with_the_same_id_is_refused_and_both_sides_can_s
         twin.membership.suggest(a.address)
         await until(lambda: a.membership.refusals and twin.membership.refusals)
         assert "id b is in use by name-b" in twin.membership.refusals[0]
+        assert twin.membership.id_taken_by == "name-b" and a.membership.id_taken_by == ""
         assert twin.sees == [] and a.membership.peer("b").info.name == "name-b"  # type: ignore[union-attr]
         await twin.stop()
 

@@ -60,7 +60,8 @@ say("models", { listed: models, retrieved: (await client.models.retrieve(model))
 
 say("unknown model", await refused(client.chat.completions.create({ model: "none", messages: count })));
 say("unknown field", await refused(client.chat.completions.create({ model, messages: count, frobnicate: 1 })));
-say("too long", await refused(client.chat.completions.create({ model, messages: count, max_tokens: 8192 })));
+const long = [{ role: "user", content: "7 ".repeat(9000) }];
+say("too long", await refused(client.chat.completions.create({ model, messages: long })));
 
 const endless = await client.chat.completions.create({
   model, messages: count, stream: true, max_tokens: 8000, ignore_eos: true,

@@ -115,7 +115,7 @@ def test_errors_are_the_clients_own(seen: Seen) -> None:
     assert shown == {
         "unknown model": ("NotFoundError", 404, "model_not_found", "model"),
         "unknown field": ("BadRequestError", 400, "invalid_request", "frobnicate"),
-        "too long": ("BadRequestError", 400, "context_length_exceeded", "max_tokens"),
+        "too long": ("BadRequestError", 400, "context_length_exceeded", "messages"),
     }
     assert "frobnicate" in seen["unknown field"]["message"]
     assert "8192" in seen["too long"]["message"]

@@ -45,12 +45,15 @@ class World:
     instances: list[InstanceInfo] = field(default_factory=list)
     now: float = 0.0
     ended: dict[str, str] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
+    id_taken_by: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
     def health(self) -> Health:
         membership: Any = SimpleNamespace(
             own=info("me"), peers=self.peers, num_peers=len(self.peers), telemetry=self.readings, lost=self.lost,
-            refusals=self.refusals,
+            refusals=self.refusals, id_taken_by=self.id_taken_by,
+            busy=lambda peer_id: self.busy.get(peer_id, 0.1),
         )  # fmt: skip
         monitor: Any = SimpleNamespace(level=self.memory, describe=lambda: {"pressure_pct": 82.4, "threshold_pct": 80})
         settings = Settings(**{"home": Path("/h"), "name": "me", **self.settings})
@@ -109,13 +112,37 @@ def test_each_thing_that_is_wrong_has_a_reason_and_a_remedy(world: World, code: 
         World(peers=[a_peer("o", rtt_ms=85.0)]),
         World(peers=[a_peer("o", rtt_ms=85.0)], instances=[ring("me")]),
         World(peers=[a_peer("o", rtt_ms=None, mb_per_s=None)], instances=[ring("me", "o")]),
-        World(peers=[a_peer("a", offset_s=-60.0), a_peer("b"), a_peer("c")]),
         World(peers=[a_peer("o", offset_s=None)]),
+        World(peers=[a_peer("o", rtt_ms=85.0, address="127.0.0.1:5001")], instances=[ring("me", "o")]),
+        World(peers=[a_peer("o", rtt_ms=85.0)], instances=[ring("me", "o")], busy={"me": 9.0}),
+        World(peers=[a_peer("o", mb_per_s=1.0)], instances=[ring("me", "o")], busy={"o": 9.0}),
     ],
 )
 def test_what_costs_nobody_anything_is_not_said(world: World) -> None:
-    """A slow way that no ring goes over; one clock among many that is wrong."""
+    """A slow way that no ring goes over, or that stays in this machine; an answer that waited for a busy processor."""
     assert world.shown()["reasons"] == []
+
+
+@pytest.mark.parametrize(
+    ("offsets", "words", "level"),
+    [
+        ({"a": 3600.0, "b": 0.0}, "the clock of a is +3600 s off from this node's", "ok"),
+        ({"a": -60.0, "b": 0.1, "c": 0.2}, "the clock of a is -60 s off from this node's", "ok"),
+        ({"a": 3600.0, "b": 3599.0}, "this node's clock is -3600 s off from a, -3599 s off from b", "degraded"),
+        ({"a": 9.0}, "the clock of a is +9 s off from this node's", "degraded"),
+    ],
+)
+def test_a_wrong_clock_is_named_with_its_own_offset(offsets: dict[str, float], words: str, level: str) -> None:
+    """In a mesh of three it is known whose clock is wrong; of two it is not."""
+    peers = [a_peer(name, offset_s=offset_s) for name, offset_s in offsets.items()]
+    (reason,) = World(peers=peers, settings={"secret": "x"}).shown()["reasons"]
+    assert words in reason["message"] and (reason["code"], reason["level"]) == ("clock_skew", level)
+
+
+def test_a_copied_home_is_said_with_what_to_do() -> None:
+    shown = World(id_taken_by="n2").shown()
+    (reason,) = [one for one in shown["reasons"] if one["code"] == "id_in_use"]
+    assert shown["status"] == "degraded" and "in use by n2" in reason["message"] and "--home" in reason["remedy"]
 
 
 def test_to_be_alone_is_only_wrong_if_peers_were_named() -> None:

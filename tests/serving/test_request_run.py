@@ -96,6 +96,7 @@ class ScriptedRings:
         self.calls: list[ScriptedCall] = []
         self.asked: list[GenerateRequest] = []
         self.avoided = 0
+        self.deleted = False
         self.placing_fails: MeshError | None = None
         self.placed = asyncio.Event()
         self.placed.set()
@@ -114,6 +115,9 @@ class ScriptedRings:
 
     def progress(self, model: str) -> tuple[str, int, int]:
         return self.under_way
+
+    def is_deleted(self, instance: InstanceInfo) -> bool:
+        return self.deleted
 
     def avoid(self, instance: InstanceInfo) -> None:
         self.avoided += 1

@@ -13,8 +13,8 @@ from tools.faults.stream import Stream, counting
 NOBODY_S = 60.0
 """How long all peers may be unready at once."""
 
-REFUSED = ("not_ready", "no_node")
-"""Before the first byte a balancer asks the next peer: this one drains, or has gone since it said that it is ready."""
+REFUSED = ("not_ready", "node_stopping", "no_node")
+"""Before the first byte a balancer asks the next peer: this one drains or stops, or has gone since it was ready."""
 
 
 class Clients:

@@ -115,7 +115,9 @@ class SimClient(PeerClient):
 
     async def is_refused(self, timeout_s: float) -> bool:
         await self._network.pause()
-        return not self._network.listens(self.address) and self._reaches()
+        process = self._network.processes.get(self.address)
+        is_there = process.alive if process is not None else self._network.listens(self.address)
+        return not is_there and self._reaches()
 
     def _reaches(self) -> bool:
         host = self.address.partition(":")[0]
@@ -158,8 +160,8 @@ class SimClient(PeerClient):
         reply = await self._call(lambda h: h.delete_card(request), request, 5.0)
         return bool(reply.found)
 
-    async def delete_instance(self, instance_id: str) -> bool:
-        request = pb.DeleteInstanceRequest(instance_id=instance_id)
+    async def delete_instance(self, fence: pb.Fence) -> bool:
+        request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence)
         reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)
         return bool(reply.found)
 
@@ -171,6 +173,9 @@ class SimClient(PeerClient):
         """No simulated client reads answers of others."""
         raise TransportError("streams are not simulated")
         yield
+
+    async def stop_node(self, *, restart: bool) -> None:
+        await self._call(lambda h: h.stop_node(pb.StopNodeRequest(restart=restart)), restart, 5.0)
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """A stream: what the member yields, until either end is gone or nothing has passed for PING_S."""

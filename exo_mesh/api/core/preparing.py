@@ -12,7 +12,7 @@ from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.conversation import offered_tools
 from exo_mesh.api.core.grammar import answer_grammar
 from exo_mesh.api.core.prompts import conversation_prompt
-from exo_mesh.api.core.request import Conversation, FieldNames, NeutralRequest, Prompt, Prompts, SamplingWish
+from exo_mesh.api.core.request import Conversation, NeutralRequest, Prompt, Prompts, SamplingWish
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.model_names import find_model
 from exo_mesh.domain.grammar import GrammarSpec
@@ -60,6 +60,8 @@ class PreparedRequest:
     starts_in_reasoning: bool = False
     num_kept: int = 1
     num_drawn: int = 1
+    chosen_bound: int | None = None
+    """The most tokens of an answer, where that is not the number that the client asked for."""
 
     @property
     def needs_parser(self) -> bool:
@@ -162,12 +164,15 @@ async def _encode_prompt(
 
 def _room(asked: NeutralRequest, entry: ModelEntry, num_prompt: int, limit: int, param: str) -> int:
     """How many tokens may be made for a prompt."""
-    room = fit_context(entry.name, num_prompt, asked.max_tokens, limit, param, asked.names)
+    room = fit_context(entry.name, num_prompt, asked.max_tokens, limit, param)
     return room if asked.max_tokens is not None else min(asked.default_tokens or room, room)
 
 
-def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, param: str, names: FieldNames) -> int:
-    """How many tokens may be made. A wish that does not fit is refused with the sum; no wish means all that is left."""
+def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, param: str) -> int:
+    """How many tokens may be made: as many as were asked for, as far as there is room; without a wish, all the room.
+
+    Raises ContextLengthError if the prompt leaves no room at all.
+    """
     if num_prompt == 0:
         raise InputError(f"{param}: the prompt has no tokens", param=param)
     left = limit - num_prompt
@@ -177,13 +182,7 @@ def fit_context(model: str, num_prompt: int, wanted: int | None, limit: int, par
             f"shorten it by at least {1 - left}",
             param=param,
         )
-    if wanted is not None and wanted > left:
-        raise ContextLengthError(
-            f"{num_prompt} tokens of prompt and {wanted} of output are {num_prompt + wanted}, but {model} can hold "
-            f"{limit}; ask for at most {left} tokens of output",
-            param=names.max_tokens,
-        )
-    return left if wanted is None else wanted
+    return max(0, left if wanted is None else min(wanted, left))
 
 
 def choose_model(name: str | None, entries: list[ModelEntry]) -> str:
@@ -241,6 +240,7 @@ def _prepared(
         if asked.min_tokens > prompt.max_tokens:
             message = f"min_tokens is {asked.min_tokens}, but at most {prompt.max_tokens} tokens may be made"
             raise InputError(message, param="min_tokens")
+    bound = min(prompt.max_tokens for prompt in encoded)
     first = GenerateRequest(
         request_id=asker.request_id,
         prompt_ids=encoded[0].ids,
@@ -272,6 +272,7 @@ def _prepared(
         asked.stops,
         num_kept=asked.num_choices,
         num_drawn=asked.num_drawn,
+        chosen_bound=None if bound == asked.max_tokens else bound,
     )
 
 

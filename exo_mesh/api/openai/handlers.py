@@ -14,7 +14,7 @@ from aiohttp import web
 
 from exo_mesh.api.access import CALLER, Caller
 from exo_mesh.api.body import read_body
-from exo_mesh.api.context import REQUEST_ID, ApiContext
+from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.defaults import with_defaults
@@ -167,6 +167,8 @@ class OpenAIRoutes:
         asker = self._asker(request, request_id, asked.priority, key)
         options = PromptOptions(not self._context.options.keep_agent_lines)
         prepared = await prepare(asked, asker, self._service, self._context.texts, options)
+        if prepared.chosen_bound is not None:
+            request[OUTPUT_BOUND] = prepared.chosen_bound
         created = int(self._context.now())
         recipe = recipe_of(kind, prepared, delivery, created)
         with self._known_as(prepared, request), self._service.streams.open(self._card(request, recipe)):

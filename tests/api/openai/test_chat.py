@@ -397,12 +397,34 @@ async def test_a_cancelled_whole_reply_is_499(api: Served) -> None:
     assert (status, body["error"]["code"]) == (499, "cancelled")
 
 
-async def test_a_request_too_large_for_the_context_is_refused_with_the_sum(api: Served) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        await api.openai.chat.completions.create(model=MODEL, messages=USER, max_tokens=api.mesh.limit)
-    assert caught.value.code == "context_length_exceeded"
+async def test_a_wish_for_more_tokens_than_fit_is_cut_to_the_room_and_a_header_says_so(api: Served) -> None:
+    api.mesh.script = api.mesh.echo
     num_prompt = len(encode_chat(api.mesh.text, [{"role": "user", "content": "Hi"}]))
-    assert f"{num_prompt} tokens of prompt and 256 of output are {num_prompt + 256}" in str(caught.value)
+    room = api.mesh.limit - num_prompt
+    for wanted, stream in ((api.mesh.limit, False), (api.mesh.limit, True), (-1, False)):
+        body = {"model": MODEL, "messages": USER, "max_tokens": wanted, "stream": stream}
+        async with api.http.post("/v1/chat/completions", json=body) as reply:
+            assert reply.status == 200 and reply.headers["x-exo-mesh-max-tokens"] == str(room)
+            await reply.read()
+        assert api.mesh.request.max_tokens == room
+    async with api.http.post("/v1/chat/completions", json={"model": MODEL, "messages": USER, "max_tokens": 7}) as reply:
+        assert "x-exo-mesh-max-tokens" not in reply.headers, "the client's own wish"
+        await reply.read()
+
+
+@pytest.mark.parametrize(("limit", "made"), [(100_000, 4096), (256, None)])
+async def test_without_a_wish_an_answer_has_at_most_4096_tokens_or_what_fits(
+    api: Served, monkeypatch: pytest.MonkeyPatch, limit: int, made: int | None
+) -> None:
+    monkeypatch.setattr(api.mesh, "limit", limit)
+    num_prompt = len(encode_chat(api.mesh.text, [{"role": "user", "content": "Hi"}]))
+    async with api.http.post("/v1/chat/completions", json={"model": MODEL, "messages": USER}) as reply:
+        await reply.read()
+    assert api.mesh.request.max_tokens == (made or limit - num_prompt)
+    assert reply.headers["x-exo-mesh-max-tokens"] == str(api.mesh.request.max_tokens)
+
+
+async def test_a_prompt_too_large_for_the_context_is_refused_with_the_numbers(api: Served) -> None:
     status, body = await api.chat(messages=[{"role": "user", "content": "日本 " * 200}])
     assert (status, body["error"]["code"], body["error"]["param"]) == (400, "context_length_exceeded", "messages")
     status, body = await api.chat(messages=[{"role": "user", "content": "日本 " * 60_000}])

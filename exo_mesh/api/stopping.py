@@ -1,0 +1,61 @@
+"""The routes that stop and restart nodes."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from aiohttp import web
+
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response, plain_error
+from exo_mesh.api.routes import ADMIN, Route, RouteTable
+
+
+class StopRoutes:
+    """Each method answers one route. A node answers before it stops; then it finishes its streams."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._service = context.service
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        peer = {"node_id": "id or name of a peer; this node by default"}
+        return [
+            Route("POST", ("/quit",), self.quit, ADMIN, "Stop this node; from this machine only", status=202),
+            Route("POST", ("/admin/stop",), self.stop, ADMIN, "Stop a node", status=202, errors=(404, 503), query=peer),
+            Route(
+                "POST", ("/admin/restart",), self.restart, ADMIN, "Restart a node",
+                status=202, errors=(404, 503), query=peer,
+            ),
+        ]  # fmt: skip
+
+    async def quit(self, request: web.Request) -> web.Response:
+        """POST /quit: stop this node, as SIGTERM does. Programs that started a node call it; nobody else's machine."""
+        if not _is_loopback(request.remote):
+            return plain_error("insufficient_permissions", "POST /quit is for callers on this machine: call it there")
+        await self._service.stops.tell("", restart=False)
+        return json_response({"status": "stopping"}, 202)
+
+    async def stop(self, request: web.Request) -> web.Response:
+        """POST /admin/stop[?node_id=…]"""
+        return await self._tell(request, restart=False)
+
+    async def restart(self, request: web.Request) -> web.Response:
+        """POST /admin/restart[?node_id=…]"""
+        return await self._tell(request, restart=True)
+
+    async def _tell(self, request: web.Request, *, restart: bool) -> web.Response:
+        wanted = request.query.get("node_id", "")
+        node_id = await self._service.stops.tell(wanted, restart=restart)
+        if not node_id:
+            return plain_error("not_found", f"there is no live peer {wanted}; GET /state lists them", "node_id")
+        return json_response({"status": "restarting" if restart else "stopping", "node_id": node_id}, 202)
+
+
+def _is_loopback(host: str | None) -> bool:
+    try:
+        address = ipaddress.ip_address((host or "").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)

@@ -1,0 +1,109 @@
+"""Deleted instances: which ballots of an instance id are void for good, as every peer holds it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exo_mesh.domain.plan import NO_BALLOT, Ballot
+
+FENCE_S = 24 * 3600.0
+"""How long a deletion is remembered: a laptop that slept overnight must not bring an instance back."""
+
+MAX_FENCES = 10_000
+"""Deletions that are remembered; the oldest go first. Each takes about 100 bytes on the wire."""
+
+LEAP = 1_000_000
+"""How far above the highest known ballot a deletion fences. A peer that is cut off may place or recover the same
+instance meanwhile, by ballots that nobody here knows; it counts up by one each time."""
+
+_MAX_ID, _MAX_PROPOSER, _MAX_COUNTER = 128, 64, 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """One deletion: ballots of this instance up to `ballot` are void. left_s: how much longer that is remembered."""
+
+    instance_id: str
+    ballot: Ballot
+    left_s: float
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether the values are in range; a peer may send anything."""
+        return (
+            0 < len(self.instance_id) <= _MAX_ID
+            and 0 < len(self.ballot.proposer) <= _MAX_PROPOSER
+            and 0 < self.ballot.counter < _MAX_COUNTER
+            and 0 < self.left_s <= FENCE_S
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    ballot: Ballot
+    noted_at: float
+    until: float
+
+
+class Fences:
+    """The deletions that a peer knows of. A higher ballot of an id replaces a lower one, so merging commutes,
+    and repeats change nothing. Times are seconds of any monotonic clock, given by the caller.
+
+    `sum` is 64 bits over ids and ballots: peers with equal sums hold the same deletions.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+        self.sum = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def add(self, fence: Fence, now: float) -> bool:
+        """Take over a deletion; False if it is known, or not plausible."""
+        held = self._held.get(fence.instance_id)
+        if not fence.is_plausible or (held is not None and held.ballot >= fence.ballot):
+            return False
+        self._drop(fence.instance_id)
+        self._held[fence.instance_id] = _Held(fence.ballot, now, now + fence.left_s)
+        self.sum ^= _hash(fence.instance_id, fence.ballot)
+        if len(self._held) > MAX_FENCES:
+            self._drop(min(self._held, key=lambda name: self._held[name].until))
+        return True
+
+    def ballot(self, instance_id: str) -> Ballot:
+        """The highest void ballot of an instance."""
+        held = self._held.get(instance_id)
+        return NO_BALLOT if held is None else held.ballot
+
+    def covers(self, instance_id: str, ballot: Ballot) -> bool:
+        """Whether the instance of this ballot was deleted."""
+        return ballot <= self.ballot(instance_id)
+
+    def noted_since(self, instance_id: str, since: float) -> bool:
+        """Whether this peer has learnt since then that the instance was deleted."""
+        held = self._held.get(instance_id)
+        return held is not None and held.noted_at >= since
+
+    def all(self, now: float) -> Iterator[Fence]:
+        """What is remembered, to tell other peers."""
+        for instance_id, held in self._held.items():
+            if held.until > now:
+                yield Fence(instance_id, held.ballot, held.until - now)
+
+    def expire(self, now: float) -> None:
+        """Forget what has been remembered for long enough."""
+        for instance_id in [name for name, held in self._held.items() if held.until <= now]:
+            self._drop(instance_id)
+
+    def _drop(self, instance_id: str) -> None:
+        held = self._held.pop(instance_id, None)
+        if held is not None:
+            self.sum ^= _hash(instance_id, held.ballot)
+
+
+def _hash(instance_id: str, ballot: Ballot) -> int:
+    text = f"{instance_id}\n{ballot.counter}\n{ballot.proposer}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())

@@ -1,0 +1,33 @@
+"""Which nodes are asked to stop or to restart, by their peers and by callers of their API."""
+
+from __future__ import annotations
+
+import asyncio
+
+from exo_mesh.membership.roster import Roster
+
+
+class StopDesk:
+    """`asked` is set when this node is to stop; wants_restart says whether it is to come back."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self.asked = asyncio.Event()
+        self.wants_restart = False
+
+    def ask(self, *, restart: bool) -> None:
+        """Begin to stop this node; its streams may finish first."""
+        self.wants_restart = restart
+        self.asked.set()
+
+    async def tell(self, peer: str, *, restart: bool) -> str:
+        """Stop or restart a node, by name or id; "" is this one. Returns its id, at once; "" if there is none."""
+        own = self._roster.own
+        if peer in ("", own.id, own.name):
+            self.ask(restart=restart)
+            return own.id
+        found = next((one for one in self._roster.peers.values() if peer in (one.id, one.info.name)), None)
+        if found is None:
+            return ""
+        await found.client.stop_node(restart=restart)
+        return found.id
