@@ -20,6 +20,8 @@ TOKEN = PREFIX + "A" * 43
 
 OPEN = {
     "/",
+    "/dashboard",
+    "/page/{version}/{file}",
     "/version",
     "/docs",
     "/api/openapi.json",
@@ -36,6 +38,9 @@ READ = {
     "/v1/models/{id}",
     "/models/{id}",
     "/state",
+    "/metrics/snapshot",
+    "/metrics/stream",
+    "/dashboard/metrics",
     "/v1/topology",
     "/topology",
     "/drain",
