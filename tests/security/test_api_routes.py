@@ -168,5 +168,6 @@ async def status_of(api: Served, method: str, path: str, key: str) -> int:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     path = path.replace("{id}", "i1").replace("{node}/{model}", "peer1/m")
     async with api.http.request(method, path, headers=headers, json=chat if method == "POST" else None) as reply:
-        await reply.read()
+        if reply.content_type != "text/event-stream" or method == "POST":  # the live data never ends
+            await reply.read()
         return reply.status
