@@ -148,13 +148,10 @@ async def test_a_closed_mesh_asks_for_a_key_and_shows_hostile_text_as_text(
         await page.get_by_label("API key").fill(key)
         await page.get_by_role("button", name="Use key").click()
         await playwright.expect(page.locator(".connection")).to_contain_text("May read and chat")
-        hostile = {"id": "h", "title": HOSTILE, "messages": [{"role": "user", "content": HOSTILE},
-                   {"role": "assistant", "content": HOSTILE, "reasoning": HOSTILE, "calls": [], "error": None}]}  # fmt: skip
-        file = {
-            "name": "c.json",
-            "mimeType": "application/json",
-            "buffer": json.dumps({"conversations": [hostile]}).encode(),
-        }
+        said = {"content": HOSTILE, "reasoning": HOSTILE, "calls": [], "error": None}
+        messages = [{"role": "user", "content": HOSTILE}, {"role": "assistant", **said}]
+        hostile = {"conversations": [{"id": "h", "title": HOSTILE, "messages": messages}]}
+        file = {"name": "c.json", "mimeType": "application/json", "buffer": json.dumps(hostile).encode()}
         await page.locator("input[type=file]").set_input_files(file)
         await page.locator(".conversations .title").first.click()
         await playwright.expect(page.locator(".message.assistant > .markdown")).to_contain_text(
