@@ -33,10 +33,16 @@ export function ChatView() {
     conversation.title ||= text.slice(0, 60);
     conversation.messages.push({ role: "user", content: text });
     conversation.updated = Date.now();
+    delete conversation.draft;
     if (!saveConversation(conversation)) setNote(t("chat.full"));
     ask();
   };
   const again = () => { conversation.messages.pop(); ask(); };
+  /** Another conversation with what came before a message, and the message to be changed; the first one stays. */
+  const branch = (index) => {
+    const made = { ...newConversation(conversation.model), settings: { ...conversation.settings } };
+    show({ ...made, messages: structuredClone(conversation.messages.slice(0, index)), draft: conversation.messages[index].content });
+  };
   const change = (values) => { Object.assign(conversation, values); saveConversation(conversation); redraw(); };
 
   return html`<div class="chat ${listShown ? "list-shown" : ""}">
@@ -54,9 +60,9 @@ export function ChatView() {
           <span class="word">${t("chat.settings")}</span><span class="sign" aria-hidden="true">⚙</span></button>
       </div>
       ${settingsShown && html`<${Sampling} settings=${conversation.settings} change=${(settings) => change({ settings })} />`}
-      <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} />
+      <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} />
       <p class="note" role="alert">${note}</p>
-      <${Composer} key=${conversation.id} isRunning=${isRunning} canSend=${Boolean(conversation.model)} send=${send} stop=${() => stop(conversation.id)} />
+      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} isRunning=${isRunning} canSend=${Boolean(conversation.model)} send=${send} stop=${() => stop(conversation.id)} />
     </section>
   </div>`;
 }
@@ -110,7 +116,7 @@ function Sampling({ settings, change }) {
   </div>`;
 }
 
-function Messages({ conversation, answer, isRunning, again }) {
+function Messages({ conversation, answer, isRunning, again, edit }) {
   const place = useRef(null);
   const follows = useRef(true);
   const { messages } = conversation;
@@ -124,7 +130,8 @@ function Messages({ conversation, answer, isRunning, again }) {
   return html`<div class="messages" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-live="off" aria-label=${t("chat.messages")}>
     ${!messages.length && html`<div class="empty"><h1>${t("chat.hello")}</h1><p>${t("chat.hint")}</p></div>`}
     ${messages.map((message, index) => html`<${Message} key=${index} message=${message}
-      again=${index === last && message.role === "assistant" && !isRunning ? again : null} />`)}
+      again=${index === last && message.role === "assistant" && !isRunning ? again : null}
+      edit=${message.role === "user" && !isRunning ? () => edit(index) : null} />`)}
     ${isRunning && html`<${Message} key=${messages.length} message=${{ role: "assistant", ...(answer ?? { waiting: "sending" }) }} isRunning />`}
     <div class="hidden" role="status">${isRunning ? t("chat.answering") : messages.length ? t("chat.answered") : ""}</div>
   </div>`;

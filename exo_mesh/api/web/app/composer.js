@@ -2,8 +2,8 @@
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-export function Composer({ isRunning, canSend, send, stop }) {
-  const [text, setText] = useState("");
+export function Composer({ draft, isRunning, canSend, send, stop }) {
+  const [text, setText] = useState(draft);
   const field = useRef(null);
   useEffect(() => { if (matchMedia("(pointer: fine)").matches) field.current.focus(); }, []);
   useEffect(() => {

@@ -134,6 +134,13 @@ function take(document) {
   if (document.memory) mesh.memory = [...mesh.memory.slice(-149), [document.time, document.memory.pressure_pct]];
 }
 
+/** What the node has measured before this page came. */
+function readMemory(base) {
+  call("/memory/live").then((past) => {
+    if (base === mesh.base) mesh.memory = past.map((one) => [one.time, one.pressure_pct]);
+  }, () => {});
+}
+
 function tokensOf(document) {
   const totals = {};
   for (const peer of Object.values(document.peers ?? {})) Object.assign(totals, peer.tokens ?? {});
@@ -159,6 +166,7 @@ async function listenAt(base, signal) {
     const { type, data } = JSON.parse(event.data);
     if (type === "hello") mesh.hello = data;
     else take(type === "document" ? data : patched(mesh.document, data));
+    if (type === "document") readMemory(base);
     mesh.connected = true;
     changed();
   }

@@ -4,9 +4,10 @@ import { number, seconds } from "./format.js";
 import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-export function Message({ message, isRunning = false, again = null }) {
+export function Message({ message, isRunning = false, again = null, edit = null }) {
   if (message.role === "user") {
-    return html`<article class="message user" aria-label=${t("chat.you")}><div class="plain">${message.content}</div></article>`;
+    return html`<article class="message user" aria-label=${t("chat.you")}><div class="plain">${message.content}</div>
+      ${edit && html`<footer><button type="button" onClick=${edit}>${t("chat.edit")}</button></footer>`}</article>`;
   }
   const text = message.content ?? message.text ?? "";
   return html`<article class="message assistant" aria-label=${t("chat.model")} aria-busy=${isRunning}>
