@@ -128,6 +128,7 @@ function Messages({ conversation, answer, isRunning, again, edit }) {
   };
   const last = messages.length - 1;
   return html`<div class="messages" ref=${place} onScroll=${scrolled} tabindex="0" role="log" aria-live="off" aria-label=${t("chat.messages")}>
+    ${messages.length > 0 && html`<h1 class="hidden">${conversation.title || t("chat.untitled")}</h1>`}
     ${!messages.length && html`<div class="empty"><h1>${t("chat.hello")}</h1><p>${t("chat.hint")}</p></div>`}
     ${messages.map((message, index) => html`<${Message} key=${index} message=${message}
       again=${index === last && message.role === "assistant" && !isRunning ? again : null}

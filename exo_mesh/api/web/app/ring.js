@@ -81,18 +81,21 @@ function PeerMark({ peer, at, stages, level, isChosen, choose }) {
   const round = 2 * Math.PI * RADIUS;
   const used = peer.total_bytes ? Math.min(1, 1 - peer.usable_bytes / peer.total_bytes) : 0;
   const layers = stages.map((stage) => `${stage.layers[0]}–${stage.layers[1] - 1}`).join(", ");
-  const label = [peer.name, layers && t("ring.layers", { layers }), t("ring.free", { bytes: bytes(peer.usable_bytes) }), t(`level.${level}`)];
+  const held = layers ? t("ring.layersShort") : t("ring.idle");
+  const name = short(peer.name, 20), kind = `${peer.devices?.[0]?.engine ?? ""} · ${bytes(peer.total_bytes)}`;
+  // The words of the picture come first and in its order, so that voice control finds what it sees.
+  const label = `${layers || "–"} ${held} ${name} ${kind}, ${t("ring.free", { bytes: bytes(peer.usable_bytes) })}, ${t(`level.${level}`)}`;
   const pressed = (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(peer.id); }
   };
   return html`<g class="peer level-${level} ${stages.length ? "holds" : ""} ${isChosen ? "chosen" : ""}" transform="translate(${at.x} ${at.y})"
-      role="button" tabindex="0" aria-pressed=${isChosen} aria-label=${label.filter(Boolean).join(", ")} onClick=${() => choose(peer.id)} onKeyDown=${pressed}>
+      role="button" tabindex="0" aria-pressed=${isChosen} aria-label=${label} onClick=${() => choose(peer.id)} onKeyDown=${pressed}>
     <circle class="body" r=${RADIUS} />
     <circle class="gauge" r=${RADIUS} stroke-dasharray="${round * used} ${round}" transform="rotate(-90)" />
-    <text class="layers" y="-1">${layers || "–"}</text>
-    <text class="unit" y="14">${layers ? t("ring.layersShort") : t("ring.idle")}</text>
-    <text class="name" y=${RADIUS + 20}>${short(peer.name, 20)}</text>
-    <text class="unit" y=${RADIUS + 36}>${peer.devices?.[0]?.engine ?? ""} · ${bytes(peer.total_bytes)}</text>
+    <text class="layers" y="-1">${layers || "–"}</text>${" "}
+    <text class="unit" y="14">${held}</text>${" "}
+    <text class="name" y=${RADIUS + 20}>${name}</text>${" "}
+    <text class="unit" y=${RADIUS + 36}>${kind}</text>
     ${level !== "ok" && html`<circle class="badge" cx="28" cy="-28" r="8" />`}
   </g>`;
 }
