@@ -72,7 +72,7 @@ function Hop({ from, to, isFlowing, link }) {
   const label = link?.rtt_ms === undefined ? "" : `${number(link.rtt_ms, 1)} ms`;
   return html`<g class="hop ${isFlowing ? "flowing" : ""}">
     <path d="M${edge(from)} Q${mx} ${my} ${edge(to)}" marker-end="url(#arrow)" />
-    ${label && html`<text x=${(from.x + to.x) / 2 + (dy / length) * (bend / 2 + 16)} y=${(from.y + to.y) / 2 - (dx / length) * (bend / 2 + 13) + 4}>${label}</text>`}
+    ${label && html`<text x=${(from.x + to.x) / 2 + (dy / length) * (bend / 2 + 24)} y=${(from.y + to.y) / 2 - (dx / length) * (bend / 2 + 24) + 4}>${label}</text>`}
   </g>`;
 }
 
