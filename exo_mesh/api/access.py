@@ -8,6 +8,7 @@ balancers and monitoring ask. The address of a caller gives no rights.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -74,7 +75,8 @@ class AccessPolicy:
     keys: None if there can be none. needs_key: callers need one even if none is configured yet. local_token: "" if
     there is none. open_admin: everybody may change an open mesh. closed_paths: of the open ones, those that need a key
     on a closed mesh all the same.
-    cors_origins: web origins that may call from a browser, besides those of localhost; in lower case.
+    cors_origins: web origins that may call from a browser, besides those of localhost; in lower case. member_origins:
+    those of the live members now; the page of one member goes on at another when its own node dies.
     allowed_hosts: names of this node in Host headers, besides local ones; in lower case.
     """
 
@@ -84,6 +86,7 @@ class AccessPolicy:
     open_admin: bool = False
     closed_paths: frozenset[str] = frozenset()
     cors_origins: frozenset[str] = field(default_factory=frozenset)
+    member_origins: Callable[[], Set[str]] = frozenset
     allowed_hosts: frozenset[str] = field(default_factory=frozenset)
 
     @property
@@ -93,15 +96,16 @@ class AccessPolicy:
 
     def allows_origin(self, origin: str) -> bool:
         origin = origin.lower()
-        return "*" in self.cors_origins or origin in self.cors_origins or _is_localhost(origin)
+        if "*" in self.cors_origins or origin in self.cors_origins or _is_localhost(origin):
+            return True
+        return origin in self.member_origins()
 
     def allows_host(self, host: str) -> bool:
         """Whether a Host header is an address, a name that only this network knows, or a name that was allowed."""
         name = _hostname(f"//{host}").rstrip(".")
-        if "*" in self.allowed_hosts or name in self.allowed_hosts or _is_address(name):
+        if "*" in self.allowed_hosts or name in self.allowed_hosts or is_local_host(name):
             return True
-        from_origins = {_hostname(origin) for origin in self.cors_origins}
-        return bool(name) and ("." not in name or name.endswith(_LAN_SUFFIXES) or name in from_origins)
+        return bool(name) and name in {_hostname(origin) for origin in self.cors_origins}
 
     def describe(self) -> str:
         """Who may do what, in one line."""
@@ -245,6 +249,11 @@ def _cross_site(request: web.Request, role: Role | None, policy: AccessPolicy) -
         return None
     message = f"web pages of {origin or 'other sites'} may not call this API; --cors-origin allows an origin"
     return plain_error("cross_site_refused", message)
+
+
+def is_local_host(name: str) -> bool:
+    """Whether a host is an address, or a name that only the local network answers for."""
+    return bool(name) and (_is_address(name) or "." not in name or name.endswith(_LAN_SUFFIXES))
 
 
 def _is_localhost(origin: str) -> bool:

@@ -34,6 +34,8 @@ from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.tracing import TRACE_ID
+from exo_mesh.api.web.live_routes import LiveRoutes
+from exo_mesh.api.web.page_routes import PageRoutes
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
 from exo_mesh.telemetry.logs import current_request
@@ -63,7 +65,7 @@ def build_app(
     middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     add_routes(app, table)
-    app.on_response_prepare.append(_send_request_id)
+    app.on_response_prepare.append(_send_common_headers)
 
     async def cors(request: web.Request, response: web.StreamResponse) -> None:
         send_cors_headers(options.access, request, response)
@@ -118,6 +120,8 @@ def route_table(context: ApiContext) -> RouteTable:
         *JoinRoutes(context).table(),
         *StopRoutes(context).table(),
         *DocumentRoutes().table(),
+        *PageRoutes(context).table(),
+        *LiveRoutes(context).table(),
     ]
 
 
@@ -133,7 +137,8 @@ async def give_request_id(request: web.Request, handler: Handler) -> web.StreamR
         current_request.reset(token)
 
 
-async def _send_request_id(request: web.Request, response: web.StreamResponse) -> None:
+async def _send_common_headers(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["X-Content-Type-Options"] = "nosniff"  # what callers write into JSON never becomes a page
     if REQUEST_ID in request:
         response.headers["x-request-id"] = request[REQUEST_ID]
     if OUTPUT_BOUND in request:

@@ -34,6 +34,7 @@ class ApiOptions:
     progress_s: least time between two events of a stream of download progress. progress_comment_s: such a stream with
     nothing new gets a comment this often.
     keep_agent_lines: lines that agents put first stay there; see exo_mesh.api.core.agent_lines.
+    headless: no page for browsers. live_interval_s: time between two events of the live data.
     default_model: the model of requests that name none, "" for the only one that is there.
     defaults: what else requests may leave open.
     """
@@ -51,6 +52,8 @@ class ApiOptions:
     default_model: str = ""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     keep_agent_lines: bool = False
+    headless: bool = False
+    live_interval_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
 from exo_mesh.api.schema import InstanceBody
 from exo_mesh.api.wishes import instance_spec, preview_spec
 from exo_mesh.errors import InputError
-from exo_mesh.printable import printable
 from exo_mesh.telemetry.nameless import nameless
 
 HEALTH = ("/health", "/healthcheck")
@@ -39,7 +38,6 @@ class OpsRoutes:
         """The routes."""
         # fmt: off
         return [
-            Route("GET", ("/",), self.index, OPEN, "What this is, and all paths"),
             Route("GET", ("/version",), self.version, OPEN, "Versions of the package and of the protocol"),
             Route("GET", HEALTH, self.health, OPEN, "The health of the node, 503 unless it can serve", errors=(503,)),
             Route("GET", ("/healthz",), self.alive, OPEN, "The process lives"),
@@ -78,22 +76,6 @@ class OpsRoutes:
             ),
         ]
         # fmt: on
-
-    async def index(self, request: web.Request) -> web.Response:
-        """GET /: what this is, and the next thing to type."""
-        address = f"{request.scheme}://{printable(request.host)}"
-        routes = sorted({resource.canonical for resource in request.app.router.resources()})
-        return json_response(
-            {
-                "name": "exo-mesh",
-                "version": __version__,
-                "about": "one language model over the machines you already own; this is its OpenAI-style API",
-                "next": f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' "
-                '-d \'{"messages": [{"role": "user", "content": "Hello"}], "stream": true}\'',
-                "openai_base_url": f"{address}/v1",
-                "routes": routes,
-            }
-        )
 
     async def version(self, request: web.Request) -> web.Response:
         """GET /version"""

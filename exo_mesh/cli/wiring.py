@@ -17,6 +17,7 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.listening import bound_socket
+from exo_mesh.api.web.members import member_urls
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
@@ -81,7 +82,7 @@ class RunningNode:
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
         if self._socket is not None:
-            self._policy = self._access_policy(self._node.keys.file)
+            self._policy = self._access_policy(self._node)
             options = ApiOptions(
                 registry=self._node.metrics.registry,
                 access=self._policy,
@@ -90,6 +91,7 @@ class RunningNode:
                 default_model=settings.default_model,
                 defaults=RequestDefaults(settings.default_temp, settings.system_prompt, settings.max_generate_tokens),
                 keep_agent_lines=settings.keep_agent_lines,
+                headless=settings.headless,
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)
@@ -166,7 +168,7 @@ class RunningNode:
             return ""
         return f"{'https' if self._tls else 'http'}://{host}:{self._socket.getsockname()[1]}"
 
-    def _access_policy(self, keys: KeyFile) -> AccessPolicy:
+    def _access_policy(self, node: Node) -> AccessPolicy:
         settings = self._settings
         try:
             token = take_token(settings.home)
@@ -175,12 +177,13 @@ class RunningNode:
             self._notes.append(f"nobody has local rights: no local token in {settings.home}: {exc.strerror or exc}")
         closed = {path for name, paths in _PATHS_BY_NAME.items() if name not in settings.open_paths for path in paths}
         return AccessPolicy(
-            keys=keys,
+            keys=node.keys.file,
             needs_key=bool(settings.secret),
             local_token=token,
             open_admin=settings.open_admin,
             closed_paths=frozenset(closed),
             cors_origins=frozenset(settings.cors_origins),
+            member_origins=lambda: _member_origins(node),
             allowed_hosts=frozenset({*settings.allowed_hosts, platform.node().lower()} - {""}),
         )
 
@@ -264,6 +267,12 @@ def _api_addresses(node: Node) -> tuple[str, ...]:
     scheme, _, rest = own.api_url.partition("://")
     prefix, port = "" if scheme == "http" else f"{scheme}://", rest.rpartition(":")[2]
     return tuple(f"{prefix}{host}:{port}" for host in dict.fromkeys(one.rpartition(":")[0] for one in own.addresses))
+
+
+def _member_origins(node: Node) -> frozenset[str]:
+    """Web origins of the pages of all live members."""
+    peers = node.membership.view.peers()
+    return frozenset(url.lower() for peer in peers for url in member_urls(peer.api_url, peer.addresses, peer.name))
 
 
 def _reachable_host(node: Node) -> str:

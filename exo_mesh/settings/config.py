@@ -74,6 +74,7 @@ class Settings:
     open_paths: tuple[str, ...] = ("health", "metrics")
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    headless: bool = False
     engine: str = "auto"
     engine_options: dict[str, str] = field(default_factory=dict)
     model_engines: dict[str, str] = field(default_factory=dict)
@@ -262,6 +263,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.origin, "cors_origins", separator=","),
         Setting("allowed_hosts", "NAME", "a name by which clients call this node's API, or *; local names always work",
                 values.host_name, separator=","),
+        Setting("headless", "", "serve the API without the page for browsers; GET / is then 404",
+                values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
         Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
         Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
         Setting("model_engine", "MODEL=ENGINE", "the engine that this machine uses for one model",

@@ -20,6 +20,8 @@ TOKEN = PREFIX + "A" * 43
 
 OPEN = {
     "/",
+    "/dashboard",
+    "/page/{version}/{file}",
     "/version",
     "/docs",
     "/api/openapi.json",
@@ -36,6 +38,9 @@ READ = {
     "/v1/models/{id}",
     "/models/{id}",
     "/state",
+    "/metrics/snapshot",
+    "/metrics/stream",
+    "/dashboard/metrics",
     "/v1/topology",
     "/topology",
     "/drain",
@@ -166,5 +171,6 @@ async def status_of(api: Served, method: str, path: str, key: str) -> int:
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
     path = path.replace("{id}", "i1").replace("{node}/{model}", "peer1/m")
     async with api.http.request(method, path, headers=headers, json=chat if method == "POST" else None) as reply:
-        await reply.read()
+        if reply.content_type != "text/event-stream" or method == "POST":  # the live data never ends
+            await reply.read()
         return reply.status

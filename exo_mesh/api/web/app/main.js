@@ -1,0 +1,103 @@
+// The shell of the page: navigation, connection, key prompt, theme and language. Views are in files of their own.
+import { ChatView } from "./chat.js";
+import { KeyPrompt } from "./key_prompt.js";
+import { MeshView } from "./mesh_view.js";
+import { ModelsView } from "./models_view.js";
+import { RequestsView } from "./requests_view.js";
+import { follow, mesh, onMesh } from "./mesh.js";
+import { LANGUAGES, language, loadStrings, t } from "./strings.js";
+import { html, render, useEffect, useReducer, useState } from "./ui.js";
+
+const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView };
+const ICONS = {
+  chat: "M4 5h16v11H9l-5 4z",
+  mesh: "M12 3a3 3 0 1 1 0 6 3 3 0 0 1 0-6M5 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M19 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M10 9 7 15M14 9l3 6M8 18h8",
+  models: "M12 3l8 4-8 4-8-4zM4 12l8 4 8-4M4 17l8 4 8-4",
+  requests: "M4 19V9M10 19V5M16 19v-7M21 19H3",
+};
+const THEMES = ["auto", "light", "dark"];
+
+function applyTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+}
+
+function viewInAddress() {
+  const name = location.hash.replace("#/", "");
+  return name in VIEWS ? name : "chat";
+}
+
+function App() {
+  const [, redraw] = useReducer((count) => count + 1, 0);
+  const [view, setView] = useState(viewInAddress());
+  const [theme, setTheme] = useState(localStorage.getItem("exo.theme") ?? "auto");
+  useEffect(() => onMesh(redraw), []);
+  useEffect(() => {
+    const turn = () => setView(viewInAddress());
+    addEventListener("hashchange", turn);
+    return () => removeEventListener("hashchange", turn);
+  }, []);
+  const nextTheme = () => {
+    const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    localStorage.setItem("exo.theme", next);
+    applyTheme(next);
+    setTheme(next);
+  };
+  const choose = async (event) => {
+    localStorage.setItem("exo.language", event.target.value);
+    await loadStrings(event.target.value);
+    redraw();
+  };
+  const View = VIEWS[view];
+  return html`
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>${t("nav.skip")}</a>
+    <header class="side">
+      <div class="brand"><${Mark} /><span>exo-mesh</span></div>
+      <nav aria-label=${t("nav.label")}>
+        ${Object.keys(VIEWS).map((name) => html`
+          <a href="#/${name}" key=${name} aria-current=${name === view ? "page" : undefined}>
+            <svg viewBox="0 0 24 24" aria-hidden="true"><path d=${ICONS[name]} /></svg><span>${t(`nav.${name}`)}</span>
+          </a>`)}
+      </nav>
+      <div class="side-foot">
+        <${Connection} />
+        <div class="choices">
+          <button type="button" onClick=${nextTheme}>${t(`theme.${theme}`)}</button>
+          <select aria-label=${t("nav.language")} value=${language} onChange=${choose}>
+            ${Object.entries(LANGUAGES).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
+          </select>
+        </div>
+      </div>
+    </header>
+    <main id="main" tabindex="-1" class="view-${view}"><${View} /></main>
+    ${mesh.needsKey && html`<${KeyPrompt} />`}`;
+}
+
+function Mark() {
+  return html`<svg class="mark" viewBox="0 0 32 32" aria-hidden="true">
+    <circle cx="16" cy="16" r="10" /><circle class="dot" cx="16" cy="6" r="4" />
+    <circle class="dot" cx="7.5" cy="21" r="4" /><circle class="hot" cx="24.5" cy="21" r="4" /></svg>`;
+}
+
+/** Which node answers, how it is, and what this caller may do there. */
+function Connection() {
+  const { document: live, hello, connected, base } = mesh;
+  const peer = live?.peers?.[live.node_id];
+  const level = connected ? live?.health?.level ?? "ok" : "failed";
+  const moved = base !== location.origin;
+  return html`<div class="connection" role="status">
+    <span class="dot level-${level}" aria-hidden="true"></span>
+    <div>
+      <div>${connected ? peer?.name ?? base : t("connection.lost")}</div>
+      <small>${connected && moved ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : ""}</small>
+      ${hello && html`<small>${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
+    </div>
+  </div>`;
+}
+
+applyTheme(localStorage.getItem("exo.theme") ?? "auto");
+await loadStrings();
+const place = document.getElementById("app");
+place.textContent = "";
+render(html`<${App} />`, place);
+follow();

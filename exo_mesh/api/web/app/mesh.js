@@ -1,0 +1,194 @@
+// The connection to the mesh: which node answers, the key, calls, and the live document.
+import { readEvents } from "./sse.js";
+
+const CONNECT_MS = 5000;
+const SILENCE_MS = 8000; // the node sends an event every 2 s
+const RETRY_MS = 1000;
+
+export class ApiError extends Error {
+  constructor(status, body) {
+    super(body?.error?.message ?? `HTTP ${status}`);
+    this.status = status;
+    this.code = body?.error?.code ?? "";
+  }
+}
+
+/** The node did not answer: it is down, or this machine cannot reach it. */
+export class UnreachableError extends Error {}
+
+export const mesh = {
+  base: location.origin,
+  hello: null,
+  document: null,
+  connected: false,
+  needsKey: false,
+  rates: {}, // tokens per second of each instance, from the counters of its driver
+  memory: [], // pressure of this node's memory, the newest last
+};
+
+const listeners = new Set();
+export function onMesh(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+function changed() {
+  for (const listener of listeners) listener();
+}
+
+// the key
+
+let key = sessionStorage.getItem("exo.key") ?? "";
+let keyGiven = () => {};
+export function setKey(text) {
+  key = text.trim();
+  sessionStorage.setItem("exo.key", key);
+  mesh.needsKey = false;
+  changed();
+  keyGiven();
+}
+export function askForKey() {
+  mesh.needsKey = true;
+  changed();
+}
+export function authorization() {
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}
+
+// which node
+
+/** The addresses of all members, the one that answered last first. */
+export function bases() {
+  const peers = Object.values(mesh.document?.peers ?? {});
+  return [...new Set([mesh.base, location.origin, ...peers.map((peer) => peer.api_url).filter(Boolean)])];
+}
+
+/** Turn to the member after this one; does nothing if somebody else has turned already. */
+export function leave(base) {
+  if (mesh.base !== base) return;
+  const known = bases();
+  mesh.base = known[(known.indexOf(base) + 1) % known.length];
+  mesh.connected = false;
+  changed();
+}
+
+/** fetch at one node; UnreachableError if no head of an answer came. A signal ends the body, too. */
+export async function fetchAt(base, path, options = {}, connectMs = CONNECT_MS) {
+  const stop = new AbortController();
+  options.signal?.addEventListener("abort", () => stop.abort());
+  const timer = setTimeout(() => stop.abort(), connectMs);
+  try {
+    const headers = { ...authorization(), ...options.headers };
+    return await fetch(base + path, { ...options, headers, signal: stop.signal });
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new UnreachableError(`${base}: ${error.message}`);
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+/** JSON of one call; a node that does not answer a GET is replaced by the next. Raises ApiError. */
+export async function call(path, { method = "GET", body, timeoutMs = 60000 } = {}) {
+  const options = { method };
+  if (body !== undefined) {
+    options.body = JSON.stringify(body);
+    options.headers = { "Content-Type": "application/json" };
+  }
+  for (let tries = method === "GET" ? bases().length : 1; ; tries -= 1) {
+    const base = mesh.base;
+    try {
+      const reply = await fetchAt(base, path, options, timeoutMs);
+      const json = await reply.json().catch(() => null);
+      if (reply.ok) return json;
+      if (reply.status === 401) askForKey();
+      throw new ApiError(reply.status, json);
+    } catch (error) {
+      if (!(error instanceof UnreachableError) || tries <= 1) throw error;
+      leave(base);
+    }
+  }
+}
+
+export function mayAdmin() {
+  return mesh.hello?.caller.role === "admin";
+}
+
+// the live document
+
+/** A JSON merge patch (RFC 7396). */
+function patched(target, patch) {
+  if (patch === null || typeof patch !== "object" || Array.isArray(patch)) return patch;
+  const made = target !== null && typeof target === "object" && !Array.isArray(target) ? { ...target } : {};
+  for (const [name, value] of Object.entries(patch)) {
+    if (value === null) delete made[name];
+    else made[name] = patched(made[name], value);
+  }
+  return made;
+}
+
+function take(document) {
+  const before = mesh.document;
+  mesh.document = document;
+  const seconds = before ? document.time - before.time : 0;
+  if (seconds > 0.5 && seconds < 30) mesh.rates = ratesOf(tokensOf(before), tokensOf(document), seconds);
+  if (document.memory) mesh.memory = [...mesh.memory.slice(-149), [document.time, document.memory.pressure_pct]];
+}
+
+/** What the node has measured before this page came. */
+function readMemory(base) {
+  call("/memory/live").then((past) => {
+    if (base === mesh.base) mesh.memory = past.map((one) => [one.time, one.pressure_pct]);
+  }, () => {});
+}
+
+function tokensOf(document) {
+  const totals = {};
+  for (const peer of Object.values(document.peers ?? {})) Object.assign(totals, peer.tokens ?? {});
+  return totals;
+}
+
+function ratesOf(before, after, seconds) {
+  const rates = {};
+  for (const [name, total] of Object.entries(after)) rates[name] = Math.max(0, (total - (before[name] ?? total)) / seconds);
+  return rates;
+}
+
+async function listenAt(base, signal) {
+  const reply = await fetchAt(base, "/metrics/stream", { signal });
+  if (reply.status === 401) {
+    askForKey();
+    await new Promise((resolve) => { keyGiven = resolve; });
+    return;
+  }
+  if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => null));
+  for await (const event of readEvents(reply, SILENCE_MS)) {
+    if (!event.data) continue;
+    const { type, data } = JSON.parse(event.data);
+    if (type === "hello") mesh.hello = data;
+    else take(type === "document" ? data : patched(mesh.document, data));
+    if (type === "document") readMemory(base);
+    mesh.connected = true;
+    changed();
+  }
+}
+
+/** Follow the mesh for as long as the page is open. A hidden page asks for nothing. */
+export async function follow() {
+  for (;;) {
+    if (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+    if (document.hidden) continue;
+    const base = mesh.base;
+    const stop = new AbortController();
+    const hide = () => document.hidden && stop.abort();
+    document.addEventListener("visibilitychange", hide);
+    try {
+      await listenAt(base, stop.signal);
+    } catch (error) {
+      if (!document.hidden) leave(base);
+    } finally {
+      stop.abort();
+      document.removeEventListener("visibilitychange", hide);
+    }
+    if (!document.hidden) await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
+  }
+}

@@ -1,0 +1,56 @@
+// Requests: what waits and runs now, how the last ones ended, and the memory of this node.
+import { bytes, clock, number, percent, seconds } from "./format.js";
+import { call, mesh } from "./mesh.js";
+import { Curve, Tile } from "./parts.js";
+import { html, useEffect, useState } from "./ui.js";
+import { t } from "./strings.js";
+
+const SHOWN = 20;
+
+export function RequestsView() {
+  const live = mesh.document;
+  const recent = useRecent(live);
+  if (!live) return html`<p class="quiet page">${t("mesh.waiting")}</p>`;
+  const { queue, requests: stats, memory } = live;
+  const top = Math.max(100, ...mesh.memory.map(([, value]) => value ?? 0));
+  return html`<div class="page">
+    <div class="head"><h1>${t("nav.requests")}</h1><span class="quiet">${t("requests.scope", { name: live.peers[live.node_id]?.name ?? "" })}</span></div>
+    <dl class="tiles">
+      <${Tile} label=${t("requests.running")} value=${number(queue.in_progress)} />
+      <${Tile} label=${t("requests.waiting")} value="${number(queue.waiting)} / ${number(queue.max)}" level=${queue.waiting >= queue.max ? "degraded" : ""} />
+      <${Tile} label=${t("requests.total")} value=${number(stats.total)} />
+      <${Tile} label=${t("requests.errors")} value=${percent(stats.error_rate)} level=${stats.error_rate > 0.05 ? "failed" : ""} />
+      <${Tile} label=${t("requests.speed")} value=${number(stats.avg_tokens_per_s, 1)} />
+      <${Tile} label=${t("requests.p50")} value=${seconds(stats.latency_s?.p50)} />
+      <${Tile} label=${t("requests.p95")} value=${seconds(stats.latency_s?.p95)} />
+      <${Tile} label=${t("requests.ttft")} value=${seconds(stats.ttft_s?.p50)} />
+    </dl>
+    <section class="card"><h2>${t("requests.memory")}</h2>
+      <${Curve} points=${mesh.memory} most=${top} label=${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} />
+      <p class="quiet">${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} · ${t("ring.free", { bytes: bytes(memory?.available_bytes) })}</p></section>
+    <section class="card"><h2>${t("requests.last", { n: SHOWN })}</h2><${Table} rows=${recent} /></section>
+  </div>`;
+}
+
+/** The last requests, asked again when the sums have changed. */
+function useRecent(live) {
+  const [rows, setRows] = useState([]);
+  const total = live?.requests?.total ?? 0;
+  useEffect(() => {
+    let wanted = true;
+    call(`/requests/recent?n=${SHOWN}`).then(({ requests }) => wanted && setRows(requests), () => {});
+    return () => { wanted = false; };
+  }, [total, mesh.base]);
+  return rows;
+}
+
+function Table({ rows }) {
+  if (!rows.length) return html`<p class="quiet">${t("requests.none")}</p>`;
+  return html`<div class="scroll" tabindex="0"><table>
+    <thead><tr><th>${t("requests.ended")}</th><th>${t("chat.model")}</th><th>${t("requests.outcome")}</th><th class="n">${t("requests.tokens")}</th>
+      <th class="n">${t("requests.first")}</th><th class="n">${t("requests.took")}</th><th class="n">${t("requests.speed")}</th></tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${row.request_id}><td>${clock(row.ended_at)}</td><td>${row.model}</td>
+      <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)} + ${number(row.output_tokens)}</td>
+      <td class="n">${seconds(row.ttft_s)}</td><td class="n">${seconds(row.duration_s)}</td><td class="n">${number(row.tokens_per_s, 1)}</td></tr>`)}</tbody>
+  </table></div>`;
+}

@@ -1,0 +1,82 @@
+"""The static files of the page. Their paths carry a hash of all of them, so that browsers may keep them for ever."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+FOLDER: Final = Path(__file__).parent
+PREFIX: Final = "/page"
+_BASE_MARK: Final = "{{base}}"
+"""Where index.html has the path of the other files."""
+
+_TYPES: Final = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".json": "application/json",
+    ".mjs": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
+_COMPRESSED: Final = frozenset({".woff2"})
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file as it is sent. gzipped: whether body is compressed with gzip."""
+
+    body: bytes
+    content_type: str
+    gzipped: bool
+
+
+class PageAssets:
+    """The files below a folder, by their path in it. Each is read when it is first asked for, and kept."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Paths of the files that are served; everything else in the folder, such as Python, is not."""
+        return frozenset(name for name in self._listed() if PurePosixPath(name).suffix in _TYPES)
+
+    @cached_property
+    def version(self) -> str:
+        """A hash of the names and contents of all files."""
+        digest = hashlib.sha256()
+        for name in sorted(self.names):
+            content = (self._folder / name).read_bytes()
+            digest.update(f"{len(name)} {name} {len(content)} ".encode() + content)
+        return digest.hexdigest()[:16]
+
+    @property
+    def base(self) -> str:
+        """The path of all files but index.html."""
+        return f"{PREFIX}/{self.version}"
+
+    @cached_property
+    def index(self) -> str:
+        """The document that loads all others."""
+        return (self._folder / "index.html").read_text("utf-8").replace(_BASE_MARK, self.base)
+
+    def asset(self, name: str) -> Asset | None:
+        """None if there is no such file; a path is looked up, never opened, so it cannot leave the folder."""
+        return _read(self._folder / name) if name in self.names else None
+
+    def _listed(self) -> Iterator[str]:
+        return (path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file())
+
+
+@cache
+def _read(path: Path) -> Asset:
+    body = path.read_bytes()
+    if path.suffix in _COMPRESSED:
+        return Asset(body, _TYPES[path.suffix], gzipped=False)
+    return Asset(gzip.compress(body, 9, mtime=0), _TYPES[path.suffix], gzipped=True)

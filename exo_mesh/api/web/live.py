@@ -1,0 +1,86 @@
+"""What the page shows of a mesh, as one document, and the changes of it. A page gets the document once, then only what
+has changed: JSON merge patches (RFC 7396)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exo_mesh.api.sse import data_frame
+from exo_mesh.node.service import MeshObservation
+
+_PEER = ("id", "name", "version", "api_url", "addresses", "devices", "models", "partial_models", "fetches")
+_TELEMETRY = ("usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens")
+
+
+def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
+    """Everything that changes, with peers, instances, links and downloads by key, so that patches are small."""
+    state = observation.state()
+    view, telemetry = state.get("view", {}), state.get("telemetry", {})
+    return {
+        "time": round(now, 3),
+        "node_id": state.get("node_id", ""),
+        "peers": {peer["id"]: _peer(peer, telemetry.get(peer["id"], {})) for peer in view.get("peers", ())},
+        "instances": {one["id"]: one for one in view.get("instances", ())},
+        "links": {f"{link['from']} {link['to']}": link for link in state.get("links", ())},
+        "downloads": {f"{one['peer']} {one['model']}": one for one in view.get("downloads", ())},
+        "stages_here": state.get("stages_here", {}),
+        "health": state.get("health", {}),
+        "queue": observation.queue(),
+        "requests": observation.request_stats(),
+        "memory": observation.memory(whole_mesh=False),
+    }
+
+
+def _peer(peer: Mapping[str, Any], reading: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {name: peer.get(name) for name in _PEER}
+    return {**shown, **{name: reading.get(name) for name in _TELEMETRY}}
+
+
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes new of old; {} if nothing has changed. A key whose value is None counts as absent."""
+    patch: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
+    for name, value in new.items():
+        before = old.get(name)
+        if value == before:
+            continue
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        patch[name] = merge_patch(before, value) if both else value  # type: ignore[arg-type]
+    return patch
+
+
+class LiveFeed:
+    """The document of a node, computed at most once per interval for all pages together, and only when one asks.
+
+    It has no task of its own: the first page that looks after an interval makes the next patch, and the others get the
+    same bytes.
+    """
+
+    def __init__(self, make: Callable[[], dict[str, Any]], interval_s: float, clock: Callable[[], float]) -> None:
+        self._make = make
+        self._clock = clock
+        self._interval_s = interval_s
+        self._made_at = float("-inf")
+        self._document: dict[str, Any] = {}
+        self._patch = b""
+        self.number = 0
+
+    def refresh(self) -> None:
+        """Compute the document again if it is older than the interval, or nearly."""
+        now = self._clock()
+        if now - self._made_at < 0.75 * self._interval_s:
+            return
+        before, self._document = self._document, self._make()
+        self._made_at = now
+        self.number += 1
+        patch = merge_patch(before, self._document)
+        self._patch = data_frame({"type": "patch", "number": self.number, "data": patch})
+
+    def frame(self, seen: int) -> bytes:
+        """The event for a page that has had the document with this number: a patch, or the document if the page is
+        further behind; nothing if it is up to date."""
+        if seen == self.number:
+            return b""
+        if seen == self.number - 1 and seen > 0:
+            return self._patch
+        return data_frame({"type": "document", "number": self.number, "data": self._document})

@@ -1,0 +1,80 @@
+"""The handlers of the live data of the page."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+from exo_mesh import __version__
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.routes import USE, Route, RouteTable
+from exo_mesh.api.sse import EventStream, data_frame
+from exo_mesh.api.web.live import LiveFeed, live_document
+from exo_mesh.clock import monotonic
+from exo_mesh.errors import OverloadError
+
+MAX_LISTENERS = 64
+"""Streams at once. Each costs a write every 2 s; the document is computed once for all of them."""
+
+
+class LiveRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
+        interval_s = context.options.live_interval_s
+        self._feed = LiveFeed(lambda: live_document(context.service.observation, context.now()), interval_s, monotonic)
+        self._listeners = 0
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route("GET", ("/metrics/snapshot",), self.snapshot, USE, "Peers, instances, health, queue, memory at once"),
+            Route(
+                "GET", ("/metrics/stream", "/dashboard/metrics"), self.stream, USE,
+                "The same as server-sent events: first all of it, then what changes", errors=(429,), events=True,
+            ),
+        ]
+        # fmt: on
+
+    async def snapshot(self, request: web.Request) -> web.Response:
+        """GET /metrics/snapshot"""
+        document = live_document(self._context.service.observation, self._context.now())
+        return json_response({**self._hello(request), **document})
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """GET /metrics/stream: `hello`, `document`, then a `patch` every 2 s, until the client goes."""
+        if request.method == "HEAD":
+            return web.Response(content_type="text/event-stream")
+        if self._listeners >= MAX_LISTENERS:
+            raise OverloadError(f"{MAX_LISTENERS} clients read the live data of this node already; close a page")
+        options = self._context.options
+        self._listeners += 1
+        try:
+            stream = EventStream(request, options.stall_limit_s, self._context.watchdog)
+            await stream.start()
+            await stream.send(data_frame({"type": "hello", "data": self._hello(request)}))
+            seen = 0
+            while True:
+                self._feed.refresh()
+                if frame := self._feed.frame(seen):
+                    await stream.send(frame)
+                    seen = self._feed.number
+                await asyncio.sleep(options.live_interval_s)
+        finally:
+            self._listeners -= 1
+
+    def _hello(self, request: web.Request) -> dict[str, Any]:
+        """What does not change: the version, and what this caller may do."""
+        caller = request[CALLER]
+        return {
+            "version": __version__,
+            "interval_s": self._context.options.live_interval_s,
+            "caller": {"role": str(caller.role), "key": caller.key_id, "may_download": caller.may_download},
+            "mesh_is_open": self._context.options.access.is_open,
+        }

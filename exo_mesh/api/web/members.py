@@ -1,0 +1,32 @@
+"""The addresses of a peer's HTTP API, as browsers name it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import urlsplit
+
+from exo_mesh.api.access import is_local_host
+
+_HOST = re.compile(r"[a-z0-9.-]{1,253}|\[[0-9a-f:.]{2,45}\]")
+"""Names and addresses that may stand in a header. Peers write their own records: nothing else is let through."""
+
+
+def member_urls(api_url: str, addresses: Iterable[str], name: str) -> Iterator[str]:
+    """Web origins of a peer's API: the announced URL, then its other addresses (host:port) and its name.
+
+    Only addresses, and names that no public name server answers for: a peer called example.com must not make the pages
+    of that site welcome.
+    """
+    try:
+        announced = urlsplit(api_url)
+        scheme, port = announced.scheme, announced.port
+    except ValueError:
+        return
+    if scheme not in ("http", "https") or not port:
+        return
+    hosts = [announced.netloc.rpartition(":")[0], *(address.rpartition(":")[0] for address in addresses)]
+    hosts += [name, f"{name}.local"]
+    for host in dict.fromkeys(host.lower() for host in hosts):
+        if _HOST.fullmatch(host) and is_local_host(host.strip("[]")):
+            yield f"{scheme}://{host}:{port}"
