@@ -148,8 +148,9 @@ class Instances:
 
     def progress(self, model: str) -> tuple[str, int, int]:
         """(phase, done, total) of the placement of a model that this node has under way, see OnProgress; of one that
-        another peer has under way, what the view has of its downloads."""
-        return self._progress.get(model) or self._fetching_elsewhere(model) or ("loading", 0, 0)
+        another peer has under way, what the view has of its downloads. "placing": no plan has been agreed on yet."""
+        under_way = "loading" if self.of_model(model, InstanceState.LOADING) else "placing"
+        return self._progress.get(model) or self._fetching_elsewhere(model) or (under_way, 0, 0)
 
     def _fetching_elsewhere(self, model: str) -> tuple[str, int, int] | None:
         members = {peer_id for one in self.of_model(model, InstanceState.LOADING) for peer_id in one.plan.member_ids}

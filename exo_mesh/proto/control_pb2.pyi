@@ -787,18 +787,20 @@ class FollowStreamRequest(_message.Message):
     def __init__(self, viewer: _Optional[_Union[StreamViewer, _Mapping]] = ..., id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class FollowReply(_message.Message):
-    __slots__ = ("prompt", "events", "phase", "done", "total")
+    __slots__ = ("prompt", "events", "phase", "done", "total", "wait_s")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedCompositeFieldContainer[_driver_pb2.PromptLogprob]
     events: _containers.RepeatedCompositeFieldContainer[_driver_pb2.TokenEvent]
     phase: str
     done: int
     total: int
-    def __init__(self, prompt: _Optional[_Iterable[_Union[_driver_pb2.PromptLogprob, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_driver_pb2.TokenEvent, _Mapping]]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, prompt: _Optional[_Iterable[_Union[_driver_pb2.PromptLogprob, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_driver_pb2.TokenEvent, _Mapping]]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class DeleteCardRequest(_message.Message):
     __slots__ = ("model",)

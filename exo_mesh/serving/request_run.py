@@ -181,7 +181,7 @@ class RequestRun:
             return [Progress("recovering")]
         self._redial.heard()
         if isinstance(event, Queued):
-            return [Progress("queued", event.place)]
+            return [Progress("queued", event.place, event.length, event.wait_s)]
         if isinstance(event, Prefilled):
             return [Progress("prefill", event.num_tokens, self._prefill_total)]
         if isinstance(event, PromptLogprobs):

@@ -164,10 +164,10 @@ def ids(events: Sequence[RequestEvent]) -> list[int | None]:
 
 
 async def test_an_answer_without_trouble() -> None:
-    rings = ScriptedRings([[Queued(2), Prefilled(3), tokens(0, 2), tokens(2, end=True)]])
+    rings = ScriptedRings([[Queued(2, 4, 1.5), Prefilled(3), tokens(0, 2), tokens(2, end=True)]])
     states, events, error = await follow(begin(rings)[0])
     assert (states, error) == ([RunState.REPLAYING, RunState.PLACING, RunState.ON_RING, RunState.ENDED], None)
-    assert events[:2] == [Progress("queued", 2), Progress("prefill", 3, 3)]
+    assert events[:2] == [Progress("queued", 2, 4, 1.5), Progress("prefill", 3, 3)]
     assert ids(events) == [100, 101, 102]
     assert rings.calls[0].closed
 
