@@ -34,7 +34,7 @@ from exo_mesh.hosting.stage_state import goes_on, is_well, start_message, why_un
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Runner
 from exo_mesh.machine.disk import Disk
-from exo_mesh.machine.memory import MemoryReader, usable_bytes
+from exo_mesh.machine.memory import MemoryReader, capacity_bytes, usable_bytes
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
@@ -162,6 +162,10 @@ class StageHost:
         return usable_bytes(
             self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
         )
+
+    def capacity_bytes(self) -> int:
+        """What models could take if nothing else ran here."""
+        return capacity_bytes(self._read_memory(), self._settings.max_memory_bytes)
 
     def stages(self) -> dict[tuple[str, Ballot], bool]:
         """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports, or

@@ -74,6 +74,13 @@ def usable_bytes(reading: MemoryReading, max_memory_bytes: int | None, reserved_
     return max(0, usable)
 
 
+def capacity_bytes(reading: MemoryReading, max_memory_bytes: int | None) -> int:
+    """What models could take if nothing else ran on the machine."""
+    left_free = headroom(reading.total_bytes) if reading.headroom_bytes is None else reading.headroom_bytes
+    most = [reading.total_bytes - left_free, max_memory_bytes, reading.ceiling_bytes]
+    return max(0, min(one for one in most if one is not None))
+
+
 def _read_cgroups(root: Path = _CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[int, int]]:
     """(limit, usage) of every control group that this process is in and that has a limit.
 
