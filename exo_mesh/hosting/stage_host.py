@@ -35,6 +35,7 @@ from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Runner
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.memory import MemoryReader, capacity_bytes, usable_bytes
+from exo_mesh.machine.pressure import Needs
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
@@ -208,9 +209,21 @@ class StageHost:
         runner = self._runners.get(instance_id)
         return runner.beat if runner is not None else None
 
-    async def press(self, level: int) -> None:
-        """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer."""
-        await asyncio.gather(*(runner.press(level) for runner in list(self._runners.values())))
+    def needs(self) -> Needs:
+        """What the stages here still take of the memory that is counted as available."""
+        loading = [lease for lease in self.leases if not lease.ready]
+        weights = sum(min(lease.pending_bytes, lease.weights_bytes) for lease in loading)
+        return Needs(weights, self._reservations.pending_bytes)
+
+    async def press(self, level: int, free_bytes: int) -> None:
+        """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer; and what
+        its KV may still take: of free_bytes as much as it may come to need of what all may."""
+        pending = self._reservations.pending_bytes
+        told = []
+        for instance_id, runner in list(self._runners.items()):
+            own = self._started[instance_id].pending_bytes
+            told.append(runner.press(level, free_bytes * own // pending if pending else free_bytes))
+        await asyncio.gather(*told)
 
     def beats(self) -> list[StageBeat]:
         """The last heartbeat of every stage that runs here."""

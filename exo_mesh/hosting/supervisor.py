@@ -164,10 +164,12 @@ class Runner:
         self._start.tls.CopyFrom(tls)  # in case the process has not been told to start yet
         await self._tell(runner_pb2.ToRunner(tls=tls))
 
-    async def press(self, level: int) -> None:
-        """Tell the stage how short of memory the machine is; one that is gone need not know."""
+    async def press(self, level: int, free_bytes: int) -> None:
+        """Tell the stage how short of memory the machine is, and what its KV may still take; one that is gone need not
+        know."""
+        pressure = runner_pb2.Pressure(level=level, free_bytes=free_bytes)
         with contextlib.suppress(StageLostError):
-            await self._tell(runner_pb2.ToRunner(pressure=runner_pb2.Pressure(level=level)))
+            await self._tell(runner_pb2.ToRunner(pressure=pressure))
 
     async def _tell(self, message: runner_pb2.ToRunner) -> None:
         if self._writer is None or self._gone.is_set():

@@ -77,10 +77,12 @@ class ChangePlan(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., keep_kv_from: _Optional[int] = ...) -> None: ...
 
 class Pressure(_message.Message):
-    __slots__ = ("level",)
+    __slots__ = ("level", "free_bytes")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     level: int
-    def __init__(self, level: _Optional[int] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, level: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class ToRunner(_message.Message):
     __slots__ = ("start", "link", "stop", "tls", "pressure", "change", "ranks", "prepare")

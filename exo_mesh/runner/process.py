@@ -108,7 +108,8 @@ async def _serve(
         elif command.HasField("tls") and credentials is not None:
             credentials.replace(tls_from_proto(command.tls))
         elif command.HasField("pressure"):
-            worker.pressure = command.pressure.level
+            free = command.pressure.free_bytes if command.pressure.HasField("free_bytes") else None
+            worker.press(command.pressure.level, free)
 
     files = RankFiles()
     pulse = Pulse(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)

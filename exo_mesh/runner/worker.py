@@ -170,7 +170,7 @@ class Worker:
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
     `progress` rises with each item done, and during a load; `clock` tells of the frame that is being computed: by these
-    the node sees from outside whether the engine gets on. `pressure` is set by the node: see StageReport.
+    the node sees from outside whether the engine gets on.
     """
 
     def __init__(
@@ -189,7 +189,8 @@ class Worker:
         self._hand_out: Send | None = None
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self.progress = 0
-        self.pressure = 0
+        self._pressure = 0
+        self._free_bytes: int | None = None
         self.busy_s = self.load_s = 0.0
         self.clock = FrameClock()
         self._computing_since = 0.0
@@ -398,6 +399,10 @@ class Worker:
         """Let the engine's thread compute a frame; what comes of it comes into the inbox."""
         self._thread.submit(partial(self._compute_apart, frame, since))
 
+    def press(self, level: int, free_bytes: int | None) -> None:
+        """How short of memory the machine is, see StageReport, and what KV here may still take. From any thread."""
+        self._pressure, self._free_bytes = level, free_bytes
+
     def _compute_apart(self, frame: Frame, since: float) -> None:
         item: Item
         try:
@@ -415,7 +420,7 @@ class Worker:
         compute_s = self.clock.end()
         self._computing_since = 0.0
         self.busy_s += compute_s
-        report = StageReport(compute_s, start - since, self.pressure, self._budget.computed(frame))
+        report = StageReport(compute_s, start - since, self._pressure, self._budget.computed(frame, self._free_bytes))
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
         )

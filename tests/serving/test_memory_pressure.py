@@ -19,7 +19,7 @@ from tests.support.peers import Peer, await_all
 from tests.support.processes import eventually
 
 TOKENS = 1200
-SHORT = "16GiB 1GiB"
+SHORT = "16GiB 0.4GiB"
 
 
 @dataclass
@@ -104,8 +104,8 @@ async def refusal(http: aiohttp.ClientSession, peer: Peer) -> tuple[int, str, st
 
 @pytest.mark.extended
 async def test_a_machine_that_warns_serves_one_after_the_other(ring: Ring) -> None:
-    """Five percent before it is critical nobody new comes beside those that run; nobody is refused either."""
-    ring.say(0, "16GiB 5.3GiB")  # 67 % in use, critical at 70
+    """Before it is critical nobody new comes beside those that run; nobody is refused either."""
+    ring.say(0, "16GiB 0.7GiB")  # critical below 0.5 GiB
     await until(lambda: ring.peers[0].api.get("/memory")["level"] == "warn")
     async with aiohttp.ClientSession() as http:
         readers = [Reader(), Reader()]
