@@ -45,7 +45,9 @@ class Floors:
     def of(total_bytes: int, threshold: float | None = None) -> Floors:
         """threshold: the share in use that is critical, where somebody has set it."""
         if threshold is not None:
-            return Floors(int((1 - threshold) * total_bytes), int((1 - threshold + WARN_BELOW) * total_bytes))
+            return Floors(
+                total_bytes - int(threshold * total_bytes), total_bytes - int((threshold - WARN_BELOW) * total_bytes)
+            )
         left_free = headroom(total_bytes)
         return Floors(left_free // 2, left_free * 3 // 4)
 

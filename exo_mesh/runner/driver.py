@@ -17,6 +17,7 @@ from exo_mesh.errors import (
     CancelledRequestError,
     InputError,
     KeyReusedError,
+    MemoryPressureError,
     MeshError,
     OverloadError,
     SupersededError,
@@ -238,7 +239,9 @@ class Driver:
         if lap_s is not None and self._num_traced:
             self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
-            self._scheduler.pressure = max(report.pressure for report in frame.reports)
+            levels = [report.pressure for report in frame.reports]
+            self._scheduler.pressure = max(levels)
+            self._scheduler.pressed_stage = levels.index(self._scheduler.pressure)
             self._scheduler.room = min(report.kv_tokens for report in frame.reports)
         for fault in frame.faults:
             self._take_fault(fault)
@@ -344,7 +347,8 @@ class Driver:
         """The refusal of one more request. Half of the queue will have moved on when the client tries again."""
         place = max(1, self._scheduler.num_waiting // 2)
         wait_s = self._turns.wait_s(place, time.perf_counter())
-        return OverloadError(self._scheduler.why_refused, retry_after_s=max(1.0, wait_s or 0.0))
+        kind = MemoryPressureError if self._scheduler.is_short_of_memory else OverloadError
+        return kind(self._scheduler.why_refused, retry_after_s=max(1.0, wait_s or 0.0))
 
     def _start(self, work: Work) -> None:
         self._last_step += 1

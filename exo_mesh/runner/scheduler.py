@@ -150,6 +150,8 @@ class Scheduler:
     """Stages from this one on hold what `Sequence.held` says."""
     pressure: int = 0
     """The worst of all stages' machines, as the last frame said: see StageReport."""
+    pressed_stage: int = 0
+    """The stage whose machine that is."""
     room: int = 2**31
     """Positions that the stage with the least memory can hold, as the last frame said."""
     max_logit_rows: int = 16
@@ -195,18 +197,19 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> bool:
         """Queue a sequence; False if `why_refused` says so, which one that resumes does not care about."""
-        if self._short_of_memory and not sequence.resumed:
+        if self.is_short_of_memory and not sequence.resumed:
             return False
         return self._queue.push(sequence)
 
     @property
     def why_refused(self) -> str:
-        if self._short_of_memory:
-            return "a machine of this ring is short of memory, and requests are waiting already"
+        if self.is_short_of_memory:
+            return f"the machine of stage {self.pressed_stage} is short of memory, and requests are waiting already"
         return f"{self.limits.max_waiting} requests are waiting already"
 
     @property
-    def _short_of_memory(self) -> bool:
+    def is_short_of_memory(self) -> bool:
+        """Whether new requests are refused because a machine is short of memory."""
         return self.pressure >= 2 and len(self._queue) > 0
 
     def remove(self, sequence_id: int) -> bool:
