@@ -18,8 +18,9 @@ FULL = -int(0.9 * 2**30)
 
 
 @pytest.fixture
-async def pressed(tmp_path: Path) -> AsyncIterator[tuple[list[Node], list[Machine]]]:
+async def pressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[list[Node], list[Machine]]]:
     """Two nodes, and their machines; the model runs at the first."""
+    monkeypatch.setattr("exo_mesh.instances.custody.SHORT_IDLE_S", 0.2)
     machines = [Machine(8 * GB), Machine(8 * GB)]
     nodes: list[Node] = []
     try:
@@ -36,7 +37,7 @@ async def pressed(tmp_path: Path) -> AsyncIterator[tuple[list[Node], list[Machin
 
 async def one_running_and_one_waiting(node: Node) -> list[asyncio.Task[list[int]]]:
     """On a ring that is short of memory: so it refuses the next one."""
-    asked = [asyncio.create_task(tokens(node, a_request(f"long{n}", max_tokens=400))) for n in range(2)]
+    asked = [asyncio.create_task(tokens(node, a_request(f"long{n}", max_tokens=250))) for n in range(2)]
     await until(lambda: sum(stage.beat.running for stage in node._hosting.host.beats()) == 1)
     await until(lambda: sum(stage.beat.queued for stage in node._hosting.host.beats()) == 1)
     return asked
@@ -44,9 +45,8 @@ async def one_running_and_one_waiting(node: Node) -> list[asyncio.Task[list[int]
 
 @pytest.mark.extended
 async def test_a_ring_on_a_peer_that_is_short_of_memory_is_placed_again_where_there_is_room(
-    pressed: tuple[list[Node], list[Machine]], monkeypatch: pytest.MonkeyPatch
+    pressed: tuple[list[Node], list[Machine]],
 ) -> None:
-    monkeypatch.setattr("exo_mesh.instances.custody.SHORT_IDLE_S", 0.2)
     nodes, machines = pressed
     await nodes[0].create_instance(InstanceSpec(MODEL))
     machines[0].usable_bytes = FULL
@@ -55,7 +55,8 @@ async def test_a_ring_on_a_peer_that_is_short_of_memory_is_placed_again_where_th
     assert len(answers[0]) == 12 and answers[0] == answers[1], "at either entry peer"
     rings = {one["id"]: [stage["peer"] for stage in one["stages"]] for one in instances(nodes[1])}
     assert rings == {f"{MODEL}-1": [nodes[0].node_id], f"{MODEL}-2": [nodes[1].node_id]}
-    assert [len(text) for text in await asyncio.gather(*asked)] == [400, 400], "what was accepted is served"
+    assert [len(text) for text in await asyncio.gather(*asked)] == [250, 250], "what was accepted is served"
+    await until(lambda: [one["id"] for one in instances(nodes[1])] == [f"{MODEL}-2"])
 
 
 @pytest.mark.extended
