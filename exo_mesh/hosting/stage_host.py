@@ -251,7 +251,7 @@ class StageHost:
             if (fence := self._fence_of(plan.instance_id)) != NO_BALLOT:
                 self._reservations.promise(plan.instance_id, fence)
             before = self._reservations.held(plan.instance_id)
-            answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
+            answer = self._reservations.reserve(plan, index, self._usable_for(plan, index), self._clock())
             if before is not None and self._reservations.held(plan.instance_id) is not before:
                 kept = self._to_go_on(plan, index)
                 if kept is None:
@@ -261,6 +261,11 @@ class StageHost:
         if not answer.granted:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
         return replace(answer, collective=collective)
+
+    def _usable_for(self, plan: Plan, index: int) -> int:
+        """What a new reservation of this stage could get: less than others where one of its model was too large."""
+        most = self._keep.guard.most_bytes(plan, index)
+        return self.usable_bytes() if most is None else min(most, self.usable_bytes())
 
     async def _collective(self, plan: Plan, index: int) -> str:
         stage = plan.stages[index]
