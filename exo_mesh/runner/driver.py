@@ -243,6 +243,9 @@ class Driver:
             self._scheduler.pressure = max(levels)
             self._scheduler.pressed_stage = levels.index(self._scheduler.pressure)
             self._scheduler.room = min(report.kv_tokens for report in frame.reports)
+            if (lone := self._scheduler.lone_at_critical(now)) is not None:
+                text = f"the machine of stage {self._scheduler.pressed_stage} has no memory left for this request"
+                self._end(lone.id, MemoryPressureError(text))
         for fault in frame.faults:
             self._take_fault(fault)
         self._shared.came_round(frame.step)

@@ -115,10 +115,12 @@ class RequestRun:
         except _TimeUpError:
             return [self._end_for_time()]
         except MemoryPressureError as exc:
-            if self.state is not RunState.ON_RING or self._refused is not None:
+            if self.state is RunState.ON_RING and self._refused is None:
+                await self._look_elsewhere(exc)
+                return []
+            if not self._entry.emitted:
                 raise
-            await self._look_elsewhere(exc)
-            return []
+            return [self._end_for_memory(exc)]
         except StageLostError as exc:
             self._raise_if_deleted()
             if self.state not in (RunState.ON_RING, RunState.REDIALLING):
@@ -253,12 +255,13 @@ class RequestRun:
         self._go(RunState.ON_RING)
 
     async def _look_elsewhere(self, refusal: MemoryPressureError) -> None:
-        """A ring refuses the request because a machine of it is short of memory: others may have room, and the request
-        is as new to them as it was to this one."""
+        """A ring refuses the request, or ends it, because a machine of it is short of memory: others may have room. A
+        request that has no token yet is as new to them as it was to this one."""
         assert self._instance is not None
         self._refused = self._instance, refusal
         await self._let_go()
-        self._num_calls = 0
+        if not self._entry.emitted:
+            self._num_calls = 0
         self._go(RunState.PLACING)
 
     async def _leave_ring(self, state: RunState, trouble: StageLostError) -> None:
@@ -318,6 +321,15 @@ class RequestRun:
                 f"instance {self._instance.plan.instance_id} of {self._entry.model} was deleted while it served this "
                 "request; send the request again to place the model again"
             )
+
+    def _end_for_memory(self, error: MemoryPressureError) -> TokenEvent:
+        """The end of a request for which no machine has memory any more: what it has is its answer."""
+        self._entry.is_pressure_abort = True
+        _log.warning(
+            "request %s ends with %d tokens: %s", self._entry.request.request_id, len(self._entry.emitted), error
+        )
+        self._go(RunState.ENDED)
+        return TokenEvent(self._entry.next_index, None, finish=FinishReason.LENGTH)
 
     def _end_for_time(self) -> TokenEvent:
         """The end of a request that has reached total_s: what it has is its answer. Raises DeadlineError if that is

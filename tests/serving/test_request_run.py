@@ -213,6 +213,24 @@ async def test_a_ring_that_is_short_of_memory_sends_a_new_request_to_another_one
     assert [one.resumed for one in rings.asked] == [False, False], "it queues there as any other"
 
 
+async def test_an_answer_that_loses_its_memory_goes_on_where_there_is_room() -> None:
+    rings = ScriptedRings([[tokens(0, 2), MemoryPressureError("full")], [tokens(2, end=True)]])
+    _, events, error = await follow(begin(rings)[0])
+    assert error is None and ids(events) == [100, 101, 102] and rings.refused is not None
+    assert rings.asked[1].resumed and rings.asked[1].resume_ids == (100, 101), "it was accepted, and is not again"
+
+
+async def test_an_answer_without_memory_anywhere_ends_with_what_it_has() -> None:
+    rings = ScriptedRings([[tokens(0, 2), MemoryPressureError("full")], [MemoryPressureError("full, too")]])
+    run, entry = begin(rings)
+    states, events, error = await follow(run)
+    assert error is None and ids(events) == [100, 101, None] and states[-1] is RunState.ENDED
+    assert isinstance(events[-1], TokenEvent) and events[-1].finish is FinishReason.LENGTH
+    journal = Journal()
+    journal.close(entry, "length", 1.0)
+    assert journal.history.recent(1)[0].describe()["status"] == "pressure_abort"
+
+
 async def test_a_request_that_two_rings_refuse_for_memory_ends_with_that() -> None:
     rings = ScriptedRings([[MemoryPressureError("one")], [MemoryPressureError("two")]])
     _, _, error = await follow(begin(rings)[0])
