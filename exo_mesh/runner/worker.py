@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from exo_mesh.domain.frame import Frame, StageReport
+from exo_mesh.domain.frame import Frame, MemoryStanding, StageReport
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.domain.tensor_group import RankWiring
@@ -191,6 +191,8 @@ class Worker:
         self.progress = 0
         self._pressure = 0
         self._free_bytes: int | None = None
+        self.standing_of_others: Callable[[], MemoryStanding] = MemoryStanding
+        """Of the other ranks, at the leader of a tensor group."""
         self.busy_s = self.load_s = 0.0
         self.clock = FrameClock()
         self._computing_since = 0.0
@@ -403,6 +405,12 @@ class Worker:
         """How short of memory the machine is, see StageReport, and what KV here may still take. From any thread."""
         self._pressure, self._free_bytes = level, free_bytes
 
+    @property
+    def standing(self) -> MemoryStanding:
+        """Of this process's own memory. From any thread."""
+        budget = self._budget
+        return MemoryStanding(self._pressure) if budget is None else MemoryStanding(self._pressure, budget.tokens)
+
     def _compute_apart(self, frame: Frame, since: float) -> None:
         item: Item
         try:
@@ -420,7 +428,8 @@ class Worker:
         compute_s = self.clock.end()
         self._computing_since = 0.0
         self.busy_s += compute_s
-        report = StageReport(compute_s, start - since, self._pressure, self._budget.computed(frame, self._free_bytes))
+        self._budget.computed(frame, self._free_bytes)
+        report = StageReport(compute_s, start - since, *self.standing.worse(self.standing_of_others()))
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
         )

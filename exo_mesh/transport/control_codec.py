@@ -267,6 +267,7 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         keys_digest=reading.keys_digest,
         fetch_room_bytes=reading.fetch_room_bytes,
         capacity_bytes=reading.capacity_bytes,
+        headroom_bytes=reading.headroom_bytes,
     )
 
 
@@ -285,6 +286,7 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         message.keys_digest,
         message.fetch_room_bytes,
         message.capacity_bytes,
+        message.headroom_bytes if message.HasField("headroom_bytes") else None,
     )
 
 
