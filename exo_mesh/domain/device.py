@@ -156,8 +156,9 @@ class Telemetry:
     engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
     driver runs there; outstanding: requests that wait or run there. reasons: what the peer says is wrong with it.
     keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
-    now. capacity_bytes: what models could take if nothing else ran there; 0 of a peer of an older version. headroom_bytes:
-    what could be taken of its memory before that is critical, after what is being loaded; None of an older version.
+    now. capacity_bytes: what models could take if nothing else ran there; 0 of a peer of an older version.
+    headroom_bytes: what could be taken of its memory before that is critical, after what is being loaded; None of a
+    peer of an older version.
     """
 
     peer_id: str

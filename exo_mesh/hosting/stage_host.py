@@ -213,7 +213,7 @@ class StageHost:
         """What the stages here still take of the memory that is counted as available."""
         loading = [lease for lease in self.leases if not lease.ready]
         weights = sum(min(lease.pending_bytes, lease.weights_bytes) for lease in loading)
-        return Needs(weights, self._reservations.pending_bytes)
+        return Needs(weights, self._reservations.pending_bytes, len(self._runners))
 
     async def press(self, level: int, free_bytes: int) -> None:
         """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer; and what

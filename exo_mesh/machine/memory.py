@@ -24,7 +24,8 @@ class MemoryReading:
     """Bytes that the device (the machine, the container, or a GPU) has, and that a new process could get of them.
 
     ceiling_bytes: what models may take all together, where that is less than all. headroom_bytes: what is left free;
-    None for the rule above. why: where the figures come from, for people.
+    None for the rule above. why: where the figures come from, for people. wired_bytes: what cannot be moved, where the
+    system says that.
     """
 
     total_bytes: int
@@ -32,6 +33,7 @@ class MemoryReading:
     ceiling_bytes: int | None = None
     headroom_bytes: int | None = None
     why: str = ""
+    wired_bytes: int | None = None
 
 
 MemoryReader = Callable[[], MemoryReading]

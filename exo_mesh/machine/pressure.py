@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, headroom
+from exo_mesh.machine.wired_leak import WiredLeak
 
 POLL_S = 1.5
 KEPT = 60
@@ -61,19 +62,21 @@ class Floors:
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What the stages of this machine still need. loading_bytes: weights to come. pending_bytes: these, and KV up to
-    what their plans have reserved."""
+    what their plans have reserved. num_runners: that live."""
 
     loading_bytes: int = 0
     pending_bytes: int = 0
+    num_runners: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One reading. time: Unix seconds. used_share: of the total, in use by anybody."""
+    """One reading. time: Unix seconds. used_share: of the total, in use by anybody. wired_bytes: see MemoryReading."""
 
     time: float
     total_bytes: int
     available_bytes: int
+    wired_bytes: int | None = None
 
     @property
     def used_share(self) -> float:
@@ -111,6 +114,7 @@ class MemoryMonitor:
         self._now = now
         self._kept: deque[Snapshot] = deque(maxlen=KEPT)
         self._is_tight = False
+        self._leak = WiredLeak()
         self.level = PressureLevel.OK
         self._take(self._snapshot(read()))
 
@@ -168,12 +172,18 @@ class MemoryMonitor:
             "loading_bytes": needs.loading_bytes,
             "pending_bytes": needs.pending_bytes,
             "headroom_bytes": self.headroom_bytes,
+            **({} if self.last.wired_bytes is None else {"wired_bytes": self.last.wired_bytes}),
         }
 
     @property
     def headroom_bytes(self) -> int:
         """What could still be taken before it is critical, after what is being loaded."""
         return self.last.available_bytes - self._needs().loading_bytes - self.floors.critical_bytes
+
+    @property
+    def leaked_bytes(self) -> int:
+        """Memory that is wired though no runner lives here; 0 if there is none."""
+        return self._leak.num_bytes
 
     @property
     def loading_bytes(self) -> int:
@@ -185,12 +195,13 @@ class MemoryMonitor:
         return self.last.total_bytes - self.last.available_bytes
 
     def _snapshot(self, reading: MemoryReading) -> Snapshot:
-        return Snapshot(self._now(), reading.total_bytes, reading.available_bytes)
+        return Snapshot(self._now(), reading.total_bytes, reading.available_bytes, reading.wired_bytes)
 
     def _take(self, snapshot: Snapshot) -> None:
         self._kept.append(snapshot)
         needs, floors = self._needs(), self.floors
         self._is_tight = self.free_bytes < needs.pending_bytes
+        self._leak.note(snapshot.wired_bytes, snapshot.total_bytes, needs.num_runners, snapshot.time)
         level = floors.level(snapshot.available_bytes, needs.loading_bytes)
         if level is not self.level:
             was, self.level = self.level, level

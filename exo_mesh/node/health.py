@@ -77,6 +77,7 @@ class Health:
         now = self._clock()
         if now - self._kept[0] > FRESH_S:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
+            found.append(self._leaked())
             found.append(self._copied())
             found += [self._alone(now), self._versions(), *self._slow_links(), *self._ended()]
             found += self._downloads()
@@ -121,6 +122,17 @@ class Health:
             f"{gigabytes(monitor.floors.critical_bytes)} must stay free for the system, and "
             f"{gigabytes(needs_bytes)} of weights are still to be loaded: {effect}",
             "end other programs on it, or lower --max-memory and place the model again",
+        )
+
+    def _leaked(self) -> Reason | None:
+        if not (num_bytes := self._monitor.leaked_bytes):
+            return None
+        return Reason(
+            "leaked_wired",
+            HealthLevel.DEGRADED,
+            f"{gigabytes(num_bytes)} of memory are wired, though no model runs here: a runner that got stuck in the driver "
+            "of the GPU may have left them, unless another program uses the GPU",
+            "restart this Mac: only that frees them",
         )
 
     def _skew(self) -> Reason | None:

@@ -42,6 +42,7 @@ class World:
     guarded: list[Reason] = field(default_factory=list)
     disk: Reason | None = None
     memory: PressureLevel = PressureLevel.OK
+    leaked: int = 0
     instances: list[InstanceInfo] = field(default_factory=list)
     now: float = 0.0
     ended: dict[str, str] = field(default_factory=dict)
@@ -57,7 +58,9 @@ class World:
         )  # fmt: skip
         last = Snapshot(0.0, 24 * 10**9, 300_000_000)
         floors = Floors.of(last.total_bytes)
-        monitor: Any = SimpleNamespace(level=self.memory, last=last, floors=floors, loading_bytes=0)
+        monitor: Any = SimpleNamespace(
+            level=self.memory, last=last, floors=floors, loading_bytes=0, leaked_bytes=self.leaked
+        )
         settings = Settings(**{"home": Path("/h"), "name": "me", **self.settings})
         disk: Any = SimpleNamespace(problem=lambda: self.disk)
         guard: Any = SimpleNamespace(reasons=lambda: self.guarded)
@@ -91,6 +94,7 @@ def test_a_node_with_nothing_wrong_says_so() -> None:
     [
         (World(memory=PressureLevel.WARN), "memory_pressure", "degraded", "300 MB of 24.00 GB memory are free"),
         (World(memory=PressureLevel.CRITICAL), "memory_pressure", "degraded", "refused or go to other peers"),
+        (World(leaked=7 * 10**9), "leaked_wired", "degraded", "7.00 GB of memory are wired"),
         (World(peers=[a_peer("o", offset_s=-9.0)]), "clock_skew", "ok", "-9 s off"),
         (World(peers=[a_peer("o", offset_s=9.0)], settings={"secret": "x"}), "clock_skew", "degraded", "certificates"),
         (World(peers=[a_peer("o", version="0.2.0")]), "version_mix", "degraded", "o 0.2.0"),
