@@ -438,7 +438,7 @@ class StageHost:
         if fault := wiring_fault(lease.stage.group, rank, wiring):
             raise InputError(f"the wiring for {lease.stage.shard} is not that of its rank here: {fault}")
         model_dir = await asyncio.to_thread(self._models.find, plan.model)
-        start = start_message(lease, model_dir, self._settings, self._credentials, wiring)
+        start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
         card = await asyncio.to_thread(self._models.card, plan.model)
         held = sharded(card, len(lease.stage.peers))
         lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)

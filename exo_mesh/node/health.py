@@ -130,8 +130,8 @@ class Health:
         return Reason(
             "leaked_wired",
             HealthLevel.DEGRADED,
-            f"{gigabytes(num_bytes)} of memory are wired, though no model runs here: a runner that got stuck in the driver "
-            "of the GPU may have left them, unless another program uses the GPU",
+            f"{gigabytes(num_bytes)} of memory are wired, though no model runs here: a runner that got stuck in "
+            "the driver of the GPU may have left them, unless another program uses the GPU",
             "restart this Mac: only that frees them",
         )
 

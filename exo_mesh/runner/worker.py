@@ -14,7 +14,7 @@ from exo_mesh.domain.frame import Frame, MemoryStanding, StageReport
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine
+from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, MachineMemory, StageEngine
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.runner.driver import Driver
@@ -119,7 +119,8 @@ SLOW_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class StageSetup:
-    """What a worker needs to know of the plan it is a part of. rank: set in a tensor group."""
+    """What a worker needs to know of the plan it is a part of. rank: set in a tensor group. memory: of
+    the machine, just before the load."""
 
     plan: Plan
     index: int
@@ -127,6 +128,7 @@ class StageSetup:
     options: dict[str, str]
     max_queued: int
     rank: RankWiring | None = None
+    memory: MachineMemory | None = None
 
     @property
     def num_stages(self) -> int:
@@ -228,7 +230,13 @@ class Worker:
         if setup.is_last and not setup.follows:
             grammars.prepare()
         request = LoadRequest(
-            stage.shard, setup.model_dir, plan.context_limit, setup.options, plan.activation_dtype, setup.rank
+            stage.shard,
+            setup.model_dir,
+            plan.context_limit,
+            setup.options,
+            plan.activation_dtype,
+            setup.rank,
+            setup.memory,
         )
         engine.load(request, counted)
         if isinstance(engine, GroupMember) and setup.rank is not None:
