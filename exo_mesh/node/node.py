@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
@@ -156,7 +156,8 @@ class Node:
             incarnation=self._identity.incarnation,
             name=self.settings.name,
             version=__version__,
-            protocol=PROTOCOL_VERSION,
+            protocol=OLDEST_PROTOCOL,
+            newest_protocol=PROTOCOL_VERSION,
             namespace=self.settings.namespace,
             addresses=(),
         )
