@@ -133,6 +133,8 @@ def test_a_rolling_restart_loses_no_answer_of_clients_that_retry_with_their_key(
         check_all(mesh, [], since, visible=False)
     assert clients.troubles["node_stopping"], "nobody was cut, so nobody had to try again"
     test = "test_rolling_restart.py::test_a_rolling_restart_loses_no_answer_of_clients_that_retry_with_their_key"
-    note = f"{len(clients.answers)} answers of {STREAMS} clients ({way}), tried again after {dict(clients.troubles)}"
+    asked = "directly" if way == "directly" else "through nginx"
+    what = f"three peers stopped at once, one by one; clients ask {asked}"
+    note = f"{len(clients.answers)} answers of {STREAMS} clients, tried again after {dict(clients.troubles)}"
     longest_s = max(answer.seconds for answer in clients.answers)
-    keep(Row("rolling restart", "three peers stopped at once, one by one", test, None, longest_s, None, 0, note))
+    keep(Row("rolling restart", what, test, None, longest_s, None, 0, note))

@@ -88,7 +88,7 @@ def test_no_request_fails_while_three_nodes_are_upgraded(old: str, tmp_path: Pat
     longest_s = max(answer.seconds for answer in clients.answers)
     note = f"from protocol {before}: {len(clients.answers)} answers of {STREAMS} clients, {dict(clients.troubles)}"
     test = "test_rolling_upgrade.py::test_no_request_fails_while_three_nodes_are_upgraded"
-    keep(Row("rolling upgrade", f"three nodes upgraded one by one from {old}", test, None, longest_s, None, 0, note))
+    keep(Row("F25", f"three nodes upgraded one by one from {old}", test, None, longest_s, None, 0, note))
 
 
 def mixed_ring(mesh: FaultMesh, at: Node) -> dict[str, object]:
