@@ -122,7 +122,7 @@ def test_a_rolling_restart_loses_no_answer_of_clients_that_retry_with_their_key(
         mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S / 2)
         mesh.place(mesh.nodes)
         since = time.time()
-        clients = KeyedClients(urls, STREAMS, seed=2)
+        clients = KeyedClients(lambda: urls, STREAMS, seed=2)
         clients.await_answers(STREAMS)
         for node in mesh.nodes:
             wait_until(lambda node=node: node.metric("exo_mesh_requests_running"), 60, "there is something to cut")

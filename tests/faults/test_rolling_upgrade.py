@@ -71,7 +71,7 @@ def test_no_request_fails_while_three_nodes_are_upgraded(old: str, tmp_path: Pat
         mesh.place(mesh.nodes)
         before = {node.api.get("/version")["protocol"] for node in mesh.nodes}
         since = time.time()
-        clients = KeyedClients([node.url for node in mesh.nodes], STREAMS, seed=1)
+        clients = KeyedClients(lambda: [node.url for node in mesh.nodes], STREAMS, seed=1)
         clients.await_answers(STREAMS)
         for number, node in enumerate(mesh.nodes, 1):
             upgrade(mesh, node)

@@ -10,15 +10,18 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from tools.faults.mesh import MODEL
-from tools.faults.stream import SILENCE_S, Question, counting
+from tools.faults.stream import Question, counting
 
 PATIENCE_S = 90.0
 """How long a client tries for one answer."""
+
+CLIENT_SILENCE_S = 10.0
+"""The API says something every 2 s. A peer that is silent for so long is taken for dead, whatever it is."""
 
 PAUSE_S = 0.1
 """Between two tries."""
@@ -49,14 +52,14 @@ class KeyedClients:
     """`count` threads; each asks again as soon as it has its answer, until `stop`. Every other one goes on after what
     it has (Last-Event-ID), the others ask for all of it again.
 
-    urls: where to ask, a random one each time: the peers themselves, or one proxy before them.
+    urls: answers where to ask now, a random one each time: at the peers themselves, or at one proxy before them.
     """
 
-    def __init__(self, urls: Sequence[str], count: int, seed: int) -> None:
+    def __init__(self, urls: Callable[[], Sequence[str]], count: int, seed: int) -> None:
         self.answers: list[KeyedAnswer] = []
         self.failure = ""
         """The first answer that was not had, or was wrong."""
-        self._urls = list(urls)
+        self._urls = urls
         self._stopping = threading.Event()
         self._changed = threading.Condition()
         self._threads = [
@@ -105,11 +108,12 @@ class KeyedClients:
     def _ask(self, answer: KeyedAnswer, rng: random.Random, continues: bool) -> str:
         """Try until the answer is whole; the last trouble if it never is."""
         give_up_at = time.monotonic() + PATIENCE_S
-        while trouble := _try(rng.choice(self._urls), answer, continues):
+        pause = threading.Event()
+        while trouble := _try(rng.choice(self._urls()), answer, continues):
             if trouble not in WORTH_ANOTHER_TRY or time.monotonic() > give_up_at:
                 return trouble
             answer.troubles.append(trouble)
-            self._stopping.wait(PAUSE_S) if not self._stopping.is_set() else time.sleep(PAUSE_S)
+            pause.wait(PAUSE_S)
         return ""
 
 
@@ -122,7 +126,7 @@ def _try(url: str, answer: KeyedAnswer, continues: bool) -> str:
     else:
         answer.text = answer.last_event = ""
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=SILENCE_S)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=CLIENT_SILENCE_S)
     try:
         connection.connect()
     except OSError:
@@ -147,14 +151,16 @@ def _refusal(reply: http.client.HTTPResponse, answer: KeyedAnswer) -> str:
 
 
 def _read(reply: http.client.HTTPResponse, answer: KeyedAnswer) -> str:
+    coming = ""
     for line in reply:
         if line.startswith(b"id: "):
-            answer.last_event = line[4:].decode().strip()
+            coming = line[4:].decode().strip()
         elif line.startswith(b"data: {"):
             event = json.loads(line[6:])
             if "error" in event:
                 answer.message = str(event["error"]["message"])
                 return str(event["error"]["code"])
+            answer.last_event = coming
             for choice in event["choices"]:
                 answer.text += choice["delta"].get("content") or ""
                 answer.finish = choice["finish_reason"] or answer.finish
