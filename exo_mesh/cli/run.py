@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.chat import ChatAnswer, ask
+from exo_mesh.cli.chat.answer import ChatAnswer, ask
 from exo_mesh.cli.models.waiting import WaitingScreen
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
