@@ -197,8 +197,11 @@ class OpenAIRoutes:
         )
 
     def _key_scope(self, request: web.Request) -> str:
-        """The API key that an Idempotency-Key is valid with. The local token of this node means nothing at the next peer,
-        so on an open mesh its holder asks like a caller without a key, and the answer can go on there."""
+        """The API key that an Idempotency-Key is valid with.
+
+        Other peers do not know the local token of this node. So on an open mesh its holder asks like a caller without a
+        key, and the answer can go on at another peer.
+        """
         caller = request[CALLER]
         return "" if caller == LOCAL and self._context.options.access.is_open else caller.key_id
 

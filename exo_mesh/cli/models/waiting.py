@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from exo_mesh.cli.models.bars import Bars
 from exo_mesh.cli.models.facts import UNFINISHED
-from exo_mesh.client.api_client import ApiClient
+from exo_mesh.client.members import Members
 from exo_mesh.errors import MeshError
 
 _POLL_S = 0.5
@@ -22,11 +22,11 @@ class WaitingScreen:
     """Shows on standard error what a request waits for, until `end`. A thread of its own asks the node: while a model
     is looked up at the hub, the request itself says nothing yet."""
 
-    def __init__(self, client: ApiClient, model: str) -> None:
-        self._client = client
+    def __init__(self, members: Members, model: str) -> None:
+        self._members = members
         self._model = model
         self._bars = Bars(sys.stderr, keeps=False)
-        self._phase = ""
+        self._phase = "waiting for the model"
         self._fetching: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -47,7 +47,8 @@ class WaitingScreen:
 
     def comment(self, text: str) -> None:
         """Take a comment of the request's stream."""
-        self._phase = "" if text.partition(" ")[0] in _QUIET else text
+        if text.partition(" ")[0] not in _QUIET:
+            self._phase = text
 
     def end(self) -> None:
         """The first token is there: clear the screen. May be called again."""
@@ -58,7 +59,7 @@ class WaitingScreen:
     def _watch(self) -> None:
         while not self._ended.wait(_POLL_S):
             try:
-                downloads = self._client.get("/v1/download/progress", _DEADLINE_S)["data"]
+                downloads = self._members.client.get("/v1/download/progress", _DEADLINE_S)["data"]
             except MeshError:
                 continue  # the request itself will say what is wrong
             with self._lock:
