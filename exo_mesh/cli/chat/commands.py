@@ -102,9 +102,7 @@ class Commands:
 
     def _help(self, _: str) -> str:
         rows = [(command.usage, command.help) for command in self.table.values()]
-        rows += [
-            ('"""', "begin a message of several lines, and end it; pasted lines stay together")
-        ]
+        rows += [('"""', "begin a message of several lines, and end it; pasted lines stay together")]
         rows += [("Ctrl-C", "stop the answer"), ("Ctrl-D", "leave")]
         width = max(len(usage) for usage, _ in rows)
         return "\n".join(f"  {usage:{width}}  {text}" for usage, text in rows)

@@ -59,6 +59,8 @@ class LineReader:
             if number == 0:
                 line = readline.get_line_buffer()[: readline.get_endidx()]
                 found[:] = [text for text in complete(line, word) if text.startswith(word)][:MAX_COMPLETIONS]
+                if len(found) == 1:
+                    found[0] += " "
             return found[number] if number < len(found) else None
 
         readline.set_completer(completer)
