@@ -20,16 +20,16 @@ from typing import Any
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.chat.answer import ChatAnswer
 from exo_mesh.cli.chat.commands import ChatState, Commands
-from exo_mesh.cli.chat.conversation import Conversation, SavedChats, system_message
+from exo_mesh.cli.chat.conversation import Dialogue, SavedChats, system_message
 from exo_mesh.cli.chat.following import follow
-from exo_mesh.cli.chat.history import History
+from exo_mesh.cli.chat.history import QuestionHistory
 from exo_mesh.cli.chat.lines import LineReader
 from exo_mesh.cli.chat.loop import Chat, answer_sink, report
 from exo_mesh.cli.chat.sinks import SilentSink
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient, NoNodeError
-from exo_mesh.client.members import Members
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError, UnknownModelError
 from exo_mesh.settings.config import SETTINGS, Settings, load_settings
 from exo_mesh.weights.store import model_dir_of
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--json needs a prompt", param="prompt")
     args.model = model_name(args.model)
     with _node(args) as client:
-        members = Members(client)
+        members = MeshNodes(client)
         if prompt is not None:
             return _answer_once(members, args, prompt)
         return _converse(members, args, _home_of(args))
@@ -91,7 +91,7 @@ def model_name(text: str) -> str:
     return str(path)
 
 
-def _answer_once(members: Members, args: argparse.Namespace, prompt: str) -> int:
+def _answer_once(members: MeshNodes, args: argparse.Namespace, prompt: str) -> int:
     messages = [*system_message(args.system), {"role": "user", "content": prompt}]
     parameters = _parameters(args)
     is_loaded = members.learn_whether_loaded(args.model)
@@ -105,11 +105,11 @@ def _answer_once(members: Members, args: argparse.Namespace, prompt: str) -> int
     return exit_codes.OK
 
 
-def _converse(members: Members, args: argparse.Namespace, home: Path) -> int:
-    conversation = Conversation(args.model, args.system or "", _parameters(args))
+def _converse(members: MeshNodes, args: argparse.Namespace, home: Path) -> int:
+    conversation = Dialogue(args.model, args.system or "", _parameters(args))
     state = ChatState(conversation, markdown=not args.plain, history=not args.no_history)
     commands = Commands(state, members, SavedChats(home))
-    lines = LineReader(History(home), commands.complete)
+    lines = LineReader(QuestionHistory(home), commands.complete)
     lines.keeps_history = state.history
     Chat(state, members, commands, lines).run()
     return exit_codes.OK

@@ -28,7 +28,7 @@ class Terminal:
         kept = {name: value for name, value in environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
         self.process = subprocess.Popen(
             argv, stdin=inside, stdout=inside, stderr=inside, env={"TERM": "xterm-256color", **kept, **_only(environ)},
-            start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            start_new_session=True, preexec_fn=_take_terminal,  # noqa: PLW1509  (one system call, no lock)
         )  # fmt: skip
         os.close(inside)
         self._at = 0
@@ -76,6 +76,11 @@ class Terminal:
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)
+
+
+def _take_terminal() -> None:
+    """Ctrl-C goes to the session whose terminal this is."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from exo_mesh.cli.chat.conversation import Conversation, SavedChats
+from exo_mesh.cli.chat.conversation import Dialogue, SavedChats
 from exo_mesh.cli.chat.knobs import DEFAULT, KNOBS, OTHER_NAMES, read_knob, shown_knobs
 from exo_mesh.cli.models.facts import context_text, model_path, quantisation, size_text
-from exo_mesh.client.members import Members
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.printable import escaped, printable
 from exo_mesh.settings.config import did_you_mean
@@ -35,7 +35,7 @@ _WORDS = {
 class ChatState:
     """A conversation and how it is shown."""
 
-    conversation: Conversation
+    conversation: Dialogue
     markdown: bool = True
     verbose: bool = True
     history: bool = True
@@ -58,7 +58,7 @@ class LeaveChat(Exception):
 class Commands:
     """Runs slash commands on the state of a chat."""
 
-    def __init__(self, state: ChatState, members: Members, saved: SavedChats) -> None:
+    def __init__(self, state: ChatState, members: MeshNodes, saved: SavedChats) -> None:
         self._state = state
         self._members = members
         self._saved = saved

@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 @dataclass
-class Conversation:
+class Dialogue:
     """messages: of the user and the assistant in turns, without the system message."""
 
     model: str
@@ -54,7 +54,7 @@ class SavedChats:
             return sorted(path.stem for path in self._folder.glob("*.json") if _NAME.fullmatch(path.stem))
         return []
 
-    def save(self, name: str, conversation: Conversation) -> Path:
+    def save(self, name: str, conversation: Dialogue) -> Path:
         """Write it whole or not at all; a conversation of that name is replaced. Raises InputError."""
         import msgspec
 
@@ -74,7 +74,7 @@ class SavedChats:
             raise InputError(f"{path} cannot be written: {exc.strerror}") from exc
         return path
 
-    def load(self, name: str) -> Conversation:
+    def load(self, name: str) -> Dialogue:
         """Raises InputError if there is none of that name, or its file cannot be read."""
         import msgspec
 
@@ -86,7 +86,7 @@ class SavedChats:
             version = fields.pop("version", None) if isinstance(fields, dict) else None
             if len(text) > MAX_FILE_BYTES or version != _VERSION:
                 raise InputError(f"{path} is no conversation that this version can read")
-            return msgspec.convert(fields, Conversation)
+            return msgspec.convert(fields, Dialogue)
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none yet"
             raise InputError(f"no conversation is saved as {name}; saved: {known}") from None

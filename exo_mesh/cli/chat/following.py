@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from exo_mesh.cli.chat.answer import PATH, AnswerSoFar, ChatAnswer, body_of
 from exo_mesh.client.api_client import STREAM_SILENCE_S, ApiClient, NoNodeError
-from exo_mesh.client.members import Members
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import (
     DeadlineError,
     MeshError,
@@ -52,7 +52,7 @@ class AnswerSink(Protocol):
 
 
 def follow(
-    members: Members,
+    members: MeshNodes,
     model: str,
     messages: Sequence[Mapping[str, str]],
     parameters: Mapping[str, Any],

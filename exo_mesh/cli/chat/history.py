@@ -16,7 +16,7 @@ MAX_ENTRY_CHARS = 16_384
 """A longer question, such as a pasted file, is not kept."""
 
 
-class History:
+class QuestionHistory:
     """One JSON string per line, the newest last. Several chats may write at once.
 
     A file that cannot be read or written is as good as none: a chat works without it.

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from exo_mesh.cli.chat.history import History
+from exo_mesh.cli.chat.history import QuestionHistory
 
 PROMPT, MORE = ">>> ", "... "
 QUOTES = '"""'
@@ -20,7 +20,7 @@ Complete = Callable[[str, str], Iterable[str]]
 class LineReader:
     """Reads one message at a time. readline is only used where both ends are terminals; a pipe is read as it is."""
 
-    def __init__(self, history: History, complete: Complete) -> None:
+    def __init__(self, history: QuestionHistory, complete: Complete) -> None:
         self._history = history
         self.keeps_history = True
         self._readline = _readline() if sys.stdin.isatty() and sys.stdout.isatty() else None

@@ -10,14 +10,14 @@ from exo_mesh.cli.chat.commands import ChatState, Commands, LeaveChat
 from exo_mesh.cli.chat.following import follow
 from exo_mesh.cli.chat.lines import LineReader
 from exo_mesh.cli.chat.sinks import PlainSink, TerminalSink
-from exo_mesh.client.members import Members
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import MeshError
 
 
 class Chat:
     """Owns the turns of one conversation."""
 
-    def __init__(self, state: ChatState, members: Members, commands: Commands, lines: LineReader) -> None:
+    def __init__(self, state: ChatState, members: MeshNodes, commands: Commands, lines: LineReader) -> None:
         self._state = state
         self._members = members
         self._commands = commands
@@ -75,7 +75,7 @@ class Chat:
         return answer_sink(self._members, model, kept, markdown=self._state.markdown, stream=sys.stdout)
 
 
-def answer_sink(members: Members, model: str, kept: list[str], *, markdown: bool, stream: TextIO) -> PlainSink:
+def answer_sink(members: MeshNodes, model: str, kept: list[str], *, markdown: bool, stream: TextIO) -> PlainSink:
     """Where to show an answer. kept: gets the pieces of its text."""
     is_terminal = stream.isatty()
     if markdown and is_terminal:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from exo_mesh.cli.models.waiting import WaitingScreen
-from exo_mesh.client.members import Members
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import TransportError
 from exo_mesh.printable import escaped
 
@@ -46,7 +46,7 @@ class SilentSink:
 class PlainSink(SilentSink):
     """The text of the answer as it is, without its thoughts; what is waited for on standard error."""
 
-    def __init__(self, members: Members, model: str, kept: list[str], *, is_terminal: bool) -> None:
+    def __init__(self, members: MeshNodes, model: str, kept: list[str], *, is_terminal: bool) -> None:
         """kept: gets the pieces of the text. is_terminal: control characters are shown, not obeyed."""
         self._kept = kept
         self._waiting = WaitingScreen(members, model)
@@ -87,7 +87,7 @@ class PlainSink(SilentSink):
 class TerminalSink(PlainSink):
     """Markdown, with the thoughts of the model dimmed above it."""
 
-    def __init__(self, members: Members, model: str, kept: list[str]) -> None:
+    def __init__(self, members: MeshNodes, model: str, kept: list[str]) -> None:
         from rich.console import Console
 
         from exo_mesh.cli.chat.markdown import MarkdownWriter

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from exo_mesh.cli.models.bars import Bars
 from exo_mesh.cli.models.facts import UNFINISHED
-from exo_mesh.client.members import Members
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import MeshError
 
 _POLL_S = 0.5
@@ -22,7 +22,7 @@ class WaitingScreen:
     """Shows on standard error what a request waits for, until `end`. A thread of its own asks the node: while a model
     is looked up at the hub, the request itself says nothing yet."""
 
-    def __init__(self, members: Members, model: str) -> None:
+    def __init__(self, members: MeshNodes, model: str) -> None:
         self._members = members
         self._model = model
         self._bars = Bars(sys.stderr, keeps=False)

@@ -13,7 +13,7 @@ MAX_MEMBERS = 64
 LEARN_DEADLINE_S = 2.0
 
 
-class Members:
+class MeshNodes:
     """Knows which node is asked now, and whom to ask next. Several threads may use it."""
 
     def __init__(self, first: ApiClient) -> None:
@@ -53,7 +53,7 @@ class Members:
         """Take the addresses of live peers.
 
         Any machine can join an open mesh, so the key of EXO_MESH_API_KEY is shown there only to the node that the user
-        named. Members of a closed mesh have its secret, and its keys hold at each of them.
+        named. MeshNodes of a closed mesh have its secret, and its keys hold at each of them.
         """
         found: dict[str, tuple[str, ApiClient]] = {}
         for peer in list(peers)[:MAX_MEMBERS]:
