@@ -90,7 +90,7 @@ class SavedChats:
         except FileNotFoundError:
             known = ", ".join(self.names()) or "none yet"
             raise InputError(f"no conversation is saved as {name}; saved: {known}") from None
-        except (OSError, msgspec.MsgspecError) as exc:
+        except (OSError, msgspec.MsgspecError, RecursionError) as exc:
             raise InputError(f"{path} cannot be read: {exc}") from exc
 
     def _path(self, name: str) -> Path:

@@ -28,7 +28,7 @@ from exo_mesh.errors import (
 SILENCE_S = 15.0
 """A node sends a comment every 2 s while an answer waits; this much silence of a loaded model means that it is gone."""
 PATIENCE_S = 90.0
-"""Give up after this long without progress."""
+"""Give up when nothing new has come for this long after a failure."""
 PAUSE_S = 0.7
 """Between two rounds over all members."""
 
@@ -86,7 +86,8 @@ class _Following:
         self._headers = {"Idempotency-Key": str(uuid.uuid4())}
         self._silence_s = SILENCE_S if is_loaded else STREAM_SILENCE_S
         self._shown = AnswerSoFar()
-        self._began = self._progress_at = time.monotonic()
+        self._began = time.monotonic()
+        self._failing_since: float | None = None
         self._first: float | None = None
         self._num_attempts = 0
 
@@ -94,7 +95,9 @@ class _Following:
         """One try at one node."""
         self._num_attempts += 1
         made = AnswerSoFar()
-        for event in client.stream(PATH, self._body, self._comment, headers=self._headers, silence_s=self._silence_s):
+        for event in client.stream(
+            PATH, self._body, self._sink.waiting, headers=self._headers, silence_s=self._silence_s
+        ):
             self._silence_s = SILENCE_S
             made.add(event)
             self._show(made)
@@ -102,7 +105,9 @@ class _Following:
 
     def may_go_on(self, error: MeshError, num_members: int) -> bool:
         """Whether another attempt makes sense."""
-        if time.monotonic() - self._progress_at > PATIENCE_S:
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since > PATIENCE_S:
             return False
         if isinstance(error, NoNodeError) and num_members == 1:
             return False
@@ -116,24 +121,21 @@ class _Following:
         if self._num_attempts % num_members == 0:
             time.sleep(PAUSE_S)
 
-    def _comment(self, text: str) -> None:
-        self._progress_at = time.monotonic()
-        self._sink.waiting(text)
-
     def _show(self, made: AnswerSoFar) -> None:
         """Show what of `made` was not shown yet."""
         if not (made.text or made.reasoning):
             return
         self._first = self._first or time.monotonic()
-        self._progress_at = time.monotonic()
         shown = self._shown
         if not (_agree(made.text, shown.text) and _agree(made.reasoning, shown.reasoning)):
             self._sink.restarted()
             shown.text = shown.reasoning = ""
         if piece := made.reasoning[len(shown.reasoning) :]:
+            self._failing_since = None
             shown.reasoning += piece
             self._sink.reasoning(piece)
         if piece := made.text[len(shown.text) :]:
+            self._failing_since = None
             shown.text += piece
             self._sink.text(piece)
 

@@ -57,6 +57,6 @@ class QuestionHistory:
 def _entry(line: bytes) -> str:
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     return entry if isinstance(entry, str) else ""

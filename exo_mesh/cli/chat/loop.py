@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TextIO
 
@@ -77,10 +78,9 @@ class Chat:
 
 def answer_sink(members: MeshNodes, model: str, kept: list[str], *, markdown: bool, stream: TextIO) -> PlainSink:
     """Where to show an answer. kept: gets the pieces of its text."""
-    is_terminal = stream.isatty()
-    if markdown and is_terminal:
+    if markdown and stream.isatty() and os.environ.get("TERM") != "dumb":
         return TerminalSink(members, model, kept)
-    return PlainSink(members, model, kept, is_terminal=is_terminal)
+    return PlainSink(members, model, kept, is_terminal=stream.isatty())
 
 
 def report(answer: ChatAnswer, *, verbose: bool) -> None:
@@ -88,5 +88,5 @@ def report(answer: ChatAnswer, *, verbose: bool) -> None:
     if answer.finish_reason == "length":
         print("exo-mesh: the answer was cut at the most tokens allowed", file=sys.stderr)
     if verbose:
-        dim, normal = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-        print(f"{dim}{answer.timing()}{normal}", file=sys.stderr)
+        has_styles = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        print(f"\x1b[2m{answer.timing()}\x1b[0m" if has_styles else answer.timing(), file=sys.stderr)

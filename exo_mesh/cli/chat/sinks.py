@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from exo_mesh.cli.models.waiting import WaitingScreen
 from exo_mesh.client.mesh_nodes import MeshNodes
-from exo_mesh.errors import TransportError
+from exo_mesh.errors import MeshError
 from exo_mesh.printable import escaped
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PlainSink(SilentSink):
 
     def restarted(self) -> None:
         """What a pipe has got cannot be taken back."""
-        raise TransportError("the answer was computed again and differs from what was printed; ask once more")
+        raise MeshError("the answer was computed again and differs from what was printed; ask once more")
 
     def close(self) -> None:
         """Ends the line."""

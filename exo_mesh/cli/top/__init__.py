@@ -80,8 +80,8 @@ def _watch(members: MeshNodes) -> None:
     from exo_mesh.cli.top.screen import Look, drawn
     from exo_mesh.cli.top.sections import sections
 
-    members.client.get("/healthz")  # no node at the start is an error, one that dies later is not
     feed, look, console = LiveDataFeed(members), Look(), Console(highlight=False)
+    feed.take(members.client, _snapshot(members.client), "connecting")  # no node now is an error; later one may die
     before = signal.signal(signal.SIGTERM, _interrupt)
     shown = feed.data.copy()
     feed.start()

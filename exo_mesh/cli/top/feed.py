@@ -66,7 +66,7 @@ class LiveDataFeed:
                     return
                 if event.get("type") in ("document", "patch"):
                     document = patched(document if event["type"] == "patch" else {}, event["data"])
-                    self._take(client, document, "live")
+                    self.take(client, document, "live")
         except MeshError as exc:
             if exc.code not in ("overloaded", "not_found", "internal_error"):
                 raise
@@ -74,9 +74,10 @@ class LiveDataFeed:
 
     def _poll(self, client: ApiClient) -> None:
         while not self._stopped.wait(POLL_S):
-            self._take(client, read_snapshot(client), "snapshots")
+            self.take(client, read_snapshot(client), "snapshots")
 
-    def _take(self, client: ApiClient, document: dict[str, Any], source: str) -> None:
+    def take(self, client: ApiClient, document: dict[str, Any], source: str) -> None:
+        """Show a document of a node. From `start` on only the thread may do that."""
         document = printable_values(document, ANSWER_CHARS)
         data = self.data
         if not data.document or data.url != client.url:
