@@ -47,7 +47,7 @@ class MeshNodes:
     def learn_whether_loaded(self, model: str) -> bool:
         """`learn`, and whether an instance of the model serves now."""
         instances = self.learn().get("view", {}).get("instances", ())
-        return any(one["model"] == model and one["state"] == "ready" for one in instances)
+        return any(one["model"] == model and one.get("state") == "ready" for one in instances)
 
     def note(self, peers: Iterable[Mapping[str, Any]], health: Mapping[str, Any]) -> None:
         """Take the addresses of live peers.

@@ -60,6 +60,8 @@ class PlainSink(SilentSink):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if kind is None or self._kept:
+            self.end_line()
         self._waiting.__exit__(kind, error, trace)
 
     def text(self, piece: str) -> None:
@@ -78,10 +80,12 @@ class PlainSink(SilentSink):
         raise MeshError("the answer was computed again and differs from what was printed; ask once more")
 
     def close(self) -> None:
-        """Ends the line."""
+        """Nothing is waited for any more."""
         self._waiting.end()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+
+    def end_line(self) -> None:
+        """Models do not end their last line."""
+        print(flush=True)
 
 
 class TerminalSink(PlainSink):
@@ -139,6 +143,9 @@ class TerminalSink(PlainSink):
         self._waiting.end()
         self._end_thoughts()
         self._end_text()
+
+    def end_line(self) -> None:
+        """Blocks of markdown end with one."""
 
     def _end_thoughts(self) -> None:
         if self._is_thinking:
