@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import os
 import re
+import select
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,16 @@ from typing import Any
 import pytest
 from rich.text import Text
 
+from exo_mesh.cli.top import feed
 from exo_mesh.cli.top.keys import named
 from exo_mesh.cli.top.live_data import MAX_CURVE, LiveData, patched
 from exo_mesh.cli.top.screen import Look, drawn, shares, sparkline
 from exo_mesh.cli.top.sections import sections
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
-from tests.support.processes import COMMAND, clean_environ, run
+from exo_mesh.client.mesh_nodes import MeshNodes
+from tests.cli.closed_port import closed_port
+from tests.support.processes import COMMAND, clean_environ, eventually, run
 from tests.support.terminal import plain, terminal
 
 GB = 10**9
@@ -66,8 +74,14 @@ def shown(data: LiveData, look: Look | None = None, width: int = 120, height: in
 
 
 def test_everything_that_is_known_is_shown() -> None:
-    text = shown(a_view())
+    link = {"from": "id-alpha", "to": "id-beta", "rtt_ms": 0.421, "mb_per_s": 88.5, "paths": [{"kind": "ethernet"}]}
+    download = {
+        "model": "org/new", "peer": "id-beta", "state": "ongoing", "done_bytes": GB, "total_bytes": 4 * GB,
+        "bytes_per_s": 5e7, "eta_s": 60.0,
+    }  # fmt: skip
+    text = shown(a_view(links={"x": link}, downloads={"y": download, "z": {**download, "state": "completed"}}))
     for part in (
+        "alpha → beta  ethernet     0.42 ms  88 MB/s", "org/new   beta  ongoing  25 %  4.0 GB  50.0 MB/s  60 s",
         "alpha  2 peers  degraded  live", "3 running, 1/32 waiting", "12.5 % errors", "17.2 tokens/s", "p50 1.50 s",
         "p95 20 s", "42 % used, 9.0 GB of 16.0 GB free", "beta: the disk is full -> delete a model", "alpha *",
         "8.0 GB", "org/model  ready", "alpha 0-3 → beta 4-7", "stop",
@@ -160,6 +174,48 @@ def test_patches_are_those_of_rfc_7396() -> None:
 
 def test_keys_have_names() -> None:
     assert named("q\t\x1b[A\x1bOB\x1b[C\x1b[D") == ["q", "tab", "up", "down", "right", "left"]
+
+
+class FullNode(http.server.BaseHTTPRequestHandler):
+    """A node whose streams are all taken; it answers snapshots."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay quiet."""
+
+    def do_GET(self) -> None:
+        full = {"error": {"message": "64 clients read the live data", "code": "overloaded"}}
+        answers = {"/metrics/snapshot": (200, a_document()), "/metrics/stream": (429, full)}
+        status, body = answers.get(self.path, (200, {"requests": [a_request(7)]}))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+
+def test_a_full_node_is_asked_for_snapshots_and_a_dead_one_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "POLL_S", 0.01)
+    monkeypatch.setattr(feed, "RETRY_S", 0.01)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), FullNode) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        nodes = MeshNodes(ApiClient(f"http://127.0.0.1:{closed_port()}", tmp_path))
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        nodes.note([{"name": "beta", "api_url": url}], {"mesh": "open"})
+        follower = feed.LiveDataFeed(nodes)
+        follower.start()
+        assert eventually(lambda: follower.data.source == "snapshots")
+        assert eventually(lambda: [one["output_tokens"] for one in follower.data.requests] == [7])
+        assert follower.data.note == "" and follower.data.url == url
+        assert wait_for_bell(follower.wake)
+        follower.stop()
+        follower.join()
+        server.shutdown()
+        thread.join()
+
+
+def wait_for_bell(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 5)[0])
 
 
 @pytest.fixture(scope="module")

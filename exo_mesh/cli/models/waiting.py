@@ -49,7 +49,8 @@ class WaitingScreen:
 
     def comment(self, text: str) -> None:
         """Take a comment of the request's stream."""
-        if text.partition(" ")[0] not in _QUIET:
+        says_less = text == "loading" and self._phase.startswith("loading:")
+        if text.partition(" ")[0] not in _QUIET and not says_less:
             self._is_unknown, self._phase = False, text
 
     def end(self) -> None:

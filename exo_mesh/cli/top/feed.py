@@ -38,8 +38,14 @@ class LiveDataFeed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask for nothing more. The thread ends with the event that it waits for."""
+        """Ask for nothing more. The thread ends with the event that it waits for; the process need not wait for it."""
         self._stopped.set()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, and give the pipe back."""
+        self._thread.join()
+        os.close(self.wake)
+        os.close(self._bell)
 
     def _run(self) -> None:
         while not self._stopped.is_set():

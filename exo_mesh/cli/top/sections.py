@@ -1,4 +1,4 @@
-"""The tables of `exo-mesh top`: peers, models, downloads and requests, from the live document. Pure."""
+"""The tables of `exo-mesh top`: peers, models, links, downloads and requests, from the live document. Pure."""
 
 from __future__ import annotations
 
@@ -69,6 +69,8 @@ def sections(data: LiveData, width: int) -> list[Section]:
         return []
     names = peer_names({"view": {"peers": list(document["peers"].values())}})
     made = [_peers(document, names, width), _models(document, names, data.rates)]
+    if links := list(document.get("links", {}).values()):
+        made.append(_links(links, names))
     if downloads := [one for one in document["downloads"].values() if one["state"] != "completed"]:
         made.append(_downloads(downloads, names))
     return [*made, _requests(data.requests)]
@@ -132,6 +134,23 @@ def _ring(stages: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> str:
         members = stage["group"]["peers"] if stage.get("group") else [stage["peer"]]
         parts.append(f"{' + '.join(names.get(one, one[:8]) for one in members)} {layers_text(stage['layers'])}")
     return " → ".join(parts)
+
+
+def _links(links: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> Section:
+    columns = (
+        Column("LINK", may_shrink=True), Column("KIND", 1, may_shrink=True), Column("ROUND TRIP", right=True),
+        Column("GOODPUT", right=True),
+    )  # fmt: skip
+    rows = []
+    for one in links:
+        ends = " → ".join(names.get(one[end], one[end][:8]) for end in ("from", "to"))
+        kinds = ", ".join(dict.fromkeys(path["kind"] for path in one.get("paths") or () if path.get("kind"))) or "-"
+        rtt, goodput = one.get("rtt_ms"), one.get("mb_per_s")
+        cells = (
+            ends, kinds, "?" if rtt is None else f"{rtt:.2f} ms", "?" if goodput is None else f"{goodput:.0f} MB/s",
+        )  # fmt: skip
+        rows.append(TableRow(cells, (ends, kinds, rtt or 0.0, goodput or 0.0)))
+    return Section("LINKS", columns, sorted(rows, key=lambda row: row.ranks[0]))
 
 
 def _downloads(downloads: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> Section:
