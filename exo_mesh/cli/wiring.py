@@ -17,6 +17,7 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.listening import bound_socket
+from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.registry import Registry, load_registry
@@ -91,6 +92,7 @@ class RunningNode:
                 config=shared,
                 config_file=str(self._loaded.config_file),
                 headless=settings.headless,
+                languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)

@@ -22,6 +22,8 @@ OPEN = {
     "/",
     "/dashboard",
     "/page/{version}/{file}",
+    "/page/languages",
+    "/page/languages/{tag}",
     "/version",
     "/docs",
     "/api/openapi.json",
