@@ -36,8 +36,8 @@ def test_only_known_texts_with_known_marks_are_served_and_the_rest_is_said_once(
     languages = PageLanguages((), tmp_path)
     assert languages.texts("fr") == languages.texts("fr") == {"nav.chat": "Causerie"}
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "1 keys are (password) unknown" in said and "2 keys are (key.why, nav.mesh)" in said
-    assert f"{len(built_in()['en']) - 3} keys are (" in said
+    assert "unknown to this version: 1 keys (password)" in said and "lacks: 2 keys (key.why, nav.mesh)" in said
+    assert f"not translated: {len(built_in()['en']) - 3} keys (" in said
 
 
 @pytest.mark.parametrize(

@@ -94,16 +94,16 @@ def checked(found: object) -> tuple[dict[str, str], list[str]]:
         for key, text in found.items()
         if key in english and isinstance(text, str) and set(_MARK.findall(text)) <= set(_MARK.findall(english[key]))
     }
-    faults = []
-    if lacking := [key for key in english if key not in found]:
-        faults.append(f"{_some(lacking)} not translated")
-    if unknown := [key for key in found if key not in english]:
-        faults.append(f"{_some(unknown)} unknown to this version")
-    if wrong := [key for key in found if key in english and key not in texts]:
-        faults.append(f"{_some(wrong)} no text, or with a {{mark}} that the English text does not have")
-    return texts, faults
+    faults = {
+        "not translated": [key for key in english if key not in found],
+        "unknown to this version": [key for key in found if key not in english],
+        "no text, or with a {mark} that the English text lacks": [
+            key for key in found if key in english.keys() - texts.keys()
+        ],
+    }
+    return texts, [f"{fault}: {_some(keys)}" for fault, keys in faults.items() if keys]
 
 
 def _some(keys: list[str]) -> str:
-    """The number of keys, and the first of them."""
-    return f"{len(keys)} keys are ({', '.join(key[:60] for key in keys[:3])}{', …' if len(keys) > 3 else ''})"
+    """How many keys, and the first of them."""
+    return f"{len(keys)} keys ({', '.join(key[:60] for key in keys[:3])}{', …' if len(keys) > 3 else ''})"
