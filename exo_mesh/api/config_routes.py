@@ -19,6 +19,7 @@ from exo_mesh.api.context import ApiContext
 from exo_mesh.api.decoding import decode_body
 from exo_mesh.api.errors import json_response
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
+from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
 from exo_mesh.settings import values
 from exo_mesh.settings.config import SETTINGS, Setting, default_settings
@@ -34,7 +35,8 @@ HIDDEN = "***"
 
 
 class SharedSettingsBody(msgspec.Struct, kw_only=True):
-    """PUT /config: settings of the mesh. null takes one back; what is left out stays as it is."""
+    """PUT /config: settings of the mesh, and the token of this node for the hub. null takes one back; what is left out
+    stays as it is."""
 
     default_model: str | UnsetType | None = UNSET
     default_temp: float | str | UnsetType | None = UNSET
@@ -46,6 +48,7 @@ class SharedSettingsBody(msgspec.Struct, kw_only=True):
     min_peers: int | str | UnsetType | None = UNSET
     context_limit: int | str | UnsetType | None = UNSET
     mixed_rings: str | UnsetType | None = UNSET
+    hf_token: str | UnsetType | None = UNSET
 
 
 class ConfigRoutes:
@@ -55,6 +58,7 @@ class ConfigRoutes:
         self._service = context.service
         self._desk = context.options.config
         self._file = context.options.config_file
+        self._hub_token = context.options.hub_token
         self._body_silence_s = context.options.body_silence_s
 
     def table(self) -> RouteTable:
@@ -86,13 +90,14 @@ class ConfigRoutes:
             }
             for name, setting in SETTINGS.items()
         ]
-        texts = self._desk.shared_texts
+        texts, token = self._desk.shared_texts, self._hub_token
         identity = self._service.observation.identity()
         found = {
             "object": "config",
             "node": {"id": identity["node_id"], "name": identity["name"]},
             "config_file": self._file if is_admin else PurePath(self._file).name,
             "mesh": {name: texts[name] for name in texts if is_admin or name not in _PRIVATE},
+            "hf_token": {"is_set": bool(token and token.origin), "origin": token.origin if token else ""},
             "settings": settings,
         }
         return json_response(found)
@@ -101,8 +106,13 @@ class ConfigRoutes:
         """PUT /config: every peer takes the change over, and keeps it for its next start."""
         raw = await read_body(request, self._body_silence_s)
         body = decode_body(raw, dict[str, Any])
-        texts = {name: shared_text(name, value) for name, value in body.items() if not isinstance(value, dict | list)}
-        decode_body(raw, SharedSettingsBody)  # names the field that has a value of another type
+        shared = {name: value for name, value in body.items() if name != "hf_token"}
+        texts = {name: shared_text(name, value) for name, value in shared.items() if not isinstance(value, dict | list)}
+        checked = decode_body(raw, SharedSettingsBody)  # names the field that has a value of another type
+        if checked.hf_token is not UNSET:
+            if self._hub_token is None:
+                raise InputError("hf_token: this node fetches nothing from a hub", param="hf_token")
+            await self._hub_token.change(checked.hf_token or "")
         if texts:
             await self._desk.change(texts)
         return await self.config(request)

@@ -13,6 +13,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.texts import TextModels
 from exo_mesh.api.web.languages import PageLanguages
+from exo_mesh.models.hub_token import HubToken
 from exo_mesh.node.service import MeshService
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.settings.config import default_settings
@@ -40,8 +41,8 @@ class ApiOptions:
     node; by default nobody is invited. progress_s: least time between two events of a stream of download progress.
     progress_comment_s: such a stream with nothing new gets a comment this often. headless: no page for browsers.
     languages: of the page. live_interval_s: time between two events of the live data. defaults: what requests may leave
-    open, as the settings have it now; asked for each request. config: the settings in force, for `/config`;
-    config_file: where the node's own may be.
+    open, as the settings have it now; asked for each request. hub_token: for the hub. config: the settings in force,
+    for `/config`; config_file: where the node's own may be.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -56,6 +57,7 @@ class ApiOptions:
     defaults: Callable[[], RequestDefaults] = RequestDefaults
     config: SettingsDesk = field(default_factory=_lone_settings)
     config_file: str = ""
+    hub_token: HubToken | None = None
     headless: bool = False
     languages: PageLanguages = field(default_factory=PageLanguages)
     live_interval_s: float = 2.0

@@ -90,6 +90,7 @@ class RunningNode:
                 invitations=self._invitations(self._node),
                 defaults=lambda: RequestDefaults.of(shared.effective.now),
                 config=shared,
+                hub_token=self._node.hub_token,
                 config_file=str(self._loaded.config_file),
                 headless=settings.headless,
                 languages=PageLanguages(settings.page_languages, settings.page_languages_dir),

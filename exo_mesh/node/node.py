@@ -122,6 +122,7 @@ class Node:
             models.downloads.introduce,
             models.downloads.of_stage,
         )
+        self.hub_token = models.exchange.hub_token
         self._hosting = hosting = HostingParts.at(
             settings, registry, self.membership, local, machine, metrics, tuning.host, clock, credentials
         )

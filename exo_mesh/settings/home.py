@@ -13,8 +13,8 @@ PRIVATE_UMASK = 0o077
 """For everything that a node and its runners make."""
 
 _OWN = (
-    "node_id*", "api_keys.toml", "config.toml", "mesh_settings.json", "logs", "runners", "quarantine", "surveys",
-    "selftests", "text",
+    "node_id*", "api_keys.toml", "config.toml", "mesh_settings.json", "hub_token", "logs", "runners", "quarantine",
+    "surveys", "selftests", "text",
 )  # fmt: skip
 """What a node makes in its home. `models` is left out: a user may share it with other programs."""
 

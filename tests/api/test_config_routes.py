@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.config_routes import SharedSettingsBody
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.models.hub_token import HubToken
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.settings.config import SETTINGS, Settings, load_settings
 from exo_mesh.settings.effective import SHARED, EffectiveSettings, LoneSettings
@@ -129,6 +131,26 @@ async def test_no_secret_is_shown_and_places_are_for_admins(scripted: ScriptedMe
         assert settings["system_prompt"]["origin"] == "config.toml:system_prompt"
 
 
+async def test_the_token_for_the_hub_is_kept_used_and_never_shown(scripted: ScriptedMesh, tmp_path: Path) -> None:
+    used: list[str] = []
+    token = HubToken(tmp_path / "hub_token", used.append, {})
+    async with served(scripted, options(tmp_path, hub_token=token)) as api:
+        assert (await config(api))[0]["hf_token"] == {"is_set": False, "origin": ""}
+        status, found = await put(api, {"hf_token": "hf_" + "x" * 30, "min_peers": 3})
+        assert (status, found["hf_token"]) == (200, {"is_set": True, "origin": "hub_token"})
+        assert "xxx" not in str(found) and found["mesh"] == {"min_peers": "3"}
+        await put(api, {"min_peers": 4})
+        assert used == ["", "hf_" + "x" * 30], "a change that leaves it out keeps it"
+        for bad in ("a b", "x", "x" * 600, 5):
+            status, answer = await put(api, {"hf_token": bad})
+            assert (status, answer["error"]["param"]) == (400, "hf_token")
+        assert stat.S_IMODE((tmp_path / "hub_token").stat().st_mode) == 0o600
+        HubToken(tmp_path / "hub_token", used.append, {"HF_TOKEN": "hf_other"})
+        assert used[-1] == "hf_" + "x" * 30, "a restart keeps it"
+        await put(api, {"hf_token": None})
+        assert used[-1] == "" and not (tmp_path / "hub_token").exists()
+
+
 def test_the_body_names_the_shared_settings() -> None:
-    assert SharedSettingsBody.__struct_fields__ == SHARED
+    assert SharedSettingsBody.__struct_fields__ == (*SHARED, "hf_token")
     assert {SETTINGS[name].field or name for name in SHARED} <= set(Settings.__dataclass_fields__)

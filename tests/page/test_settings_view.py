@@ -16,6 +16,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.qr import qr_rows
+from exo_mesh.models.hub_token import HubToken
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joining import Gift
@@ -52,7 +53,7 @@ async def page() -> AsyncIterator[Any]:
 async def test_settings_keys_and_invitations_are_changed_by_hand(
     page: Any, scripted: ScriptedMesh, tmp_path: Path
 ) -> None:
-    expect = playwright.expect
+    expect, used = playwright.expect, list[str]()
     keys = KeyFile(tmp_path / FILE_NAME)
     admin, _ = keys.add(Role.ADMIN, datetime.datetime.now(datetime.UTC))
     loaded = load_settings({"home": [str(tmp_path)], "name": [MARKUP]}, {})
@@ -62,6 +63,7 @@ async def test_settings_keys_and_invitations_are_changed_by_hand(
     options = ApiOptions(
         access=AccessPolicy(keys, True),
         config=desk,
+        hub_token=HubToken(tmp_path / "hub_token", used.append, {}),
         invitations=invitations,
         languages=PageLanguages((), tmp_path),
     )
@@ -73,16 +75,21 @@ async def test_settings_keys_and_invitations_are_changed_by_hand(
 
         await page.get_by_label("Temperature").fill("0.3")
         await page.get_by_label("System prompt").fill(MARKUP)
-        await page.get_by_role("button", name="Save").click()
+        await page.locator("form", has_text="Settings of the mesh").get_by_role("button", name="Save").click()
         await expect(page.get_by_text("In force here: 0.3 (set for the mesh)")).to_be_visible()
         assert desk.shared_texts == {"default_temp": "0.3", "system_prompt": MARKUP}
         await page.get_by_label("Temperature").fill("9")
-        await page.get_by_role("button", name="Save").click()
+        await page.locator("form", has_text="Settings of the mesh").get_by_role("button", name="Save").click()
         await expect(page.get_by_text("a number from 0 to 2 is needed")).to_be_visible()
         await page.get_by_role("button", name="Undo").click()
         await page.get_by_role("switch").click()
         await expect(page.get_by_text("this node traces: 100 %")).to_be_visible()
         await expect(page.get_by_role("cell", name=MARKUP).first).to_be_visible()
+
+        await page.get_by_label("Token", exact=True).fill("hf_" + "x" * 30)
+        await page.locator("form", has_text="Token for the").get_by_role("button", name="Save").click()
+        await expect(page.get_by_text("A token is set (hub_token)")).to_be_visible()
+        assert used == ["", "hf_" + "x" * 30] and "xxx" not in await page.content()
 
         await page.get_by_role("button", name="Create key").click()
         text = await page.locator(".copy-line code").inner_text()
@@ -132,5 +139,5 @@ async def test_who_may_not_change_settings_sees_no_places(page: Any, scripted: S
         await playwright.expect(page.get_by_text("needs a key with the role admin")).to_be_visible()
         await playwright.expect(page.get_by_role("cell", name="shown to admins")).to_be_visible()
         for button in ("Save", "Create key", "Create code"):
-            await playwright.expect(page.get_by_role("button", name=button)).to_be_disabled()
+            await playwright.expect(page.get_by_role("button", name=button).first).to_be_disabled()
         assert str(tmp_path) not in await page.content()

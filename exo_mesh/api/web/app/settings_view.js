@@ -40,6 +40,7 @@ export function SettingsView() {
     <p class="note" role="alert">${note}</p>
     <${Browser} />
     ${config && html`<${Tracing} config=${config} may=${may} save=${save} />
+      <${HubToken} config=${config} may=${may} save=${save} />
       <${Shared} key=${JSON.stringify(config.mesh)} config=${config} may=${may} save=${save} />`}
     <${Keys} may=${may} />
     <${Invite} may=${may} />
@@ -69,6 +70,22 @@ function Tracing({ config, may, save }) {
   return html`<section class="card"><h2>${t("settings.tracing")}</h2>
     <label class="switch"><input type="checkbox" role="switch" checked=${Number(now.value) === 1} disabled=${!may || busy} onChange=${turn} /> ${t("settings.traceAll")}</label>
     <p class="quiet">${t("settings.traceNote", { share: percent(Number(now.value)), origin: originOf(now) })}</p></section>`;
+}
+
+/** The token for gated models: it can be set and removed, and is never shown. */
+function HubToken({ config, may, save }) {
+  const [text, setText] = useState("");
+  const submit = async (event) => {
+    event.preventDefault();
+    if (await save({ hf_token: text.trim() })) setText("");
+  };
+  const { is_set: isSet, origin } = config.hf_token;
+  return html`<form class="card" onSubmit=${submit}><h2>${t("token.title")}</h2>
+    <p class="quiet">${t("token.note", { name: config.node.name })}</p>
+    <div class="row"><label>${t(isSet ? "token.replace" : "token.label")}<input type="password" autocomplete="off" value=${text} disabled=${!may} onInput=${(event) => setText(event.target.value)} /></label>
+      <button type="submit" disabled=${!may || !text.trim()}>${t("settings.save")}</button>
+      ${isSet && html`<button type="button" class="danger" disabled=${!may} onClick=${() => save({ hf_token: null })}>${t("token.remove")}</button>`}</div>
+    <p class="quiet">${isSet ? t("token.isSet", { origin }) : t("token.isNot")}</p></form>`;
 }
 
 /** A form of what the mesh shares. An empty field: each node uses its own value. */
