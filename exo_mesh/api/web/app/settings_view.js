@@ -60,15 +60,15 @@ function Browser() {
 const valueOf = (config, name) => config.settings.find((one) => one.name === name);
 
 function Tracing({ config, may, save }) {
-  const [busy, setBusy] = useState(false);
+  const [asked, setAsked] = useState(null); // while the node is asked: what for
   const now = valueOf(config, "trace_sample");
   const turn = async (event) => {
-    setBusy(true);
+    setAsked(event.target.checked);
     await save({ trace_sample: event.target.checked ? 1 : null });
-    setBusy(false);
+    setAsked(null);
   };
   return html`<section class="card"><h2>${t("settings.tracing")}</h2>
-    <label class="switch"><input type="checkbox" role="switch" checked=${Number(now.value) === 1} disabled=${!may || busy} onChange=${turn} /> ${t("settings.traceAll")}</label>
+    <label class="switch"><input type="checkbox" role="switch" checked=${asked ?? Number(now.value) === 1} disabled=${!may || asked !== null} onChange=${turn} /> ${t("settings.traceAll")}</label>
     <p class="quiet">${t("settings.traceNote", { share: percent(Number(now.value)), origin: originOf(now) })}</p></section>`;
 }
 
