@@ -149,6 +149,16 @@ class PeerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HopReading:
+    """A way to another peer, as the peer that gives the reading measured it; 0: not measured. mb_per_s: 10^6 bytes."""
+
+    peer_id: str
+    rtt_ms: float = 0.0
+    mb_per_s: float = 0.0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     """A volatile reading of one peer; a higher `sequence` is newer. Never part of the agreed view.
 
@@ -156,7 +166,8 @@ class Telemetry:
     engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
     driver runs there; outstanding: requests that wait or run there. reasons: what the peer says is wrong with it.
     keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
-    now.
+    now. temperature_c, power_w: 0 where they are unknown. frames: computed so far, by instance whose driver runs there.
+    is_draining: it takes nothing new. hops: its ways to peers with which it shares a ring.
     """
 
     peer_id: str
@@ -171,3 +182,8 @@ class Telemetry:
     reasons: tuple[Reason, ...] = ()
     keys_digest: int = 0
     fetch_room_bytes: int = 0
+    temperature_c: float = 0.0
+    power_w: float = 0.0
+    frames: Mapping[str, int] = field(default_factory=dict)
+    is_draining: bool = False
+    hops: tuple[HopReading, ...] = ()

@@ -78,6 +78,9 @@ class Observation:
             "health": self.health(),
         }
 
+    async def view_change(self, timeout_s: float) -> bool:
+        return await self._membership.changed.wait(timeout_s)
+
     def topology(self) -> dict[str, Any]:
         return describe_topology(self._membership, self._instances)
 

@@ -177,6 +177,13 @@ class SimClient(PeerClient):
     async def stop_node(self, *, restart: bool) -> None:
         await self._call(lambda h: h.stop_node(pb.StopNodeRequest(restart=restart)), restart, 5.0)
 
+    async def drain(self, *, on: bool) -> None:
+        await self._call(lambda h: h.drain(pb.DrainRequest(on=on)), on, 5.0)
+
+    async def read_log(self, records: int) -> bytes:
+        """No simulated node has a log of its own."""
+        raise TransportError("logs are not simulated")
+
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """A stream: what the member yields, until either end is gone or nothing has passed for PING_S."""
         network = self._network
