@@ -140,7 +140,18 @@ async def test_too_many_listeners_are_refused(api: Served) -> None:
 
 
 def test_a_document_holds_what_the_page_shows_and_no_list_of_requests(scripted: ScriptedMesh) -> None:
-    described = {"peers", "instances", "links", "downloads", "stages_here", "health", "queue", "requests", "memory"}
+    described = {
+        "peers",
+        "instances",
+        "links",
+        "cables",
+        "downloads",
+        "stages_here",
+        "health",
+        "queue",
+        "requests",
+        "memory",
+    }
     document = live_document(scripted, 1.0)
     assert document.keys() == {"time", "node_id"} | described
     assert document["requests"] == scripted.request_stats()

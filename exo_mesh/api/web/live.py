@@ -25,6 +25,7 @@ def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
         "peers": {peer["id"]: _peer(peer, telemetry.get(peer["id"], {})) for peer in view.get("peers", ())},
         "instances": {one["id"]: one for one in view.get("instances", ())},
         "links": {f"{link['from']} {link['to']}": link for link in _links(state)},
+        "cables": state.get("cables", []),
         "downloads": {f"{one['peer']} {one['model']}": one for one in view.get("downloads", ())},
         "stages_here": state.get("stages_here", {}),
         "health": state.get("health", {}),
