@@ -48,7 +48,7 @@ class MeshObservation(Protocol):
         """`view` (agreed: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
 
     async def view_change(self, timeout_s: float) -> bool:
-        """True when what is agreed has changed, False after timeout_s without a change."""
+        """True when a peer or an instance has come, gone or changed its state; False after timeout_s without that."""
 
     def topology(self) -> dict[str, Any]:
         """Peers, links, and the ring of each instance, for people and pictures."""

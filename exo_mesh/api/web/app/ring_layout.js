@@ -8,7 +8,7 @@ const LINE = 118; // from one row to the next: a peer, and the words of the hop 
 /** A phone gets a narrow picture, so that its words stay readable. words: room for those beside a peer. */
 const SHAPES = {
   wide: { width: 760, words: 158, perRow: 4 },
-  narrow: { width: 440, words: 106, perRow: 3 },
+  narrow: { width: 440, words: 111, perRow: 3 },
 };
 
 /**
