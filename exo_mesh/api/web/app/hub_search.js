@@ -1,17 +1,19 @@
 // Models of the hub: search, and pull one to the peers that will hold it or to chosen ones.
 import { bytes, number } from "./format.js";
 import { call, mesh } from "./mesh.js";
+import { Place } from "./previews.js";
 import { html, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
 
 const MOST = 20;
 
-/** pull(model, peers): peers is empty for each peer's share of the plan that a request would make. */
-export function HubSearch({ may, pull, known }) {
+/** pull(model, peers): peers is empty for each peer's share of the plan that a request would make. place(model, body). */
+export function HubSearch({ may, pull, place, known }) {
   const field = useRef(null);
   const [found, setFound] = useState(null);
   const [note, setNote] = useState("");
   const [peer, setPeer] = useState("");
+  const [placing, setPlacing] = useState("");
   const peers = Object.values(mesh.document?.peers ?? {}).sort((one, other) => one.name.localeCompare(other.name));
   const search = async (event) => {
     event.preventDefault();
@@ -38,6 +40,8 @@ export function HubSearch({ may, pull, known }) {
     ${found?.length === 0 && html`<p class="quiet">${t("hub.none")}</p>`}
     ${(found ?? []).map((one) => html`<div class="item" key=${one.id}>
       <div><strong>${one.id}</strong><p class="quiet">${[one.num_bytes ? bytes(one.num_bytes) : "", t("hub.downloads", { n: number(one.downloads) }), one.is_gated ? t("hub.gated") : "", known.has(one.id) ? t("models.notLoaded") : ""].filter(Boolean).join(" · ")}</p></div>
-      <button type="button" disabled=${!may} onClick=${() => fetchIt(one.id)}>${t("models.pull")}<span class="hidden"> ${one.id}</span></button></div>`)}
+      <div class="choices"><button type="button" disabled=${!may} aria-expanded=${placing === one.id ? "true" : "false"} onClick=${() => setPlacing(placing === one.id ? "" : one.id)}>${t("models.place")}<span class="hidden"> ${one.id}</span></button>
+        <button type="button" disabled=${!may} onClick=${() => fetchIt(one.id)}>${t("models.pull")}<span class="hidden"> ${one.id}</span></button></div>
+      ${placing === one.id && html`<${Place} key=${one.id} model=${one.id} layers=${0} act=${(body) => { setPlacing(""); place(one.id, body); }} close=${() => setPlacing("")} />`}</div>`)}
   </section>`;
 }

@@ -31,6 +31,7 @@ export function ModelsView() {
   };
   const may = mayAdmin(), peers = live?.peers ?? {};
   const pull = (model, where) => act(model, "/download/start", { method: "POST", body: where.length ? { model, peers: where, whole: true } : { model } });
+  const place = (model, body) => act(model, "/instance", { method: "POST", body, timeoutMs: PLACE_MS });
   return html`<div class="page">
     <div class="head"><h1>${t("nav.models")}</h1></div>
     ${!may && mesh.hello && html`<p class="quiet">${t("models.readOnly")}</p>`}
@@ -38,8 +39,8 @@ export function ModelsView() {
     <${Loaded} instances=${Object.values(live?.instances ?? {})} live=${live} may=${may} busy=${busy} act=${act} />
     <${Answers} />
     <${Downloads} downloads=${Object.values(live?.downloads ?? {})} peers=${peers} may=${may} act=${act} />
-    <${OnDisk} list=${list} live=${live} may=${may} busy=${busy} act=${act} />
-    <${HubSearch} may=${may} pull=${pull} known=${new Set(list.map((one) => one.id))} />
+    <${OnDisk} list=${list} live=${live} may=${may} busy=${busy} act=${act} place=${place} />
+    <${HubSearch} may=${may} pull=${pull} place=${place} known=${new Set(list.map((one) => one.id))} />
   </div>`;
 }
 
@@ -88,12 +89,9 @@ function Waits({ model, live }) {
   return text && html`<p class="waits">${text}</p>${share !== null && html`<${Bar} share=${share} label=${percent(share)} />`}`;
 }
 
-function OnDisk({ list, live, may, busy, act }) {
+function OnDisk({ list, live, may, busy, act, place }) {
   const [placing, setPlacing] = useState("");
-  const place = (name) => (body) => {
-    setPlacing("");
-    act(name, "/instance", { method: "POST", body, timeoutMs: PLACE_MS });
-  };
+  const placeIt = (name) => (body) => { setPlacing(""); place(name, body); };
   const peers = live?.peers ?? {};
   const remove = (one) => act(one.id, `/v1/models/${inPath(one.id)}`, { method: "DELETE" });
   return html`<section class="card"><h2>${t("models.onDisk")}</h2>
@@ -104,10 +102,10 @@ function OnDisk({ list, live, may, busy, act }) {
         <p class="quiet">${t("models.on", { peers: wherePlaced(one.id, peers) || one.peers.map((id) => peers[id]?.name ?? id.slice(0, 8)).join(", ") })}</p></div>
       <div class="choices">
         <button type="button" disabled=${!may || busy[one.id]} aria-expanded=${placing === one.id ? "true" : "false"} onClick=${() => setPlacing(placing === one.id ? "" : one.id)}>${t(busy[one.id] ? "models.working" : "models.place")}<span class="hidden"> ${one.id}</span></button>
-        <button type="button" class="primary" disabled=${!may || busy[one.id] || one.status === "loaded"} onClick=${() => place(one.id)({ model: one.id })}>${t("models.load")}<span class="hidden"> ${one.id}</span></button>
+        <button type="button" class="primary" disabled=${!may || busy[one.id] || one.status === "loaded"} onClick=${() => place(one.id, { model: one.id })}>${t("models.load")}<span class="hidden"> ${one.id}</span></button>
         <${Sure} label=${t("models.delete")} question=${t("models.sure", { name: one.id })} disabled=${!may || busy[one.id] || one.status === "loaded"} act=${() => remove(one)} />
       </div>
-      ${placing === one.id && html`<${Place} key=${one.id} model=${one.id} layers=${one.num_layers} act=${place(one.id)} close=${() => setPlacing("")} />`}
+      ${placing === one.id && html`<${Place} key=${one.id} model=${one.id} layers=${one.num_layers} act=${placeIt(one.id)} close=${() => setPlacing("")} />`}
     </div>`)}</section>`;
 }
 

@@ -33,7 +33,7 @@ export function Place({ model, layers, act, close }) {
       <label>${t("place.minPeers")}<input type="number" min="1" max=${peers.length} value=${wish.minPeers} disabled=${pinned.any} placeholder="1" onInput=${set("minPeers")} /></label>
       <label>${t("place.context")}<input type="number" min="1" value=${wish.context} placeholder=${t("sampling.default")} onInput=${set("context")} /></label>
     </div>
-    <fieldset><legend>${t("place.peers")}</legend><table class="pins"><thead><tr><th>${t("place.use")}</th><th>${t("place.free")}</th><th>${t("place.pin", { n: layers })}</th></tr></thead>
+    <fieldset><legend>${t("place.peers")}</legend><table class="pins"><thead><tr><th>${t("place.use")}</th><th>${t("place.free")}</th><th>${t("place.pin", { n: layers || "?" })}</th></tr></thead>
       <tbody>${peers.map((peer) => html`<tr key=${peer.id}>
         <td><label class="check"><input type="checkbox" checked=${!wish.excluded.includes(peer.id)} onChange=${() => exclude(peer.id)} /> ${peer.name}</label></td>
         <td class="n">${bytes(peer.usable_bytes)}</td>
@@ -52,7 +52,7 @@ export function Place({ model, layers, act, close }) {
 function Way({ way, act }) {
   if (way.refused) return html`<section class="way refused"><strong>${t("place.width", { n: way.width })}</strong><p>${way.refused.message}</p></section>`;
   return html`<section class="way"><header><strong>${t("place.width", { n: way.width })}</strong>
-      <span class="quiet">${way.policies.map((name) => t(`policy.${name}`)).join(", ")} · ${t("models.context", { n: number(way.context_limit) })}</span>
+      <span class="quiet">${way.policies.join(", ")} · ${t("models.context", { n: number(way.context_limit) })}</span>
       <button type="button" onClick=${() => act(way.request)}>${t("place.this")}</button></header>
     ${way.note && html`<p class="quiet">${way.note}</p>`}
     <div class="scroll" tabindex="0" role="region" aria-label=${t("place.width", { n: way.width })}><table><thead><tr><th>${t("place.peer")}</th><th>${t("place.layers")}</th><th class="n">${t("place.weights")}</th><th class="n">${t("place.kv")}</th>
