@@ -130,8 +130,8 @@ class PeerClient(ControlPort, Protocol):
     async def delete_instance(self, fence: pb.Fence) -> bool:
         """Tell the peer of a deletion; it ends the instance if it owns it. False if it owns none with this id."""
 
-    async def stop_node(self, *, restart: bool) -> None:
-        """Stop the peer, or restart it; returns when it knows."""
+    async def stop_node(self, node_id: str, *, restart: bool) -> None:
+        """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
 
     async def drain(self, *, on: bool) -> None:
         """Let the peer take nothing new, or take requests again."""

@@ -210,8 +210,8 @@ class ControlClient:
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
         return reply.found
 
-    async def stop_node(self, *, restart: bool) -> None:
-        await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart), CALL_S)
+    async def stop_node(self, node_id: str, *, restart: bool) -> None:
+        await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
 
     async def drain(self, *, on: bool) -> None:
         await self._call(self._stub.Drain, pb.DrainRequest(on=on), CALL_S)
