@@ -39,7 +39,7 @@ class PeerDesk:
             return self._membership.own.id
         if (found := self._find(peer)) is None:
             return ""
-        await found.client.drain(on=on)
+        await found.client.drain(found.id, on=on)
         return found.id
 
     async def log(self, peer: str, records: int) -> list[dict[str, Any]] | None:

@@ -133,8 +133,8 @@ class PeerClient(ControlPort, Protocol):
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
 
-    async def drain(self, *, on: bool) -> None:
-        """Let the peer take nothing new, or take requests again."""
+    async def drain(self, node_id: str, *, on: bool) -> None:
+        """Let the peer take nothing new, or take requests again. MeshError if it is not `node_id`."""
 
     async def read_log(self, records: int) -> bytes:
         """The last log records of the peer, as JSON."""

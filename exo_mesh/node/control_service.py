@@ -183,6 +183,8 @@ class ControlService:
         return pb.StopNodeReply()
 
     async def drain(self, request: pb.DrainRequest) -> pb.DrainReply:
+        if request.node_id != self._membership.own.id:
+            raise InputError("another node is meant")
         self._peer_desk.drain_here(on=request.on)
         return pb.DrainReply()
 

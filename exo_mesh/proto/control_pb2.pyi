@@ -868,10 +868,12 @@ class StopNodeReply(_message.Message):
     def __init__(self) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("on",)
+    __slots__ = ("on", "node_id")
     ON_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
     on: bool
-    def __init__(self, on: bool = ...) -> None: ...
+    node_id: str
+    def __init__(self, on: bool = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class DrainReply(_message.Message):
     __slots__ = ()

@@ -178,8 +178,8 @@ class SimClient(PeerClient):
         request = pb.StopNodeRequest(restart=restart, node_id=node_id)
         await self._call(lambda handler: handler.stop_node(request), restart, 5.0)
 
-    async def drain(self, *, on: bool) -> None:
-        await self._call(lambda h: h.drain(pb.DrainRequest(on=on)), on, 5.0)
+    async def drain(self, node_id: str, *, on: bool) -> None:
+        await self._call(lambda h: h.drain(pb.DrainRequest(on=on, node_id=node_id)), on, 5.0)
 
     async def read_log(self, records: int) -> bytes:
         """No simulated node has a log of its own."""

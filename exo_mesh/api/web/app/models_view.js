@@ -74,7 +74,7 @@ function Loaded({ instances, live, may, busy, act }) {
         <ol class="stages">${one.stages.map((stage, index) => html`<li key=${index}><${Stage} stage=${stage} peers=${live.peers} /></li>`)}</ol>
         ${one.state !== "ready" && html`<${Waits} model=${one.model} live=${live} />`}</div>
       <div class="choices">${one.state === "ready" && html`<a class="button" href="#/chat">${t("nav.chat")}</a>`}
-        <${Sure} label=${t("models.unload")} question=${t("models.unloadSure", { name: one.model })} danger=${false} disabled=${!may || busy[one.id]} act=${() => act(one.id, `/instance/${encodeURIComponent(one.id)}`, { method: "DELETE" })} /></div>
+        <button type="button" disabled=${!may || busy[one.id]} onClick=${() => act(one.id, `/instance/${encodeURIComponent(one.id)}`, { method: "DELETE" })}>${t("models.unload")}</button></div>
     </div>`)}</section>`;
 }
 
@@ -97,12 +97,12 @@ function OnDisk({ list, live, may, busy, act, place }) {
   return html`<section class="card"><h2>${t("models.onDisk")}</h2>
     ${!list.length && html`<p class="quiet">${t("models.none")}</p>`}
     ${list.map((one) => html`<div class="item model" key=${one.id}>
-      <div><strong>${one.id}</strong> ${one.status === "loaded" && html`<span class="pill state-ready">${t("models.isLoaded")}</span>`}
+      <div><strong>${one.id}</strong> ${one.status === "loaded" && html`<span class="pill state-loaded">${t("models.isLoaded")}</span>`}
         <p class="quiet">${[bytes(one.num_bytes), t("models.layers", { n: one.num_layers }), one.quantization || one.dtype, t("models.context", { n: number(one.context_length) })].filter(Boolean).join(" · ")}</p>
         <p class="quiet">${t("models.on", { peers: wherePlaced(one.id, peers) || one.peers.map((id) => peers[id]?.name ?? id.slice(0, 8)).join(", ") })}</p></div>
       <div class="choices">
         <button type="button" disabled=${!may || busy[one.id]} aria-expanded=${placing === one.id ? "true" : "false"} onClick=${() => setPlacing(placing === one.id ? "" : one.id)}>${t(busy[one.id] ? "models.working" : "models.place")}<span class="hidden"> ${one.id}</span></button>
-        <button type="button" class="primary" disabled=${!may || busy[one.id] || one.status === "loaded"} onClick=${() => place(one.id, { model: one.id })}>${t("models.load")}<span class="hidden"> ${one.id}</span></button>
+        <button type="button" class="primary" disabled=${!may || busy[one.id] || one.status === "loaded"} onClick=${() => place(one.id, { model: one.id })}>${t("models.load")}</button>
         <${Sure} label=${t("models.delete")} question=${t("models.sure", { name: one.id })} disabled=${!may || busy[one.id] || one.status === "loaded"} act=${() => remove(one)} />
       </div>
       ${placing === one.id && html`<${Place} key=${one.id} model=${one.id} layers=${one.num_layers} act=${placeIt(one.id)} close=${() => setPlacing("")} />`}

@@ -20,11 +20,11 @@ export function MemoryBar({ peer }) {
 }
 
 /** A button that asks before it acts; the answer is in its place, so nothing covers the page. */
-export function Sure({ label, question, act, disabled = false, danger = true }) {
+export function Sure({ label, question, act, disabled = false }) {
   const [asks, setAsks] = useState(false);
   const no = useRef(null);
   useEffect(() => { if (asks) no.current?.focus(); }, [asks]);
-  if (!asks) return html`<button type="button" class=${danger ? "danger" : ""} disabled=${disabled} onClick=${() => setAsks(true)}>${label}</button>`;
+  if (!asks) return html`<button type="button" class="danger" disabled=${disabled} onClick=${() => setAsks(true)}>${label}</button>`;
   return html`<span class="sure" role="group" aria-label=${question} onKeyDown=${(event) => event.key === "Escape" && setAsks(false)}><span>${question}</span>
     <button type="button" class="danger" onClick=${() => { setAsks(false); act(); }}>${label}</button>
     <button type="button" ref=${no} onClick=${() => setAsks(false)}>${t("sure.no")}</button></span>`;
