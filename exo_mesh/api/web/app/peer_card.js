@@ -80,8 +80,8 @@ function Log({ id }) {
     return () => { wanted = false; clearInterval(timer); };
   }, [id]);
   return html`<h3>${t("mesh.log")}</h3><p class="note">${error}</p>
-    ${lines && html`<ol class="log" tabindex="0" role="region" aria-label=${t("mesh.log")}>${[...lines].reverse().map((line, index) => html`
-      <li key=${index} class="log-${line.level}"><time>${clock(line.time)}</time> ${line.level === "info" ? "" : `${line.level}: `}${line.message}</li>`)}</ol>`}
+    ${lines && lines.length > 0 && html`<div class="log" tabindex="0" role="region" aria-label=${t("mesh.log")}><ol>${[...lines].reverse().map((line, index) => html`
+      <li key=${index} class="log-${line.level}"><time>${clock(line.time)}</time> ${line.level === "info" ? "" : `${line.level}: `}${line.message}</li>`)}</ol></div>`}
     ${lines?.length === 0 && html`<p class="quiet">${t("mesh.logEmpty")}</p>`}`;
 }
 

@@ -103,8 +103,8 @@ function PeerMark({ peer, rank, at, radius, words, isNarrow, isGrouped, stage, l
     <text class="layers" y="-1">${shown}</text>${" "}
     <text class="unit" y="14">${short(held, 10)}</text>${" "}
     <text class="name" x=${side} y=${top}>${name}</text>${" "}
-    ${lines.map((line, index) => html`<text class="unit" x=${side} y=${top + 15 * (index + 1)}>${line}</text>`)}
-    ${level !== "ok" && html`<g class="badge" transform="translate(${whole(0.74 * radius)} ${whole(-0.74 * radius)})"><circle r="9" /><text y="4.5">!</text></g>`}
+    ${lines.map((line, index) => html`<text class="unit" x=${side} y=${top + 15 * (index + 1)}>${line}</text>${" "}`)}
+    ${level !== "ok" && html`<g class="badge" transform="translate(${whole(0.74 * radius)} ${whole(-0.74 * radius)})"><circle r="9" /><path d="M0 -4.5v5M0 4v.5" /></g>`}
   </g>`;
 }
 
