@@ -29,6 +29,7 @@ from exo_mesh.api.model_routes import ModelRoutes
 from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.openai.stream_routes import StreamRoutes
 from exo_mesh.api.ops import OpsRoutes
+from exo_mesh.api.peer_routes import PeerRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.seed_routes import SeedRoutes
@@ -123,6 +124,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *KeyRoutes(context).table(),
         *ConfigRoutes(context).table(),
         *StopRoutes(context).table(),
+        *PeerRoutes(context).table(),
         *DocumentRoutes().table(),
         *PageRoutes(context).table(),
         *LiveRoutes(context).table(),

@@ -196,6 +196,12 @@ class StageHost:
         return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
 
     @property
+    def frames(self) -> dict[str, int]:
+        """Frames computed so far, by instance whose driver runs here."""
+        drivers = (stage for stage in self.beats() if stage.is_driver)
+        return {stage.instance_id: stage.beat.prefill_frames + stage.beat.decode_frames for stage in drivers}
+
+    @property
     def outstanding(self) -> dict[str, int]:
         """Requests that wait or run, by instance whose driver runs here."""
         return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}

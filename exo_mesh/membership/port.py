@@ -133,6 +133,12 @@ class PeerClient(ControlPort, Protocol):
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
 
+    async def drain(self, node_id: str, *, on: bool) -> None:
+        """Let the peer take nothing new, or take requests again. MeshError if it is not `node_id`."""
+
+    async def read_log(self, records: int) -> bytes:
+        """The last log records of the peer, as JSON."""
+
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with
         another API key than key_id; None: whatever it came with."""

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from exo_mesh.errors import InputError, ReservationError
+from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
@@ -44,6 +45,7 @@ class ControlService:
         desk: ModelDesk,
         shelf: CardShelf,
         streams: StreamDesk,
+        peer_desk: PeerDesk,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -57,6 +59,7 @@ class ControlService:
         self._desk = desk
         self._shelf = shelf
         self._streams = streams
+        self._peer_desk = peer_desk
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -178,6 +181,15 @@ class ControlService:
             raise InputError("another node is meant")
         self._membership.stops.ask(restart=request.restart)
         return pb.StopNodeReply()
+
+    async def drain(self, request: pb.DrainRequest) -> pb.DrainReply:
+        if request.node_id != self._membership.own.id:
+            raise InputError("another node is meant")
+        self._peer_desk.drain_here(on=request.on)
+        return pb.DrainReply()
+
+    async def read_log(self, request: pb.ReadLogRequest) -> pb.ReadLogReply:
+        return pb.ReadLogReply(json=self._peer_desk.log_here(request.records))
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         if request.HasField("fence"):

@@ -27,7 +27,9 @@ from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.certificate_renewal import Renewal, own_credentials
 from exo_mesh.hosting.local_models import LocalModels
+from exo_mesh.hosting.own_reading import own_reading
 from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.stage_host import HostLimits
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
@@ -225,6 +227,7 @@ class Node:
             self._desk,
             models.shelf,
             self.streams,
+            self._hosting.peer_desk,
         )
         return ControlServer(
             service,
@@ -305,6 +308,7 @@ class Node:
         keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
+        keep(self._machine.sensors.keep, "temperature and power")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
         keep(self.shared.keep, "shared settings")
@@ -473,9 +477,12 @@ class Node:
     def stops(self) -> StopDesk:
         return self.membership.stops
 
+    @property
+    def peer_desk(self) -> PeerDesk:
+        return self._hosting.peer_desk
+
     def drain(self, *, on: bool) -> None:
-        self._hosting.host.draining = on
-        _log.info("draining: nothing new is taken" if on else "taking requests again")
+        self._hosting.peer_desk.drain_here(on=on)
 
     def lift_quarantine(self) -> int:
         return self._hosting.keeping.guard.lift()
@@ -504,21 +511,15 @@ class Node:
 
     def _read_telemetry(self) -> Telemetry:
         self._sequence += 1
-        return Telemetry(
-            self.node_id,
-            self._sequence,
-            self._hosting.host.usable_bytes(),
-            self._machine.memory().total_bytes,
-            self._hosting.host.reserved_bytes,
-            os.getloadavg()[0],
-            self._hosting.host.s_per_gb,
-            self._hosting.host.tokens,
-            self._hosting.host.outstanding,
-            self._health.problems(),
-            self.keys.digest,
-            self._models.downloads.room.num_bytes,
-            self._hosting.host.capacity_bytes(),
-            self._hosting.monitor.headroom_bytes,
+        return own_reading(
+            self.membership,
+            self._hosting.host,
+            self._machine,
+            sequence=self._sequence,
+            reasons=self._health.problems(),
+            keys_digest=self.keys.digest,
+            fetch_room_bytes=self._models.downloads.room.num_bytes,
+            headroom_bytes=self._hosting.monitor.headroom_bytes,
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

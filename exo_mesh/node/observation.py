@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.clock import monotonic
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
@@ -77,6 +78,19 @@ class Observation:
             "stages_here": {name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
             "health": self.health(),
         }
+
+    async def view_change(self, timeout_s: float) -> bool:
+        before, end = self._gist(), monotonic() + timeout_s
+        while (left_s := end - monotonic()) > 0 and await self._membership.changed.wait(left_s):
+            if self._gist() != before:
+                return True
+        return False
+
+    def _gist(self) -> tuple[object, ...]:
+        """What people look at while it happens; the digest of the view says more and costs a millisecond."""
+        view = self._membership.view
+        placed = tuple((one.plan.instance_id, one.ballot, one.state) for _, one in view.instances())
+        return (*(peer.id for peer in view.peers()), *placed)
 
     def topology(self) -> dict[str, Any]:
         return describe_topology(self._membership, self._instances)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.profile import CapabilityProfile
@@ -45,6 +46,9 @@ class MeshObservation(Protocol):
 
     def state(self) -> dict[str, Any]:
         """`view` (agreed: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
+
+    async def view_change(self, timeout_s: float) -> bool:
+        """True when a peer or an instance has come, gone or changed its state; False after timeout_s without that."""
 
     def topology(self) -> dict[str, Any]:
         """Peers, links, and the ring of each instance, for people and pictures."""
@@ -225,6 +229,10 @@ class MeshService(Protocol):
     @property
     def stops(self) -> StopDesk:
         """Stops and restarts nodes."""
+
+    @property
+    def peer_desk(self) -> PeerDesk:
+        """Drains any peer and reads its log."""
 
     def drain(self, *, on: bool) -> None:
         """Finish what there is and take nothing new; or take requests again."""

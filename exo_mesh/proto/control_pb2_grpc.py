@@ -124,6 +124,16 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/exo_mesh.Control/Drain',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.ReadLog = channel.unary_unary(
+                '/exo_mesh.Control/ReadLog',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogReply.FromString,
+                _registered_method=True)
         self.DeleteCard = channel.unary_unary(
                 '/exo_mesh.Control/DeleteCard',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardRequest.SerializeToString,
@@ -290,6 +300,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Lets this peer take nothing new, or take requests again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLog(self, request, context):
+        """The last log records of this peer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteCard(self, request, context):
         """Deletes the custom model card that this peer has of a model.
         """
@@ -431,6 +455,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.StopNode,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DrainReply.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogReply.SerializeToString,
             ),
             'DeleteCard': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteCard,
@@ -954,6 +988,60 @@ class Control(object):
             '/exo_mesh.Control/StopNode',
             exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Drain',
+            exo__mesh_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/ReadLog',
+            exo__mesh_dot_proto_dot_control__pb2.ReadLogRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.ReadLogReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -213,6 +213,13 @@ class ControlClient:
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
 
+    async def drain(self, node_id: str, *, on: bool) -> None:
+        await self._call(self._stub.Drain, pb.DrainRequest(on=on, node_id=node_id), CALL_S)
+
+    async def read_log(self, records: int) -> bytes:
+        reply: pb.ReadLogReply = await self._call(self._stub.ReadLog, pb.ReadLogRequest(records=records), CALL_S)
+        return reply.json
+
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)
         return reply

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
-from exo_mesh.domain.device import FETCHES, Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
+from exo_mesh.domain.device import FETCHES, Device, EngineInfo, HopReading, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
@@ -30,6 +30,8 @@ MAX_REASON = 256  # characters
 MAX_KIND = 40
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
+
+MAX_HOPS = 16
 
 MAX_NAMES_BYTES = 64 * 1024
 """Names of models that one peer tells of, so that its hello stays below what a stranger may send."""
@@ -297,6 +299,14 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         fetch_room_bytes=reading.fetch_room_bytes,
         capacity_bytes=reading.capacity_bytes,
         headroom_bytes=reading.headroom_bytes,
+        temperature_c=reading.temperature_c,
+        power_w=reading.power_w,
+        frames=reading.frames,
+        draining=reading.is_draining,
+        hops=[
+            pb.HopReading(peer_id=hop.peer_id, rtt_ms=hop.rtt_ms, mb_per_s=hop.mb_per_s, kind=hop.kind)
+            for hop in reading.hops[:MAX_HOPS]
+        ],
     )
 
 
@@ -316,6 +326,13 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         message.fetch_room_bytes,
         message.capacity_bytes,
         message.headroom_bytes if message.HasField("headroom_bytes") else None,
+        temperature_c=message.temperature_c,
+        power_w=message.power_w,
+        frames=dict(islice(message.frames.items(), MAX_ITEMS)),
+        is_draining=message.draining,
+        hops=tuple(
+            HopReading(hop.peer_id[:64], hop.rtt_ms, hop.mb_per_s, hop.kind[:16]) for hop in message.hops[:MAX_HOPS]
+        ),
     )
 
 

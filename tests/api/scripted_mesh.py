@@ -38,6 +38,7 @@ from exo_mesh.node.service import ModelEntry, StoreService
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.stream_desk import StreamDesk
+from exo_mesh.tasks import ChangeSignal
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
@@ -68,6 +69,7 @@ class ScriptedMesh:
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     store: StoreService | None = None
     live: LiveStreams = field(default_factory=LiveStreams)
+    changed: ChangeSignal = field(default_factory=ChangeSignal)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
 
@@ -233,6 +235,10 @@ class ScriptedMesh:
     def stops(self) -> ScriptedMesh:
         return self
 
+    @property
+    def peer_desk(self) -> ScriptedPeerDesk:
+        return ScriptedPeerDesk(self)
+
     async def tell(self, peer: str, *, restart: bool) -> str:
         return "" if peer == "nobody" else "n1"
 
@@ -302,12 +308,32 @@ class ScriptedMesh:
     def lift_quarantine(self) -> int:
         return 1
 
+    async def view_change(self, timeout_s: float) -> bool:
+        return await self.changed.wait(timeout_s)
+
     def topology(self) -> dict[str, Any]:
         return {"peers": [], "links": []}
 
     def health(self) -> dict[str, Any]:
         reasons = [] if self.status == "ok" else [{"code": "starting", "message": "not yet", "remedy": "wait"}]
         return {"status": self.status, "reasons": reasons}
+
+
+@dataclass
+class ScriptedPeerDesk:
+    """One peer, which is called n1 or alpha."""
+
+    mesh: ScriptedMesh
+
+    async def drain(self, peer: str, *, on: bool) -> str:
+        if peer not in ("", "n1", "alpha"):
+            return ""
+        self.mesh.draining = on
+        return "n1"
+
+    async def log(self, peer: str, records: int) -> list[dict[str, Any]] | None:
+        lines = [{"time": 1.0, "level": "info", "logger": "exo_mesh.a", "message": f"line {n}"} for n in range(3)]
+        return lines[-records:] if peer in ("", "n1", "alpha") else None
 
 
 @dataclass

@@ -1,8 +1,11 @@
 // The chat: conversations of this browser, one of them open, and the answer that comes in.
 import { Composer } from "./composer.js";
 import { deleteConversation, exportConversations, importConversations, listConversations, newConversation, saveConversation } from "./conversations.js";
+import { mesh } from "./mesh.js";
 import { Message } from "./message.js";
 import { useModels } from "./models.js";
+import { readinessOf } from "./readiness.js";
+import { ReadinessBar } from "./readiness_bar.js";
 import { answerOf, attach, onRunning, start, stop } from "./running.js";
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
@@ -26,6 +29,8 @@ export function ChatView() {
   useEffect(() => onRunning(redraw), []);
   useEffect(() => { attach(conversation); }, [conversation.id]);
   if (!conversation.model && list.length) conversation.model = (list.find((one) => one.status === "loaded") ?? list[0]).id;
+
+  const readiness = readinessOf(conversation.model, mesh.document);
 
   const show = (one) => { open = one; showList(false); redraw(); };
   const ask = () => { setNote(""); start(conversation); redraw(); };
@@ -62,7 +67,8 @@ export function ChatView() {
       ${settingsShown && html`<${Sampling} settings=${conversation.settings} change=${(settings) => change({ settings })} />`}
       <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} />
       <p class="note" role="alert">${note}</p>
-      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} isRunning=${isRunning} canSend=${Boolean(conversation.model)} send=${send} stop=${() => stop(conversation.id)} />
+      ${mesh.document && !isRunning && html`<${ReadinessBar} model=${conversation.model} readiness=${readiness} />`}
+      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} isRunning=${isRunning} canSend=${Boolean(conversation.model) && readiness.state !== "waiting"} send=${send} stop=${() => stop(conversation.id)} />
     </section>
   </div>`;
 }

@@ -1,4 +1,5 @@
 // The connection to the mesh: which node answers, the key, calls, and the live document.
+import { withChanges } from "./changes.js";
 import { readEvents } from "./sse.js";
 
 const CONNECT_MS = 5000;
@@ -22,7 +23,8 @@ export const mesh = {
   document: null,
   connected: false,
   needsKey: false,
-  rates: {}, // tokens per second of each instance, from the counters of its driver
+  rates: {}, // tokens and frames per second of each instance, from the counters of its driver
+  events: [], // what has happened while the page watched; see changes.js
   memory: [], // pressure of this node's memory, the newest last
 };
 
@@ -138,8 +140,18 @@ function patched(target, patch) {
 function take(document) {
   const before = mesh.document;
   mesh.document = document;
-  const seconds = before ? document.time - before.time : 0;
-  if (seconds > 0.5 && seconds < 30) mesh.rates = ratesOf(tokensOf(before), tokensOf(document), seconds);
+  mesh.events = withChanges(mesh.events, before, document);
+  if (!counted || document.time - counted.time > 30) counted = document;
+  const seconds = document.time - counted.time;
+  if (seconds < 1.5) return addMemory(document); // counters of other peers come once a second
+  mesh.rates = ratesOf(counted, document, seconds);
+  counted = document;
+  addMemory(document);
+}
+
+let counted = null; // the document from which the rates are counted
+
+function addMemory(document) {
   if (document.memory) mesh.memory = [...mesh.memory.slice(-149), [document.time, document.memory.pressure_pct]];
 }
 
@@ -150,15 +162,22 @@ function readMemory(base) {
   }, () => {});
 }
 
-function tokensOf(document) {
-  const totals = {};
-  for (const peer of Object.values(document.peers ?? {})) Object.assign(totals, peer.tokens ?? {});
-  return totals;
+/** The rate of an instance, 0 while it is not known. */
+export function rateOf(instance) {
+  return mesh.rates[instance?.id] ?? { tokens: 0, frames: 0 };
 }
 
 function ratesOf(before, after, seconds) {
   const rates = {};
-  for (const [name, total] of Object.entries(after)) rates[name] = Math.max(0, (total - (before[name] ?? total)) / seconds);
+  for (const [id, peer] of Object.entries(after.peers ?? {})) {
+    for (const what of ["tokens", "frames"]) {
+      for (const [name, total] of Object.entries(peer[what] ?? {})) {
+        const old = before.peers?.[id]?.[what]?.[name] ?? total;
+        rates[name] ??= { tokens: 0, frames: 0 };
+        rates[name][what] = Math.max(rates[name][what], (total - old) / seconds);
+      }
+    }
+  }
   return rates;
 }
 
