@@ -6,7 +6,7 @@ import { ModelsView } from "./models_view.js";
 import { RequestsView } from "./requests_view.js";
 import { follow, mesh, onMesh } from "./mesh.js";
 import { LANGUAGES, language, loadStrings, t } from "./strings.js";
-import { html, render, useEffect, useReducer, useState } from "./ui.js";
+import { html, render, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
 
 const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView };
 const ICONS = {
@@ -31,7 +31,7 @@ function App() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [view, setView] = useState(viewInAddress());
   const [theme, setTheme] = useState(localStorage.getItem("exo.theme") ?? "auto");
-  useEffect(() => onMesh(redraw), []);
+  useLayoutEffect(() => onMesh(redraw), []); // before the first answer of a node can come
   useEffect(() => {
     const turn = () => setView(viewInAddress());
     addEventListener("hashchange", turn);

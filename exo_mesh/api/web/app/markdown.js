@@ -102,11 +102,30 @@ function renderMath(elements) {
     () => {
       for (const element of elements) {
         const displayMode = element.classList.contains("display");
-        globalThis.katex.render(element.textContent, element, { displayMode, throwOnError: false, trust: false });
+        const source = element.textContent;
+        try {
+          withoutStyleAttributes(() => globalThis.katex.render(source, element, { displayMode, throwOnError: true, trust: false }));
+        } catch {
+          element.textContent = source; // no formula after all
+        }
       }
     },
     () => { katexLoading = null; },
   );
+}
+
+/** The security policy forbids style attributes, which KaTeX sets on some marks; the same style as properties is allowed. */
+function withoutStyleAttributes(work) {
+  const { setAttribute } = Element.prototype;
+  Element.prototype.setAttribute = function (name, value) {
+    if (name === "style") this.style.cssText = value;
+    else setAttribute.call(this, name, value);
+  };
+  try {
+    work();
+  } finally {
+    Element.prototype.setAttribute = setAttribute;
+  }
 }
 
 async function loadKatex() {
