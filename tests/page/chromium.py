@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,16 @@ PHONE = {"width": 390, "height": 844}
 
 needs_chromium = [
     pytest.mark.extended,
-    pytest.mark.skipif(find_spec("playwright") is None, reason="the browser tests need playwright: pip install playwright"),
-    pytest.mark.skipif(CHROMIUM is None, reason="the browser tests need Chromium; PAGE_CHROMIUM names it"),
-]  # fmt: skip
+    pytest.mark.skipif(find_spec("playwright") is None, reason="browser tests need playwright: pip install playwright"),
+    pytest.mark.skipif(CHROMIUM is None, reason="browser tests need Chromium; PAGE_CHROMIUM names it"),
+]
+needs_axe = pytest.mark.skipif(
+    not AXE.is_file(), reason="AXE_CORE_DIR must name a directory with the npm package axe-core"
+)
 
 
 @asynccontextmanager
-async def page_at(url: str, *members: str, init_script: str = "", **context: Any) -> AsyncIterator[Any]:
+async def page_at(url: str, *members: str, **context: Any) -> AsyncIterator[Any]:
     """A page in a browser of its own, at the start page of the node `url`; context: of Playwright's `new_context`.
 
     At its end the page has thrown no error, opened no dialog, broken no rule of its security policy, and asked nothing
@@ -45,8 +49,6 @@ async def page_at(url: str, *members: str, init_script: str = "", **context: Any
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened = await browser.new_context(**{"locale": "en-US", "viewport": {"width": 1024, "height": 768}, **context})
         opened.set_default_timeout(20_000)
-        if init_script:
-            await opened.add_init_script(init_script)
         page = await opened.new_page()
         page.on("pageerror", lambda error: found.append(f"error: {error}"))
         page.on("request", lambda asked: None if urlsplit(asked.url).netloc in allowed else found.append(asked.url))
@@ -66,11 +68,11 @@ async def view_names(page: Any) -> list[str]:
 
 
 async def open_view(page: Any, name: str) -> None:
-    """Open a view and wait until it shows what the node says, and until nothing moves."""
+    """Open a view and wait until it shows what the node says, and until it is painted."""
     await page.evaluate("(name) => { location.hash = `#/${name}`; }", name)
     await page.locator(f"main.view-{name}").wait_for()
     await page.locator(".connection small").last.wait_for()
-    await page.evaluate("() => new Promise((done) => setTimeout(done, 300))")
+    await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 async def ask(page: Any, question: str, **sampling: str) -> None:
@@ -96,9 +98,8 @@ async def until_written(page: Any, num_characters: int) -> None:
 
 async def conversations(page: Any) -> list[dict[str, Any]]:
     """All that the browser keeps, the newest first."""
-    kept = await page.evaluate(
-        "Object.keys(localStorage).filter((name) => name.startsWith('exo.conversation.')).map((name) => localStorage[name])"
-    )
+    names = "Object.keys(localStorage).filter((name) => name.startsWith('exo.conversation.'))"
+    kept = await page.evaluate(f"{names}.map((name) => localStorage[name])")
     return sorted(map(json.loads, kept), key=lambda one: -float(one["updated"]))
 
 
@@ -116,3 +117,20 @@ async def import_conversations(page: Any, given: Iterable[dict[str, Any]]) -> No
         {"name": "c.json", "mimeType": "application/json", "buffer": body}
     )
     await page.locator(".conversations .title").first.dispatch_event("click")  # on a phone the list is folded
+
+
+@cache
+def _axe() -> str:
+    return AXE.read_text("utf-8")
+
+
+async def axe_findings(page: Any) -> list[str]:
+    """What axe calls serious or critical in what is shown now: rule, element, and what is wrong."""
+    await page.evaluate(_axe())
+    violations = (await page.evaluate("axe.run({resultTypes: ['violations']})"))["violations"]
+    return [
+        f"{one['id']} {node['target']}: {node['failureSummary']}"
+        for one in violations
+        if one["impact"] in ("serious", "critical")
+        for node in one["nodes"]
+    ]
