@@ -81,10 +81,10 @@ async def ask(page: Any, question: str, **sampling: str) -> None:
 
     await expect(page.locator(".model-choice select")).to_have_value(MODEL)
     if sampling:
-        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_role("button", name="Options").click()
         for name, value in sampling.items():
             await page.get_by_label(name.replace("_", " ").capitalize()).fill(value)
-        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_role("button", name="Options").click()
     await page.get_by_label("Write a message").fill(question)
     await page.keyboard.press("Enter")
 

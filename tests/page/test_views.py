@@ -142,7 +142,7 @@ def write_picture(path: Path, picture: bytes) -> None:
 async def test_axe_finds_nothing_serious_in_any_view(mesh: LocalMesh, scheme: str) -> None:
     async with page_at(*mesh.api_urls, color_scheme=scheme, reduced_motion="reduce") as page:
         await import_conversations(page, [RICH])
-        await page.get_by_role("button", name="Settings").click()
+        await page.get_by_role("button", name="Options").click()
         found = {}
         for name in await view_names(page):
             await open_view(page, name)

@@ -5,6 +5,7 @@ import { MeshView } from "./mesh_view.js";
 import { ModelsView } from "./models_view.js";
 import { RequestsView } from "./requests_view.js";
 import { follow, mesh, onMesh } from "./mesh.js";
+import { resume } from "./running.js";
 import { LANGUAGES, language, loadStrings, t } from "./strings.js";
 import { html, render, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
 
@@ -49,6 +50,7 @@ function App() {
     redraw();
   };
   const View = VIEWS[view];
+  useEffect(() => { document.title = `${t(`nav.${view}`)} · exo-mesh`; }, [view, language]);
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>${t("nav.skip")}</a>
     <header class="side">
@@ -101,3 +103,4 @@ const place = document.getElementById("app");
 place.textContent = "";
 render(html`<${App} />`, place);
 follow();
+resume();

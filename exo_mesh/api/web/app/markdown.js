@@ -79,7 +79,12 @@ function decorate(block) {
   copy.addEventListener("click", async () => {
     if (await copyText(source)) copy.textContent = t("chat.copied");
   });
-  block.parentElement.append(copy);
+  const frame = document.createElement("div"); // the block scrolls sideways, its button does not
+  frame.className = "code";
+  const pre = block.parentElement;
+  pre.tabIndex = 0;
+  pre.replaceWith(frame);
+  frame.append(pre, copy);
 }
 
 /** The clipboard needs HTTPS or localhost; elsewhere the old way does. */

@@ -6,7 +6,7 @@ import { t } from "./strings.js";
 
 export function Message({ message, isRunning = false, again = null, edit = null }) {
   if (message.role === "user") {
-    return html`<article class="message user" aria-label=${t("chat.you")}><div class="plain">${message.content}</div>
+    return html`<article class="message user" aria-label=${t("chat.you")}><div class="plain bubble">${message.content}</div>
       ${edit && html`<footer><button type="button" onClick=${edit}>${t("chat.edit")}</button></footer>`}</article>`;
   }
   const text = message.content ?? message.text ?? "";
