@@ -92,7 +92,7 @@ function Connection() {
     <div>
       <div>${connected ? peer?.name ?? base : t("connection.lost")}</div>
       <small>${connected && moved ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : ""}</small>
-      ${hello && html`<small>${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
+      ${hello && html`<small class="caller">${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
     </div>
   </div>`;
 }

@@ -35,7 +35,8 @@ const math = {
     const found = /^\$\$([^$]+)\$\$/.exec(source) ?? /^\\\[([\s\S]+?)\\\]/.exec(source);
     if (found) return { type: "math", raw: found[0], text: found[1], display: true };
     const inline = /^\$(?!\s)([^$\n]*[^$\s])\$(?!\d)/.exec(source) ?? /^\\\((.+?)\\\)/.exec(source);
-    return inline ? { type: "math", raw: inline[0], text: inline[1], display: false } : undefined;
+    const isMath = inline && !/(^|[^\\])%/.test(inline[1]); // after a bare % TeX shows nothing: that is no formula
+    return isMath ? { type: "math", raw: inline[0], text: inline[1], display: false } : undefined;
   },
   renderer: ({ text, display }) => `<span class="math${display ? " display" : ""}">${escape(text)}</span>`,
 };
