@@ -1,6 +1,6 @@
 """Every view of the page in Chromium on a real mesh that computes: changes of the mesh, layout, accessibility, safety.
 
-`PAGE_PICTURES=docs/images pytest -m extended tests/page/test_views.py -k pictures` writes the pictures of the
+`PAGE_PICTURES=docs/images pytest -m extended tests/page/test_views.py -k documents` writes the pictures of the
 documents; PAGE_REVIEW=DIR there writes every view at every width, light and dark, for people to look at.
 """
 
