@@ -58,15 +58,29 @@ export function safeHtml(text) {
   return DOMPurify.sanitize(marked.parse(text), SAFE);
 }
 
+/** Drawing a long text takes tens of milliseconds: one that grows is drawn at most a quarter of the time. */
 export function Markdown({ text }) {
   const place = useRef(null);
+  const timing = useRef({ next: 0 }).current;
   useLayoutEffect(() => {
-    place.current.innerHTML = safeHtml(text);
-    for (const block of place.current.querySelectorAll("pre > code")) decorate(block);
-    const formulas = place.current.querySelectorAll(".math");
-    if (formulas.length) renderMath(formulas);
+    const work = () => {
+      const started = performance.now();
+      draw(place.current, text);
+      timing.next = performance.now() + 3 * (performance.now() - started);
+    };
+    const wait = timing.next - performance.now();
+    if (wait <= 0) return work();
+    const timer = setTimeout(work, wait);
+    return () => clearTimeout(timer);
   }, [text]);
   return html`<div class="markdown" ref=${place}></div>`;
+}
+
+function draw(place, text) {
+  place.innerHTML = safeHtml(text);
+  for (const block of place.querySelectorAll("pre > code")) decorate(block);
+  const formulas = place.querySelectorAll(".math");
+  if (formulas.length) renderMath(formulas);
 }
 
 function decorate(block) {
