@@ -41,8 +41,9 @@ async def page_at(url: str, *members: str, **context: Any) -> AsyncIterator[Any]
     At its end the page has thrown no error, opened no dialog, broken no rule of its security policy, and asked nothing
     of addresses other than `url` and `members`.
     """
-    from playwright.async_api import async_playwright
+    from playwright.async_api import async_playwright, expect
 
+    expect.set_options(timeout=20_000)
     found: list[str] = []
     allowed = {urlsplit(one).netloc for one in (url, *members)} | {""}  # blob: and data: have no address
     async with async_playwright() as driver:

@@ -42,16 +42,19 @@ async def test_a_changed_message_begins_another_conversation_and_the_first_one_s
         before = await whole_answer(page)
         await page.get_by_role("button", name="Regenerate").click()
         assert (await whole_answer(page))["content"] == before["content"]
+        await page.get_by_role("button", name="Branch").click()
+        assert [len(one["messages"]) for one in await conversations(page)] == [2, 2]
         await page.get_by_label("Write a message").press("ArrowUp")
         await page.get_by_label("Write a message").fill("second")
         await page.keyboard.press("Shift+Enter")
         await page.keyboard.type("line")
         await page.keyboard.press("Enter")
         await whole_answer(page)
-        newest, oldest = await conversations(page)
+        newest, branch, oldest = await conversations(page)
         assert [one["content"] for one in newest["messages"] if one["role"] == "user"] == ["second\nline"]
         assert [one["content"] for one in oldest["messages"] if one["role"] == "user"] == ["first"]
-        assert newest["settings"] == oldest["settings"]
+        assert branch["messages"] == oldest["messages"]
+        assert newest["settings"] == branch["settings"] == oldest["settings"]
         assert newest["settings"]["system"] == "Be brief."
 
 

@@ -46,6 +46,13 @@ export function ChatView() {
     const made = { ...newConversation(conversation.model), settings: { ...conversation.settings } };
     show({ ...made, messages: structuredClone(conversation.messages.slice(0, index)), draft: conversation.messages[index].content });
   };
+  /** Another conversation that goes on after an answer; the first one stays. */
+  const copy = (index) => {
+    const made = { ...newConversation(conversation.model), title: conversation.title, settings: { ...conversation.settings } };
+    made.messages = structuredClone(conversation.messages.slice(0, index + 1));
+    if (!saveConversation(made)) setNote({ text: t("chat.full") });
+    show(made);
+  };
   const editLast = () => {
     const index = conversation.messages.findLastIndex((one) => one.role === "user");
     if (index >= 0 && !isRunning) branch(index);
@@ -67,7 +74,7 @@ export function ChatView() {
           <span class="word">${t("chat.options")}</span><span class="sign" aria-hidden="true">⚙</span></button>
       </div>
       ${settingsShown && html`<${Sampling} settings=${conversation.settings} change=${(settings) => change({ settings })} />`}
-      <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} />
+      <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} copy=${copy} />
       <p class="note ${note?.isGood ? "good" : ""}" role="alert">${note?.text}</p>
       <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} isRunning=${isRunning} canSend=${Boolean(conversation.model)} send=${send} editLast=${editLast} stop=${() => stop(conversation.id)} />
     </section>
@@ -138,7 +145,7 @@ function Sampling({ settings, change }) {
   </div>`;
 }
 
-function Messages({ conversation, answer, isRunning, again, edit }) {
+function Messages({ conversation, answer, isRunning, again, edit, copy }) {
   const place = useRef(null);
   const follows = useRef(true);
   const { messages } = conversation;
@@ -153,6 +160,7 @@ function Messages({ conversation, answer, isRunning, again, edit }) {
     ${messages.length > 0 && html`<h1 class="hidden">${conversation.title || t("chat.untitled")}</h1>`}
     ${!messages.length && html`<div class="empty"><h1>${t("chat.hello")}</h1><p>${t("chat.hint")}</p></div>`}
     ${messages.map((message, index) => html`<${Message} key=${index} message=${message}
+      copy=${message.role === "assistant" && message.content ? () => copy(index) : null}
       again=${index === last && message.role === "assistant" && !isRunning ? again : null}
       edit=${message.role === "user" && !isRunning ? () => edit(index) : null} />`)}
     ${isRunning && html`<${Message} key=${messages.length} message=${{ role: "assistant", ...(answer ?? { waiting: "sending" }) }} isRunning />`}
