@@ -93,18 +93,23 @@ async def test_a_model_is_pulled_with_progress_then_loaded_and_unloaded(mesh: Lo
         assert [one["model"] for one in mesh.client().get("/state")["view"]["instances"]] == [MODEL]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-async def test_pictures_of_every_view_fit_their_width(mesh: LocalMesh, width: int, tmp_path: Path) -> None:
-    size = {"width": width, "height": PHONE["height"] if width == PHONE["width"] else width * 3 // 4}
-    async with page_at(*mesh.api_urls, viewport=size) as page:
+async def test_pictures_of_every_view_fit_their_width(mesh: LocalMesh) -> None:
+    async with page_at(*mesh.api_urls) as page:
         await import_conversations(page, [RICH])
-        for name in await view_names(page):
-            await open_view(page, name)
-            assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), name
-            for scheme in ("light", "dark"):
-                await page.emulate_media(color_scheme=scheme)
+        for width in WIDTHS:
+            height = PHONE["height"] if width == PHONE["width"] else width * 3 // 4
+            await page.set_viewport_size({"width": width, "height": height})
+            for name in await view_names(page):
+                await open_view(page, name)
+                assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), (name, width)
                 if "PAGE_REVIEW" in os.environ:
-                    await page.screenshot(path=Path(os.environ["PAGE_REVIEW"], f"{name}-{width}-{scheme}.png"))
+                    await review(page, Path(os.environ["PAGE_REVIEW"]), f"{name}-{width}")
+
+
+async def review(page: Any, folder: Path, name: str) -> None:
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        await page.screenshot(path=folder / f"{name}-{scheme}.png")
 
 
 async def test_pictures_of_the_documents_are_small(mesh: LocalMesh, tmp_path: Path) -> None:
@@ -138,19 +143,20 @@ def write_picture(path: Path, picture: bytes) -> None:
 
 
 @needs_axe
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-async def test_axe_finds_nothing_serious_in_any_view(mesh: LocalMesh, scheme: str) -> None:
-    async with page_at(*mesh.api_urls, color_scheme=scheme, reduced_motion="reduce") as page:
+async def test_axe_finds_nothing_serious_in_any_view(mesh: LocalMesh) -> None:
+    async with page_at(*mesh.api_urls, reduced_motion="reduce") as page:
         await import_conversations(page, [RICH])
         await page.get_by_role("button", name="Options").click()
         found = {}
         for name in await view_names(page):
             await open_view(page, name)
-            found[name] = await axe_findings(page)
+            for scheme in ("light", "dark"):
+                await page.emulate_media(color_scheme=scheme)
+                found[name, scheme] = await axe_findings(page)
         await page.set_viewport_size(PHONE)
         await open_view(page, "chat")
-        found["phone"] = await axe_findings(page)
-        assert {name: findings for name, findings in found.items() if findings} == {}
+        found["chat", "phone"] = await axe_findings(page)
+        assert {where: findings for where, findings in found.items() if findings} == {}
 
 
 async def test_hostile_names_models_and_answers_stay_text(mesh: LocalMesh) -> None:
