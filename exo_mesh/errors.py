@@ -9,6 +9,7 @@ MeshError
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
 ├── FetchError            files of a model could not be fetched; carries what a person can do
 ├── PlacementError        no set of peers can hold the model; carries the arithmetic
+│   └── PendingPlacementError not yet: figures of peers are missing, or a peer that would be needed is away
 ├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
 ├── CrashLoopError        runners of this model crash again and again, wherever it can be placed
 ├── QuarantinedError      the model got stuck, wherever it can be placed, and is not tried there for a while
@@ -16,10 +17,12 @@ MeshError
 │   ├── RankLostError         a rank of a tensor group did not come, is gone, or does not come back from a frame
 │   └── CanaryError           a tensor group does not compute what one machine would
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
-│   └── StrangerError         the other end is not of this mesh: it has another secret, or none
+│   ├── StrangerError         the other end is not of this mesh: it has another secret, or none
+│   └── PeerVersionError      a peer runs another version, which does not know the call, a field or an operation
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── InstanceDeletedError  somebody deleted the instance on which a request ran
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
+│   └── MemoryPressureError   a machine of the ring is short of memory; the message has its numbers
 ├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── NodeStoppingError     the node stops; the request can be continued at another peer
 ├── NoStoreError          the mesh has no model store
@@ -139,6 +142,12 @@ class PlacementError(MeshError):
         return {"reason": self.reason, "need_bytes": self.need_bytes, "have": have, "remedy": self.remedy}
 
 
+class PendingPlacementError(PlacementError):
+    """No plan was found now; one may be found soon."""
+
+    code = "pending"
+
+
 class ReservationError(MeshError):
     """A peer refused its part of a plan. `usable_bytes` is what it could give, where memory was the reason; `why` the
     code of a CrashLoopError or QuarantinedError, where that was."""
@@ -193,6 +202,12 @@ class StrangerError(TransportError):
     """The other end of a connection is not of this mesh: it has another secret, or only one of the two has one."""
 
 
+class PeerVersionError(TransportError):
+    """A peer of another version does not know a call, a field of a request or an operation. Only that request fails."""
+
+    code = "peer_version"
+
+
 class StageLostError(MeshError):
     """A stage of the ring that a request ran on is gone."""
 
@@ -207,6 +222,13 @@ class OverloadError(MeshError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class MemoryPressureError(OverloadError):
+    """A machine is short of memory, so that a request or a placement is refused; the message has peer, numbers and
+    remedy."""
+
+    code = "memory_pressure"
 
 
 class NoInvitationError(MeshError):
@@ -276,14 +298,17 @@ _BY_CODE: dict[str, type[MeshError]] = {
         ModelError,
         FetchError,
         PlacementError,
+        PendingPlacementError,
         CrashLoopError,
         QuarantinedError,
         EngineError,
         RankLostError,
         CanaryError,
         TransportError,
+        PeerVersionError,
         StageLostError,
         OverloadError,
+        MemoryPressureError,
         NotReadyError,
         NodeStoppingError,
         NoStoreError,

@@ -6,7 +6,7 @@ the time. `array_like` leaves the field names off the wire.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,9 @@ from exo_mesh.domain.tensor import Tensor
 HIDDEN = "hidden"
 """Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""
 
+
+UNKNOWN_OP = "peer_version"
+"""Code of the fault of a sequence for which there was an operation that a stage does not know."""
 
 NO_COPY = "no_copy"
 """Code of the fault of a sequence that a stage could not copy."""
@@ -77,6 +80,20 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The ring ends after this frame."""
 
 
+class UnknownOp(msgspec.Struct, frozen=True):
+    """An operation of a newer version, as it came, so that it can be passed on. The first field of an operation is its
+    sequence; one that has none must not be sent to a stage that does not know it."""
+
+    name: str
+    sequence: int
+    fields: tuple[Any, ...] = ()
+
+    @property
+    def as_sent(self) -> tuple[Any, ...]:
+        """The array that is encoded."""
+        return (self.name, self.sequence, *self.fields)
+
+
 Op = Insert | Copy | Remove | Retain | Shutdown
 
 
@@ -100,6 +117,17 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     kv_tokens: int = 2**31
 
 
+class MemoryStanding(NamedTuple):
+    """What a rank of a tensor group says of its memory; see StageReport. The group has what its poorest rank has."""
+
+    pressure: int = 0
+    kv_tokens: int = 2**31
+
+    def worse(self, other: MemoryStanding) -> MemoryStanding:
+        """What both of them have."""
+        return MemoryStanding(max(self.pressure, other.pressure), min(self.kv_tokens, other.kv_tokens))
+
+
 class Frame(msgspec.Struct, frozen=True):
     """`step` is unique and rising within (instance, ballot); stages drop repeats by it.
 
@@ -113,7 +141,7 @@ class Frame(msgspec.Struct, frozen=True):
     batch: int
     rows: tuple[Row, ...] = ()
     token_ids: tuple[int, ...] = ()
-    ops: tuple[Op, ...] = ()
+    ops: tuple[Op | UnknownOp, ...] = ()
     tensors: dict[str, Tensor] = {}
     faults: tuple[Fault, ...] = ()
     reports: tuple[StageReport, ...] = ()

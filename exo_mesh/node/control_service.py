@@ -22,7 +22,7 @@ from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
-from exo_mesh.serving.stream_desk import StreamDesk
+from exo_mesh.serving.stream_desk import StreamDesk, cancel_here
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.transport.stage_codec import standing_to_proto
 
@@ -143,7 +143,7 @@ class ControlService:
 
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
         key_id = request.key_id if request.HasField("key_id") else None
-        return pb.CancelReply(found=self._journal.cancel(request.request_id, key_id))
+        return pb.CancelReply(found=cancel_here(self._journal, self._streams, request.request_id, key_id))
 
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
         return self._streams.answer_find(request)

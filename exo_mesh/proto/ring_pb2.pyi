@@ -7,19 +7,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RingHello(_message.Message):
-    __slots__ = ("protocol", "instance_id", "ballot", "from_stage")
+    __slots__ = ("protocol", "instance_id", "ballot", "from_stage", "newest_protocol")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     BALLOT_FIELD_NUMBER: _ClassVar[int]
     FROM_STAGE_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     instance_id: str
     ballot: _plan_pb2.Ballot
     from_stage: int
-    def __init__(self, protocol: _Optional[int] = ..., instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., from_stage: _Optional[int] = ...) -> None: ...
+    newest_protocol: int
+    def __init__(self, protocol: _Optional[int] = ..., instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., from_stage: _Optional[int] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
 
 class RingAck(_message.Message):
-    __slots__ = ("last_step",)
+    __slots__ = ("last_step", "pressure", "kv_tokens")
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
+    PRESSURE_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     last_step: int
-    def __init__(self, last_step: _Optional[int] = ...) -> None: ...
+    pressure: int
+    kv_tokens: int
+    def __init__(self, last_step: _Optional[int] = ..., pressure: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...

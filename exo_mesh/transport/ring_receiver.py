@@ -10,10 +10,11 @@ from typing import Any
 
 import grpc
 
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, MemoryStanding
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.protocol import ProtocolRange
 from exo_mesh.transport.codec import FrameAssembler, decode_hello, encode_ack
 from exo_mesh.transport.incoming import MalformedError
 from exo_mesh.transport.plan_codec import ballot_from_proto
@@ -34,15 +35,21 @@ class RingReceiver:
 
     def __init__(
         self,
-        protocol: int,
+        spoken: ProtocolRange,
         instance_id: str,
         ballot: Ballot,
         from_stage: int,
         deliver: Callable[[Frame], Awaitable[None]],
+        standing: Callable[[], MemoryStanding] | None = None,
     ) -> None:
-        self._expected = (protocol, instance_id, from_stage)
+        """standing: of the memory here, where the sender is the leader of the same tensor group: it is told with the
+        acknowledgements, and at once when it has changed."""
+        self._spoken = spoken
+        self._expected = (instance_id, from_stage)
         self._ballot = ballot
         self._deliver = deliver
+        self._standing = standing
+        self._told: MemoryStanding | None = None
         self._last_step = 0
         self._stream = 0
         self.frames_in = 0
@@ -57,7 +64,7 @@ class RingReceiver:
 
     def change(self, ballot: Ballot, from_stage: int) -> None:
         """From now on only that stage with that ballot is let in; steps begin anew."""
-        self._expected = (*self._expected[:2], from_stage)
+        self._expected = (self._expected[0], from_stage)
         self._ballot = ballot
         self._last_step = 0
         self._stream += 1
@@ -84,7 +91,7 @@ class RingReceiver:
             self.alone_since = time.monotonic()
 
     async def _serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.write(encode_ack(self._last_step))
+        await context.write(self._ack())
         # grpc cancels this task when the connection breaks; a frame that counts as arrived is delivered all the same
         reading = asyncio.create_task(self._read(self._stream, context), name="ring reader")
         try:
@@ -98,8 +105,11 @@ class RingReceiver:
 
     def _refusal(self, hello: pb.RingHello) -> str:
         ballot = ballot_from_proto(hello.ballot)
-        if (hello.protocol, hello.instance_id, hello.from_stage) != self._expected:
-            return f"stage {hello.from_stage} of {hello.instance_id!r} (protocol {hello.protocol}) is not my neighbour"
+        said = ProtocolRange.said(hello.protocol, hello.newest_protocol)
+        if self._spoken.agreed(said) is None:
+            return f"stage {hello.from_stage} speaks protocol {said}, this stage {self._spoken}"
+        if (hello.instance_id, hello.from_stage) != self._expected:
+            return f"stage {hello.from_stage} of {hello.instance_id!r} is not my neighbour"
         if ballot != self._ballot:
             return f"ballot {ballot} is not in force here, {self._ballot} is"
         return ""
@@ -117,9 +127,14 @@ class RingReceiver:
                 continue
             await self._accept(frame)
             unacked_frames += 1
-            if unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES:
-                await context.write(encode_ack(self._last_step))
+            is_due = unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES
+            if is_due or (self._standing is not None and self._standing() != self._told):
+                await context.write(self._ack())
                 unacked_frames = unacked_bytes = 0
+
+    def _ack(self) -> bytes:
+        self._told = None if self._standing is None else self._standing()
+        return encode_ack(self._last_step, self._told)
 
     async def _accept(self, frame: Frame) -> None:
         if frame.ballot != self._ballot:

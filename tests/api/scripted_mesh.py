@@ -202,10 +202,11 @@ class ScriptedMesh:
         return [*events[:-1], TokenEvent(last.index, last.token_id, last.logprob, last.top, finish)]
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        if request_id not in self.running or not self.of(key_id, request_id):
-            return False
-        self.running[request_id].set()
-        return True
+        named = {request_id, *self.live.request_ids_of(request_id, key_id)}
+        found = [one for one in named if one in self.running and self.of(key_id, one)]
+        for one in found:
+            self.running[one].set()
+        return bool(found)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         self.specs.append(spec)
