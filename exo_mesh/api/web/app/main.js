@@ -5,10 +5,11 @@ import { MeshView } from "./mesh_view.js";
 import { ModelsView } from "./models_view.js";
 import { RequestsView } from "./requests_view.js";
 import { follow, mesh, onMesh } from "./mesh.js";
+import { resume } from "./running.js";
 import { SettingsView } from "./settings_view.js";
 import { LANGUAGES, chooseLanguage, language, loadStrings, t } from "./strings.js";
 import { THEMES, applyTheme, chooseTheme, theme } from "./theme.js";
-import { html, render, useEffect, useReducer, useState } from "./ui.js";
+import { html, render, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
 
 const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView, settings: SettingsView };
 const ICONS = {
@@ -26,7 +27,7 @@ function viewInAddress() {
 function App() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [view, setView] = useState(viewInAddress());
-  useEffect(() => onMesh(redraw), []);
+  useLayoutEffect(() => onMesh(redraw), []); // before the first answer of a node can come
   useEffect(() => {
     const turn = () => setView(viewInAddress());
     addEventListener("hashchange", turn);
@@ -39,6 +40,7 @@ function App() {
   const nextTheme = () => chooseTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
   const choose = (event) => chooseLanguage(event.target.value);
   const View = VIEWS[view];
+  useEffect(() => { document.title = `${t(`nav.${view}`)} · exo-mesh`; }, [view, language]);
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>${t("nav.skip")}</a>
     <header class="side">
@@ -80,7 +82,7 @@ function Connection() {
     <div>
       <div>${connected ? peer?.name ?? base : t("connection.lost")}</div>
       <small>${connected && moved ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : ""}</small>
-      ${hello && html`<small>${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
+      ${hello && html`<small class="caller">${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
     </div>
   </div>`;
 }
@@ -91,3 +93,4 @@ const place = document.getElementById("app");
 place.textContent = "";
 render(html`<${App} />`, place);
 follow();
+resume();

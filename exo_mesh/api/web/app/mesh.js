@@ -23,6 +23,7 @@ export const mesh = {
   document: null,
   connected: false,
   needsKey: false,
+  keyRefused: false, // the last key that was given is none
   rates: {}, // tokens and frames per second of each instance, from the counters of its driver
   events: [], // what has happened while the page watched; see changes.js
   memory: [], // pressure of this node's memory, the newest last
@@ -49,17 +50,23 @@ function takeToken() {
 
 takeToken();
 let key = sessionStorage.getItem("exo.key") ?? "";
-let keyGiven = () => {};
+let keyWaiters = [];
 export function setKey(text) {
   key = text.trim();
   sessionStorage.setItem("exo.key", key);
   mesh.needsKey = false;
   changed();
-  keyGiven();
+  for (const go of keyWaiters.splice(0)) go();
 }
 export function askForKey() {
   mesh.needsKey = true;
+  mesh.keyRefused = key !== "";
   changed();
+}
+/** Ask for a key, and wait until there is one. */
+export function untilKey() {
+  askForKey();
+  return new Promise((resolve) => keyWaiters.push(resolve));
 }
 export function authorization() {
   return key ? { Authorization: `Bearer ${key}` } : {};
@@ -184,8 +191,7 @@ function ratesOf(before, after, seconds) {
 async function listenAt(base, signal) {
   const reply = await fetchAt(base, "/metrics/stream", { signal });
   if (reply.status === 401) {
-    askForKey();
-    await new Promise((resolve) => { keyGiven = resolve; });
+    await untilKey();
     return;
   }
   if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => null));
