@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from exo_mesh.errors import InputError, ReservationError
 from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.inspection.diagnostics import Diagnostics
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
 from exo_mesh.membership.key_sharing import KeySharing
@@ -18,7 +19,6 @@ from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
-from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal

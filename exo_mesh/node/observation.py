@@ -11,6 +11,7 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.inspection.diagnostics import Diagnostics
 from exo_mesh.instances.instances import Instances
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
@@ -23,7 +24,6 @@ from exo_mesh.node.describe import (
     describe_topology,
     describe_view,
 )
-from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.health import Health
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.traces import chrome_trace
