@@ -208,6 +208,11 @@ class StageHost:
         """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer."""
         await asyncio.gather(*(runner.press(level) for runner in list(self._runners.values())))
 
+    @property
+    def runners(self) -> Mapping[str, Runner]:
+        """The runners here, by instance."""
+        return dict(self._runners)
+
     def beats(self) -> list[StageBeat]:
         """The last heartbeat of every stage that runs here."""
         found = []

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -34,6 +35,7 @@ from exo_mesh.hosting.runner_exit import (
     say_where_it_stands,
     shielded,
 )
+from exo_mesh.hosting.stack_listener import StackListener
 from exo_mesh.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.hosting.status_board import StatusBoard
 from exo_mesh.proto import control_pb2, plan_pb2, runner_pb2
@@ -109,6 +111,8 @@ class Runner:
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
         self._last_lines: deque[str] = deque(maxlen=5)
+        self._process: asyncio.subprocess.Process | None = None
+        self._heard_stacks: StackListener | None = None
 
     async def run(self, on_beat: OnBeat = lambda beat: None, on_end: OnEnd = lambda end, why: None) -> None:
         """Start the process, follow it, and see it off. Never raises a MeshError: failures go to the board, at once,
@@ -135,6 +139,16 @@ class Runner:
     def silent_s(self) -> float:
         """How long ago its last report came; infinite before the first."""
         return asyncio.get_running_loop().time() - self._heard_at if self._heard_at else math.inf
+
+    async def stacks(self) -> list[str]:
+        """Where all threads of the process stand: files, lines and names, no values. [] if the process does not hear
+        the question: it has ended, is stopped by a signal, or has not reported yet."""
+        if self._process is None or not self._heard_at or self._gone.is_set() or is_stopped(self.pid):
+            return []
+        self._heard_stacks = self._heard_stacks or StackListener()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+        return await self._heard_stacks.listen()
 
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         """Tell the stage where the next one listens. Raises StageLostError if it is gone.
@@ -186,7 +200,7 @@ class Runner:
 
     async def _run(self, on_beat: OnBeat) -> None:
         child = self._spare or await spawn(self._command, self._environment)
-        process = child.process
+        self._process = process = child.process
         self.pid = self.flight.pid = process.pid
         self._spawned_at = time.monotonic()
         self.flight.note("spawned", pid=process.pid)
@@ -360,4 +374,6 @@ class Runner:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
         if text:
             self._last_lines.append(text)
+            if self._heard_stacks is not None:
+                self._heard_stacks.hear(text)
             _log.info("runner %s: %s", self.label, text)

@@ -116,6 +116,11 @@ class Diagnostics:
         return {"entries": entries[-MAX_TIMELINE:], "left_out": max(0, len(entries) - MAX_TIMELINE),
                 "unreachable": unreachable}  # fmt: skip
 
+    def node_timeline(self) -> list[dict[str, Any]]:
+        """As the entries of `cluster_timeline`, of this node alone."""
+        entries = _entries(self.timeline(), {})
+        return sorted(entries, key=lambda entry: float(entry["at"]))
+
     def _runners(self) -> list[dict[str, Any]]:
         return [
             {"runner": log.label, "pid": log.pid, "ended": log.ended, "phases": log.describe()}

@@ -29,6 +29,7 @@ from exo_mesh.hosting.certificate_renewal import Renewal, own_credentials
 from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.stage_host import HostLimits
+from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.instances.previews import preview, previews, with_peer_ids
@@ -148,6 +149,7 @@ class Node:
         self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer, models.shelf)
         self._health = self._new_health()
         self.observation = self._new_observation()
+        self.inspection = Inspection(self.membership, hosting, self._serving, machine.disk, self.observation.health)
         self._server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
@@ -203,7 +205,6 @@ class Node:
             self._owning.instances,
             self._serving,
             self._health,
-            self._machine.disk,
         )
 
     def _new_server(self) -> ControlServer:
@@ -216,7 +217,7 @@ class Node:
             models.self_tests,
             self._owning.instances,
             self._serving.journal,
-            self.observation.diagnostics,
+            self.inspection,
             self.keys,
             self._desk,
             models.shelf,

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
+from exo_mesh.inspection.trace_formats import chrome_trace
 from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.serving.traces import MAX_TOKENS, MAX_TRACES, TraceStore, chrome_trace
+from exo_mesh.serving.traces import MAX_TOKENS, MAX_TRACES, TraceStore
 from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 
 
@@ -47,11 +48,11 @@ async def test_a_request_over_two_peers_can_be_seen_hop_by_hop(tmp_path: Path) -
         await until(lambda: [one["state"] for one in nodes[1].observation.state()["view"]["instances"]] == ["ready"])
         await tokens(nodes[1], a_request("plain"))
         await tokens(nodes[1], replace(a_request("traced"), trace_id="ab" * 16))
-        assert [trace["request_id"] for trace in nodes[1].observation.traces()] == ["traced"] and nodes[
-            0
-        ].observation.traces() == []
-        shown = nodes[1].observation.trace("traced")
-    assert shown is not None
+        assert [trace["request_id"] for trace in nodes[1].inspection.traces()] == ["traced"]
+        assert nodes[0].inspection.traces() == []
+        found = await nodes[0].inspection.trace("traced")
+    assert found is not None, "any peer shows it"
+    shown = chrome_trace(found)
     decodes = [e for e in shown["traceEvents"] if e["ph"] == "X" and e["name"].startswith("decode")]
     assert [e["tid"] for e in decodes] == [1, 2] * 12, "each of twelve tokens went through one stage and the other"
     assert all(e["dur"] >= 1000 for e in decodes) and [e["ts"] for e in decodes] == sorted(e["ts"] for e in decodes)

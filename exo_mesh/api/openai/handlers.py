@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,14 +10,14 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from exo_mesh.api.access import CALLER, Caller
+from exo_mesh.api.access import CALLER
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext
 from exo_mesh.api.core.answer import Answer, AnswerStep
 from exo_mesh.api.core.asker import Asker
 from exo_mesh.api.core.defaults import with_defaults
 from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
-from exo_mesh.api.core.preparing import PreparedRequest, PromptOptions, prepare
+from exo_mesh.api.core.preparing import PromptOptions, prepare
 from exo_mesh.api.core.request import NeutralRequest, Prompts
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.listed import known_object, model_object
@@ -48,7 +46,6 @@ class OpenAIRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._context = context
         self._service = context.service
-        self._ids_by_name: dict[tuple[str, str], set[str]] = {}
 
     def table(self) -> RouteTable:
         """The routes."""
@@ -114,39 +111,12 @@ class OpenAIRoutes:
         return json_response(model_object(await self._service.model(name), self._context.started_at))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """POST /v1/cancel/{id}: the id of a reply of any peer, or the x-request-id of a request that entered here."""
+        """POST /v1/cancel/{id}: by any id that the client saw, of the reply, its x-request-id or its x-trace-id, at any
+        peer."""
         given = request.match_info["id"]
-        request_ids = sorted(self._entered_as(given, request[CALLER])) or [given]
-        key_id = request[CALLER].limited_to
-        found = [await self._service.cancel(request_id, key_id) for request_id in request_ids]
-        if not any(found):
+        if not await self._service.cancel(given, request[CALLER].limited_to):
             return plain_error("not_found", f"no request {given} is running", "id")
         return json_response({"id": given, "object": "request.cancelled", "cancelled": True})
-
-    @contextmanager
-    def _known_as(self, prepared: PreparedRequest, request: web.Request) -> Iterator[None]:
-        """While it runs, a request can also be cancelled by its x-request-id; clients may give one to several. Each of
-        its choices has an id of its own."""
-        key_id = request[CALLER].key_id
-        names = {(key_id, request[REQUEST_ID]), (key_id, prepared.id)}
-        ids = {choice.request.request_id for choice in prepared.choices}
-        for name in names:
-            self._ids_by_name.setdefault(name, set()).update(ids)
-        try:
-            yield
-        finally:
-            for name in names:
-                self._ids_by_name[name] -= ids
-                if not self._ids_by_name[name]:
-                    del self._ids_by_name[name]
-
-    def _entered_as(self, header: str, caller: Caller) -> set[str]:
-        """Running requests with this x-request-id: all of them for an admin, else those that came with the same key."""
-        found: set[str] = set()
-        for (key_id, name), ids in self._ids_by_name.items():
-            if name == header and caller.limited_to in (None, key_id):
-                found |= ids
-        return found
 
     async def _answer(
         self,
@@ -171,7 +141,7 @@ class OpenAIRoutes:
             request[OUTPUT_BOUND] = prepared.chosen_bound
         created = int(self._context.now())
         recipe = recipe_of(kind, prepared, delivery, created)
-        with self._known_as(prepared, request), self._service.streams.open(self._card(request, recipe)):
+        with self._service.streams.open(self._card(request, recipe)):
             async with Answer(self._service, prepared, self._context.watchdog) as answer:
                 reply = kind(answer, delivery, created)
                 if delivery.stream:
@@ -209,7 +179,13 @@ class OpenAIRoutes:
         if trace_id:
             request[TRACE_ID] = trace_id
         return Asker(
-            request_id, caller.key_id or request.remote or "", trace_id, key, caller.key_id, caller.may_download
+            request_id,
+            caller.key_id or request.remote or "",
+            trace_id,
+            key,
+            caller.key_id,
+            caller.may_download,
+            request[REQUEST_ID],
         )
 
     def _unusable_objects(self) -> list[dict[str, Any]]:
