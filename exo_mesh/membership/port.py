@@ -130,8 +130,8 @@ class PeerClient(ControlPort, Protocol):
     async def delete_instance(self, fence: pb.Fence) -> bool:
         """Tell the peer of a deletion; it ends the instance if it owns it. False if it owns none with this id."""
 
-    async def stop_node(self, *, restart: bool) -> None:
-        """Stop the peer, or restart it; returns when it knows."""
+    async def stop_node(self, node_id: str, *, restart: bool) -> None:
+        """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with

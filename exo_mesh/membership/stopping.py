@@ -29,5 +29,5 @@ class StopDesk:
         found = next((one for one in self._roster.peers.values() if peer in (one.id, one.info.name)), None)
         if found is None:
             return ""
-        await found.client.stop_node(restart=restart)
+        await found.client.stop_node(found.id, restart=restart)
         return found.id

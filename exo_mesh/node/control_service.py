@@ -186,6 +186,8 @@ class ControlService:
         return pb.DeleteCardReply(found=await self._shelf.delete_own(request.model))
 
     async def stop_node(self, request: pb.StopNodeRequest) -> pb.StopNodeReply:
+        if request.node_id != self._membership.own.id:
+            raise InputError("another node is meant")
         self._membership.stops.ask(restart=request.restart)
         return pb.StopNodeReply()
 

@@ -831,10 +831,12 @@ class DeleteInstanceReply(_message.Message):
     def __init__(self, found: bool = ...) -> None: ...
 
 class StopNodeRequest(_message.Message):
-    __slots__ = ("restart",)
+    __slots__ = ("restart", "node_id")
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
     restart: bool
-    def __init__(self, restart: bool = ...) -> None: ...
+    node_id: str
+    def __init__(self, restart: bool = ..., node_id: _Optional[str] = ...) -> None: ...
 
 class StopNodeReply(_message.Message):
     __slots__ = ()

@@ -217,8 +217,8 @@ class ControlClient:
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
         return reply.found
 
-    async def stop_node(self, *, restart: bool) -> None:
-        await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart), CALL_S)
+    async def stop_node(self, node_id: str, *, restart: bool) -> None:
+        await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)

@@ -24,7 +24,7 @@ Call = Callable[[str, str, dict[str, str], Any], tuple[int, bool]]
 
 WORDS = st.sampled_from(["", "a", "exo-mesh-demo", "i1", "peer1", "1", "loaded", "user", "ä", "a/b", "x" * 99])
 NUMBERS = st.sampled_from([0, 1, -1, 2, 7, 100, 2**31, 2**63, 0.5, -3.5, 1e300])
-ENDLESS = {"/v1/download/progress"}
+ENDLESS = {"/v1/download/progress", "/metrics/stream", "/dashboard/metrics"}
 
 
 @pytest.fixture(scope="module")

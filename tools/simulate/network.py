@@ -174,8 +174,9 @@ class SimClient(PeerClient):
         raise TransportError("streams are not simulated")
         yield
 
-    async def stop_node(self, *, restart: bool) -> None:
-        await self._call(lambda h: h.stop_node(pb.StopNodeRequest(restart=restart)), restart, 5.0)
+    async def stop_node(self, node_id: str, *, restart: bool) -> None:
+        request = pb.StopNodeRequest(restart=restart, node_id=node_id)
+        await self._call(lambda handler: handler.stop_node(request), restart, 5.0)
 
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """A stream: what the member yields, until either end is gone or nothing has passed for PING_S."""
