@@ -10,12 +10,14 @@ from exo_mesh.inspection.captures import Captures
 from exo_mesh.inspection.diagnostics import Diagnostics
 from exo_mesh.inspection.mesh_traces import MeshTraces
 from exo_mesh.inspection.runner_cancels import RunnerCancels
+from exo_mesh.inspection.trace_keeper import DAY_S, TraceKeeper
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.traces import RequestTrace
+from exo_mesh.settings.config import Settings
 
 
 class Inspection:
@@ -23,6 +25,7 @@ class Inspection:
 
     def __init__(
         self,
+        settings: Settings,
         membership: Membership,
         hosting: HostingParts,
         serving: ServingParts,
@@ -34,6 +37,9 @@ class Inspection:
         self.diagnostics = Diagnostics(
             membership, hosting.keeping.flights, serving.journal, hosting.monitor, disk, hosting.host.beats, health
         )
+        days, directory = settings.trace_retention_days, settings.home / "traces" / own.id
+        keeper = TraceKeeper(serving.router.traces, directory, disk, days * DAY_S if days else None)
+        self.keep_traces = keeper.keep
         self._traces = MeshTraces(membership, serving.router.traces)
         self._captures = Captures(own.id, own.name, lambda: hosting.host.runners)
         self._cancels = RunnerCancels(membership, serving.journal)

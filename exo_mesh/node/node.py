@@ -149,7 +149,6 @@ class Node:
         self._desk = ModelDesk(self.membership, models.catalogue, models.downloads, self._owning.placer, models.shelf)
         self._health = self._new_health()
         self.observation = self._new_observation()
-        self.inspection = Inspection(self.membership, hosting, self._serving, machine.disk, self.observation.health)
         self._server = self._new_server()
 
     def _new_membership(self, timing: Timing) -> Membership:
@@ -205,6 +204,7 @@ class Node:
             self._owning.instances,
             self._serving,
             self._health,
+            self._machine.disk,
         )
 
     def _new_server(self) -> ControlServer:
@@ -217,7 +217,7 @@ class Node:
             models.self_tests,
             self._owning.instances,
             self._serving.journal,
-            self.inspection,
+            self.observation.inspection,
             self.keys,
             self._desk,
             models.shelf,
@@ -305,6 +305,7 @@ class Node:
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
         keep(self._models.keep_cards, "model cards")
+        keep(self.inspection.keep_traces, "traces")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
             renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
@@ -419,6 +420,10 @@ class Node:
             return max(instance.plan.context_limit for instance in placed)
         card = await self._models.catalogue.card(name)
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
+
+    @property
+    def inspection(self) -> Inspection:
+        return self.observation.inspection
 
     @property
     def streams(self) -> StreamDesk:

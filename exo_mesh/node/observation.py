@@ -11,7 +11,9 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.instances import Instances
+from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.describe import (
     describe_beat,
@@ -39,6 +41,7 @@ class Observation:
         instances: Instances,
         serving: ServingParts,
         health: Health,
+        disk: Disk,
     ) -> None:
         self._settings = settings
         self._phase = phase
@@ -48,6 +51,7 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
+        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health)
 
     def state(self) -> dict[str, Any]:
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]

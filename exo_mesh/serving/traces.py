@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from exo_mesh.domain.request import FrameTrace, GenerateRequest
 from exo_mesh.tasks import ChangeSignal
 
 MAX_TRACES = 64
+RUNNING = "running"
 MAX_TOKENS = 4096
 """Times of tokens that a trace keeps; the rest of a longer answer is like these."""
 
@@ -42,11 +43,15 @@ class RequestTrace:
     key_id: str = ""
     legs: list[Leg] = field(default_factory=list)
     tokens_s: list[float] = field(default_factory=list)
-    outcome: str = "running"
+    outcome: str = RUNNING
     duration_s: float = 0.0
     names: tuple[str, ...] = ()
     num_tokens: int = 0
     """Of all output tokens; tokens_s has the times of the first MAX_TOKENS."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.outcome != RUNNING
 
     @property
     def output_tokens(self) -> int:
@@ -115,6 +120,12 @@ class TraceStore:
         self._kept[key] = trace
         while len(self._kept) > MAX_TRACES:
             self._kept.popitem(last=False)
+
+    def restore(self, traces: Iterable[RequestTrace]) -> None:
+        """Add traces of an earlier start, oldest first, as older than all others."""
+        newer = list(self._kept.values())
+        for trace in (*traces, *newer):
+            self.keep(trace)
 
     def end(self, trace: RequestTrace, outcome: str, now: float) -> None:
         """The request has ended."""

@@ -181,7 +181,7 @@ async def test_who_may_call_what(model_dir: Path, tmp_path: Path, mesh: str) -> 
 async def status_of(api: Served, method: str, path: str, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    path = path.replace("{id}", "i1").replace("{node}/{model}", "peer1/m")
+    path = path.replace("{id}", "i1").replace("{runner}", "i1").replace("{node}/{model}", "peer1/m")
     async with api.http.request(method, path, headers=headers, json=chat if method == "POST" else None) as reply:
         if reply.content_type != "text/event-stream" or method == "POST":  # the live data never ends
             await reply.read()
