@@ -26,7 +26,7 @@ class RequestOutcome:
     """How a request ended. outcome: why generation stopped, or the code of its error. timed_out: it reached the limit
     of a request's time, with or without tokens. ended_at: Unix seconds. memory: bytes in use on this machine, by
     anybody, when the request entered and when it ended. key_id: of the API key that the request came with; empty
-    without one."""
+    without one. trace_id: empty if the request was not traced."""
 
     request_id: str
     model: str
@@ -41,6 +41,7 @@ class RequestOutcome:
     memory_after_bytes: int = 0
     ended_at: float = 0.0
     key_id: str = ""
+    trace_id: str = ""
 
     @property
     def status(self) -> str:

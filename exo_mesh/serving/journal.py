@@ -203,6 +203,7 @@ class Journal:
             memory_before_bytes=entry.memory_before_bytes,
             memory_after_bytes=self._used_bytes(),
             key_id=entry.request.key_id,
+            trace_id=entry.request.trace_id,
         )
         self.history.add(ended)
         _log.info("%s", ended.line)
