@@ -46,11 +46,7 @@ class RequestOutcome:
     @property
     def status(self) -> str:
         """ "ok", "timeout", "cancelled" or "error"."""
-        if self.timed_out or self.outcome in TIMEOUTS:
-            return "timeout"
-        if self.outcome == "cancelled":
-            return "cancelled"
-        return "ok" if self.outcome in FINE else "error"
+        return "timeout" if self.timed_out else status_of(self.outcome)
 
     @property
     def kind(self) -> str:
@@ -81,6 +77,15 @@ class RequestOutcome:
             "tokens_per_s": None if rate is None else round(rate, 2),
             "memory_delta_bytes": self.memory_after_bytes - self.memory_before_bytes,
         }
+
+
+def status_of(outcome: str) -> str:
+    """ "ok", "timeout", "cancelled" or "error"."""
+    if outcome in TIMEOUTS:
+        return "timeout"
+    if outcome == "cancelled":
+        return "cancelled"
+    return "ok" if outcome in FINE else "error"
 
 
 class History:

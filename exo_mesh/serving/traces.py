@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
+from exo_mesh.serving.history import status_of
 from exo_mesh.tasks import ChangeSignal
 
 MAX_TRACES = 64
 RUNNING = "running"
+
+FIRST_LAPS, LAST_LAPS = 64, 960
+"""Laps that a trace keeps of one ring: about 100 bytes each, and 40 for each stage."""
 MAX_TOKENS = 4096
 """Times of tokens that a trace keeps; the rest of a longer answer is like these."""
 
@@ -26,6 +30,11 @@ class Leg:
     peers: tuple[str, ...]
     began_s: float
     frames: Sequence[FrameTrace] = ()
+
+    def add(self, frames: Sequence[FrameTrace]) -> None:
+        """Further laps. Of many the first and the last ones stay."""
+        kept = [*self.frames, *frames]
+        self.frames = [*kept[:FIRST_LAPS], *kept[FIRST_LAPS:][-LAST_LAPS:]]
 
 
 @dataclass(slots=True)
@@ -82,6 +91,7 @@ class RequestTrace:
             "model": self.model,
             "entered": round(self.entered, 3),
             "outcome": self.outcome,
+            "status": status_of(self.outcome) if self.has_ended else RUNNING,
             "duration_s": round(self.duration_s, 6),
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,

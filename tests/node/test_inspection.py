@@ -34,13 +34,15 @@ async def test_any_peer_shows_cancels_captures_and_deletes(tmp_path: Path) -> No
             await until(lambda: any(one["output_tokens"] for one in entry._serving.journal.describe_live()))
             return running
 
-        for wanted in ("chatcmpl-1", "header-1", asked.trace_id):
+        for wanted in (asked.trace_id, "chatcmpl-1", "header-1"):
             running = await runs()
             assert not await other.cancel(wanted, key_id="somebody-else"), "it came with another key"
             assert await other.cancel(wanted)
             with pytest.raises(CancelledRequestError):
                 await running
         assert not await other.cancel("header-1"), "nothing runs any more"
+        found = await other.inspection.trace("header-1")
+        assert found is not None and found.outcome == "cancelled"
 
         running = await runs()
         pid = instances(other)[0]["stages"][1]["pid"]

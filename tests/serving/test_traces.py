@@ -8,7 +8,7 @@ from pathlib import Path
 from exo_mesh.domain.request import FrameTrace, StageSpan
 from exo_mesh.inspection.trace_formats import chrome_trace
 from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.serving.traces import MAX_TOKENS, MAX_TRACES, TraceStore
+from exo_mesh.serving.traces import FIRST_LAPS, LAST_LAPS, MAX_TOKENS, MAX_TRACES, TraceStore
 from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 
 
@@ -25,11 +25,20 @@ def test_the_store_is_bounded_and_finds_by_either_id() -> None:
     assert len(newest.tokens_s) == MAX_TOKENS
 
 
+def test_the_first_and_the_last_laps_of_a_long_answer_are_kept() -> None:
+    leg = TraceStore().open(replace(a_request("r"), trace_id="t"), "m", 3, 0.0).begin_leg("i", ["one"], 0.0)
+    for step in range(0, 5000, 16):
+        leg.add([FrameTrace(step + more, False, 1, 1, 0.0, 0.0, ()) for more in range(16)])
+    steps = [frame.step for frame in leg.frames]
+    assert len(steps) == FIRST_LAPS + LAST_LAPS
+    assert (steps[0], steps[FIRST_LAPS - 1], steps[-1]) == (0, FIRST_LAPS - 1, 5007)
+
+
 def test_a_lap_becomes_spans_that_add_up_to_it() -> None:
     trace = TraceStore().open(replace(a_request("r"), trace_id="t"), "m", 3, entered_at=100.0)
     leg = trace.begin_leg("i", ["one", "two"], 101.0)
     stages = (StageSpan(0.0, 0.010), StageSpan(0.004, 0.020))
-    leg.frames = [FrameTrace(7, False, 2, 2, sent_s=0.5, lap_s=0.040, stages=stages)]
+    leg.add([FrameTrace(7, False, 2, 2, sent_s=0.5, lap_s=0.040, stages=stages)])
     trace.token(101.54)
     trace.end("stop", 102.0)
     shown = chrome_trace(trace)

@@ -29,7 +29,7 @@ export function Traces({ live, chosen, choose }) {
       <thead><tr><th>${t("traces.entered")}</th><th>${t("chat.model")}</th><th>${t("running.entered")}</th><th>${t("requests.outcome")}</th>
         <th class="n">${t("requests.tokens")}</th><th class="n">${t("requests.took")}</th><th>${t("traces.trace")}</th></tr></thead>
       <tbody>${rows.map((row) => html`<tr key=${row.peer + row.request_id}><td>${clock(row.entered)}</td><td>${row.model}</td><td>${row.peer_name}</td>
-        <td><span class="pill">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)} + ${number(row.output_tokens)}</td>
+        <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)} + ${number(row.output_tokens)}</td>
         <td class="n">${seconds(row.duration_s)}</td>
         <td><button type="button" aria-pressed=${chosen === row.trace_id} onClick=${() => choose(row.trace_id)}>${t("traces.show")}</button>
           ${mayAdmin() && html` <button type="button" class="danger" onClick=${() => remove({ trace_ids: [row.trace_id] })}>${t("models.delete")}</button>`}</td></tr>`)}</tbody>

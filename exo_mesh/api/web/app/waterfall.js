@@ -3,7 +3,7 @@ import { seconds } from "./format.js";
 import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-const WIDTH = 1000, LEFT = 150, ROW = 26, TOP = 22;
+const WIDTH = 1000, LEFT = 170, ROW = 30, TOP = 24;
 const MOST_BARS = 3000; // of a long trace only what is wide enough to be seen
 const KINDS = ["place", "queue", "hop", "wait", "compute"];
 
@@ -34,15 +34,15 @@ export function Waterfall({ trace, named }) {
     <div class="scroll" tabindex="0"><svg viewBox="0 0 ${WIDTH} ${TOP + ROW * rows.length + 4}" role="img" aria-label=${label}>
       ${[0, 0.25, 0.5, 0.75, 1].map((share) => html`<g key=${share} class="tick">
         <path d="M${x(from + share * width)} ${TOP - 4}V${TOP + ROW * rows.length}" />
-        <text x=${x(from + share * width)} y="12" text-anchor=${share === 1 ? "end" : share ? "middle" : "start"}>${seconds((from + share * width) / 1e6)}</text></g>`)}
-      ${rows.map(([tid, name], i) => html`<text key=${tid} class="row-name" x="0" y=${TOP + ROW * i + 16}>${name.slice(0, 22)}</text>`)}
+        <text x=${x(from + share * width)} y="14" text-anchor=${share === 1 ? "end" : share ? "middle" : "start"}>${seconds((from + share * width) / 1e6)}</text></g>`)}
+      ${rows.map(([tid, name], i) => html`<text key=${tid} class="row-name" x="0" y=${TOP + ROW * i + 18}>${name.slice(0, 20)}</text>`)}
       ${bars.map((span, i) => {
         const row = rows.findIndex(([tid]) => tid === span.tid);
         const start = Math.max(LEFT, x(span.ts)), stop = Math.min(WIDTH, x(span.ts + span.dur));
         return html`<rect key=${i} class="kind-${span.cat}" x=${start.toFixed(2)} width=${Math.max(0.6, stop - start).toFixed(2)}
-          y=${TOP + ROW * row + (span.cat === "hop" ? 9 : 4)} height=${span.cat === "hop" ? 6 : 16}><title>${span.name}: ${seconds(span.dur / 1e6)}</title></rect>`;
+          y=${TOP + ROW * row + (span.cat === "hop" ? 10 : 4)} height=${span.cat === "hop" ? 7 : 19}><title>${span.name}: ${seconds(span.dur / 1e6)}</title></rect>`;
       })}
-      ${tokens.map((token, i) => html`<path key=${i} class="token" d="M${x(token.ts).toFixed(2)} ${TOP + 2}v20" />`)}
+      ${tokens.map((token, i) => html`<path key=${i} class="token" d="M${x(token.ts).toFixed(2)} ${TOP + 2}v23" />`)}
     </svg></div>
     <p class="legend">${KINDS.map((kind) => html`<span key=${kind}><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="kind-${kind}" width="10" height="10" /></svg>${t(`waterfall.${kind}`)}</span>`)}</p>
   </div>`;
