@@ -22,7 +22,10 @@ def home(no_settings_from_outside: None, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("EXO_MESH_HOME", str(tmp_path))
 
 
-@pytest.mark.parametrize("text", [GOOD, OTHER, f"  {GOOD}\n", secrets.token_hex(16), secrets.token_urlsafe(16)])
+FRESH = [pytest.param(secrets.token_hex(16), id="hex"), pytest.param(secrets.token_urlsafe(16), id="base64")]
+
+
+@pytest.mark.parametrize("text", [GOOD, OTHER, f"  {GOOD}\n", *FRESH])
 def test_secrets_of_128_bits_are_taken(text: str) -> None:
     assert parse_secret(text) == text.strip()
 
@@ -39,7 +42,7 @@ def test_new_secrets_are_good_and_never_the_same() -> None:
         ("", "empty"),
         (" \n", "empty"),
         ("hunter2", "too short"),
-        (secrets.token_hex(15), "too short"),
+        pytest.param(secrets.token_hex(15), "too short", id="fifteen bytes"),
         ("12345678901234567890123456789012345678"[:38], "too short"),
         ("a" * 100, "too short"),
         ("abababababababababababababababababab", "too short"),
