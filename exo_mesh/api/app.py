@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 
 from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.body import refuse_expectations
+from exo_mesh.api.config_routes import ConfigRoutes
 from exo_mesh.api.connections import STOP_S, follow_connection
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
@@ -23,6 +24,7 @@ from exo_mesh.api.document_routes import DocumentRoutes
 from exo_mesh.api.download_routes import DownloadRoutes
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.joining import JoinRoutes
+from exo_mesh.api.key_routes import KeyRoutes
 from exo_mesh.api.model_routes import ModelRoutes
 from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.openai.stream_routes import StreamRoutes
@@ -120,6 +122,8 @@ def route_table(context: ApiContext) -> RouteTable:
         *TraceRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),
+        *KeyRoutes(context).table(),
+        *ConfigRoutes(context).table(),
         *StopRoutes(context).table(),
         *DocumentRoutes().table(),
         *PageRoutes(context).table(),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.shared.settings import SharedSettings
 
 TOMBSTONE_S = 60.0
 """How long a deletion is remembered: much longer than a live peer can lag behind (it is dead after 3 s)."""
@@ -29,7 +30,7 @@ MAX_CARDS_PER_OWNER = 32
 MAX_CARD_BYTES = 4 * 1024
 """Of one card as TOML. The longest card that we ship has less than 1 KiB."""
 
-_MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER}
+_MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER, "settings": 1}
 
 
 class InstanceState(StrEnum):
@@ -68,14 +69,15 @@ class CardInfo:
 
 
 class RecordKey(NamedTuple):
-    """kind is "peer", "instance", "download" or "card"; only `owner` writes records with its name in the key."""
+    """kind is "peer", "instance", "download", "card" or "settings"; only `owner` writes records with its name in the
+    key."""
 
     kind: str
     id: str
     owner: str
 
 
-RecordValue = PeerInfo | InstanceInfo | DownloadInfo | CardInfo
+RecordValue = PeerInfo | InstanceInfo | DownloadInfo | CardInfo | SharedSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class View:
         self.sum = 0
         self.cards_version = 0
         """Grows whenever a record of a card has changed."""
+        self.settings_version = 0
+        """Grows whenever a record of shared settings has changed."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
         """Take over what is newer; answer what changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
@@ -115,7 +119,7 @@ class View:
             if held is None and _is_full(owned, record.key.kind):
                 continue
             owned[record.key] = record
-            self.cards_version += record.key.kind == "card"
+            self._count(record)
             self._add(held, record)
             if record.deleted:
                 self._deleted_at[record.key] = now
@@ -129,7 +133,7 @@ class View:
         gone = list(self._owners.pop(owner, {}).values())
         for record in gone:
             self._deleted_at.pop(record.key, None)
-            self.cards_version += record.key.kind == "card"
+            self._count(record)
         self.sum ^= self._sums.pop(owner, 0)
         return [record for record in gone if not record.deleted]
 
@@ -192,8 +196,13 @@ class View:
         found = [(one.key.id, one.key.owner, one.value) for one in live if isinstance(one.value, CardInfo)]
         return sorted(found, key=lambda one: one[:2])
 
+    def shared_settings(self) -> list[tuple[str, SharedSettings]]:
+        """(owner, what it shares) of every live record of settings, by owner."""
+        found = [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, SharedSettings)]
+        return sorted(found, key=lambda one: one[0])
+
     def digest(self) -> str:
-        """SHA-256 over all live records of peers, instances and cards; equal views have equal digests on every machine.
+        """SHA-256 over all live records but downloads; equal views have equal digests on every machine.
 
         Downloads, which change twice a second, are left out: no two peers would ever show the same digest.
         """
@@ -204,6 +213,10 @@ class View:
 
     def _live(self) -> list[Record]:
         return [record for owned in self._owners.values() for record in owned.values() if not record.deleted]
+
+    def _count(self, record: Record) -> None:
+        self.cards_version += record.key.kind == "card"
+        self.settings_version += record.key.kind == "settings"
 
     def _add(self, held: Record | None, record: Record) -> None:
         change = _hash(record) if held is None else _hash(held) ^ _hash(record)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from exo_mesh.machine.memory import MemoryReader, read_memory
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
-from exo_mesh.membership.key_sharing import KeySharing
+from exo_mesh.membership.parts import SharingParts
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
@@ -77,12 +77,13 @@ class Tuning:
 
 class Node:
     """Construct, `await start()`, use as a MeshService, `await finish()` if there is time, `await stop()` (within 5 s).
-    Not to be started twice."""
+    Not to be started twice. origins: of the settings, as of LoadedSettings."""
 
     def __init__(
         self,
         settings: Settings,
         *,
+        origins: Mapping[str, str] | None = None,
         registry: Registry | None = None,
         discoveries: Sequence[Discovery] | None = None,
         memory_reader: MemoryReader = read_memory,
@@ -111,7 +112,8 @@ class Node:
         limits = tuning.host.runner
         self._machine = machine = MachineParts.at(settings, memory_reader)
         self.membership = self._new_membership(tuning.timing)
-        self.keys = KeySharing.at(settings, self.membership)
+        sharing = SharingParts.at(settings, origins, self.membership)
+        self.keys, self.shared = sharing.keys, sharing.settings
         self._models = models = ModelParts.at(
             settings, registry, self.membership, machine.disk, credentials, self._announce_models
         )
@@ -125,7 +127,7 @@ class Node:
             settings, registry, self.membership, local, machine, metrics, tuning.host, clock, credentials
         )
         self._owning = InstanceParts.at(
-            settings,
+            self.shared.effective,
             registry,
             self.membership,
             models,
@@ -304,6 +306,7 @@ class Node:
         keep(self._hosting.monitor.run, "memory monitor")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
+        keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
         keep(self.inspection.keep_traces, "traces")
         if self._credentials is not None:

@@ -323,7 +323,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download", "card")
+    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download", "card", "settings")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -334,6 +334,7 @@ class Record(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     id: str
     owner: str
@@ -344,7 +345,28 @@ class Record(_message.Message):
     instance: InstanceInfo
     download: DownloadInfo
     card: CardInfo
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., download: _Optional[_Union[DownloadInfo, _Mapping]] = ..., card: _Optional[_Union[CardInfo, _Mapping]] = ...) -> None: ...
+    settings: SharedSettings
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., download: _Optional[_Union[DownloadInfo, _Mapping]] = ..., card: _Optional[_Union[CardInfo, _Mapping]] = ..., settings: _Optional[_Union[SharedSettings, _Mapping]] = ...) -> None: ...
+
+class SharedSettings(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedCompositeFieldContainer[SharedSetting]
+    def __init__(self, settings: _Optional[_Iterable[_Union[SharedSetting, _Mapping]]] = ...) -> None: ...
+
+class SharedSetting(_message.Message):
+    __slots__ = ("name", "text", "removed", "counter", "author")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: bytes
+    removed: bool
+    counter: int
+    author: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[bytes] = ..., removed: bool = ..., counter: _Optional[int] = ..., author: _Optional[str] = ...) -> None: ...
 
 class DownloadInfo(_message.Message):
     __slots__ = ("model", "state", "done_bytes", "total_bytes", "bytes_per_s", "eta_s", "layers", "whole", "reason", "remedy", "from_hub_bytes", "from_peers_bytes")

@@ -75,6 +75,8 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     headless: bool = False
+    page_languages: tuple[str, ...] = ()
+    page_languages_dir: Path | None = None
     engine: str = "auto"
     engine_options: dict[str, str] = field(default_factory=dict)
     model_engines: dict[str, str] = field(default_factory=dict)
@@ -267,6 +269,11 @@ SETTINGS: Mapping[str, Setting] = {
                 values.host_name, separator=","),
         Setting("headless", "", "serve the API without the page for browsers; GET / is then 404",
                 values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("page_languages", "TAG", "languages that the page offers, besides English; all there are by default",
+                values.matching(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}", "a language tag such as de or pt-BR"),
+                separator=","),
+        Setting("page_languages_dir", "DIR", "a directory with further languages of the page, each a file TAG.json",
+                values.path),
         Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
         Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
         Setting("model_engine", "MODEL=ENGINE", "the engine that this machine uses for one model",

@@ -9,10 +9,12 @@ from exo_mesh.domain.device import FETCHES, Device, EngineInfo, PeerInfo, RdmaPo
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
+from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
+from exo_mesh.transport.settings_codec import settings_from_proto, settings_to_proto
 
 MAX_REASON = 256  # characters
 MAX_ITEMS = 1024
@@ -230,6 +232,8 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
         message.download.CopyFrom(download_to_proto(record.value))
     elif isinstance(record.value, CardInfo):
         message.card.CopyFrom(pb.CardInfo(toml=record.value.toml.encode()))
+    elif isinstance(record.value, SharedSettings):
+        message.settings.CopyFrom(settings_to_proto(record.value))
     return message
 
 
@@ -246,6 +250,8 @@ def record_from_proto(message: pb.Record) -> Record:
         return Record(key, message.version, download_from_proto(message.download))
     if message.kind == "card" and message.HasField("card"):
         return Record(key, message.version, card_info_from_proto(message))
+    if message.kind == "settings" and message.HasField("settings"):
+        return Record(key, message.version, settings_from_proto(message.settings))
     raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
 
 

@@ -22,6 +22,8 @@ OPEN = {
     "/",
     "/dashboard",
     "/page/{version}/{file}",
+    "/page/languages",
+    "/page/languages/{tag}",
     "/version",
     "/docs",
     "/api/openapi.json",
@@ -70,6 +72,7 @@ READ = {
     "/node/identity",
     "/instance/{id}",
     "/v1/invite",
+    "/config",
     "/models/search",
     "/v1/download/progress",
     "/store/storage",
@@ -125,16 +128,21 @@ ROUTES: dict[tuple[str, str], str] = {
     ("POST", "/v1/diagnostics/node/runners/{runner}/cancel"): "change",
     ("POST", "/v1/diagnostics/cluster/{id}/runners/{runner}/cancel"): "change",
     ("DELETE", "/v1/invite"): "change",
+    ("PUT", "/config"): "change",
+    ("GET", "/v1/keys"): "change",
+    ("HEAD", "/v1/keys"): "change",
+    ("POST", "/v1/keys"): "keys",
+    ("DELETE", "/v1/keys/{id}"): "keys",
     ("POST", "/v1/invite"): "invite",
     ("POST", "/v1/join"): "join",
 }
 """Every route, and what calling it means."""
 
-EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0, "invite": 403, "join": 0}
-LOCALLY = {**EVERYTHING, "invite": 0}
+EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0, "invite": 403, "keys": 403, "join": 0}
+LOCALLY = {**EVERYTHING, "invite": 0, "keys": 0}
 USES = {**EVERYTHING, "change": 403}
-NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401, "invite": 401, "join": 0}
-KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": EVERYTHING, "token": LOCALLY}
+NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401, "invite": 401, "keys": 401, "join": 0}
+KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": LOCALLY, "token": LOCALLY}
 EXPECTED = {
     "open": {"stranger": USES, "wrong": USES, "use": USES, "admin": USES, "token": LOCALLY},
     "open-admin": {**dict.fromkeys(("stranger", "wrong", "use", "admin"), EVERYTHING), "token": LOCALLY},

@@ -36,6 +36,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2, runner_pb2
 from exo_mesh.runner.endpoint import HOP_LOST_S
 from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.transport.plan_codec import plan_from_proto
 from exo_mesh.transport.ring_link import LOST_AFTER_S
 from tools.simulate.mesh import SimPeer
@@ -254,7 +255,8 @@ class SimNode(SimPeer):
         here = Here(self.host.usable_bytes, lambda card: ())
         limits = RunnerLimits()
         groups = GroupKnowledge(settings, nothing, membership.view.peers, nothing, self.network.loop.time)
-        self.placer = Placer(settings, membership, members, surveys, nothing, nothing, here, limits, groups)
+        effective = EffectiveSettings(settings)
+        self.placer = Placer(effective, membership, members, surveys, nothing, nothing, here, limits, groups)
         self.network.listens = self.ledger.listens
         recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
         self.custody = Custody(membership, members, recoverer, limits)

@@ -37,6 +37,15 @@ function changed() {
 
 // the key
 
+/** The address that a node prints in its terminal has the local token in it, which must not stay in the address bar. */
+function takeToken() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return;
+  sessionStorage.setItem("exo.key", token);
+  history.replaceState(null, "", "#/chat");
+}
+
+takeToken();
 let key = sessionStorage.getItem("exo.key") ?? "";
 let keyGiven = () => {};
 export function setKey(text) {
