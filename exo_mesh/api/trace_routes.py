@@ -14,6 +14,10 @@ from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.inspection.trace_formats import chrome_trace, trace_stats
 from exo_mesh.serving.traces import MAX_TRACES, RequestTrace
+from exo_mesh.settings.effective import shared_text
+
+SHARE = "trace_sample"
+"""The setting that the switch is of; see exo_mesh.settings.effective."""
 
 MAX_IDS = 10 * MAX_TRACES
 
@@ -25,11 +29,19 @@ class DeleteTracesBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     all: bool = False
 
 
+class TracingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """PUT /v1/tracing. sample: the share of new requests that is traced, instead of all of them."""
+
+    enabled: bool
+    sample: float | None = None
+
+
 class TraceRoutes:
     """Each method answers one route. Callers who are no admin see traces of their own requests only."""
 
     def __init__(self, context: ApiContext) -> None:
         self._service = context.service
+        self._desk = context.options.config
         self._body_silence_s = context.options.body_silence_s
 
     def table(self) -> RouteTable:
@@ -37,6 +49,11 @@ class TraceRoutes:
         of_node, of_mesh = "/v1/traces", "/v1/traces/cluster"
         # fmt: off
         return [
+            Route("GET", ("/v1/tracing",), self.tracing, USE, "Whether new requests are traced, and what share"),
+            Route(
+                "PUT", ("/v1/tracing",), self.switch, ADMIN, "Trace all new requests of the mesh, or some, or as set",
+                body=TracingBody, errors=(400, 408, 413),
+            ),
             Route("GET", (of_node,), self.here, USE, "Traced requests that entered here"),
             Route("GET", (of_mesh,), self.everywhere, USE, "Traced requests of all peers that answer"),
             Route(
@@ -57,6 +74,26 @@ class TraceRoutes:
             ),
         ]
         # fmt: on
+
+    async def tracing(self, request: web.Request) -> web.Response:
+        """GET /v1/tracing: of this node. origin "mesh": by PUT /v1/tracing or PUT /config, so that every peer has the
+        same, except those that were started with --trace-sample."""
+        effective = self._desk.effective
+        sample, origin = effective.now.trace_sample, effective.origin(SHARE)
+        is_on = SHARE in self._desk.shared_texts and float(self._desk.shared_texts[SHARE]) > 0
+        return json_response(
+            {"object": "tracing", "enabled": is_on, "sample": sample, "origin": origin.partition(":")[0]}
+        )
+
+    async def switch(self, request: web.Request) -> web.Response:
+        """PUT /v1/tracing: {"enabled": true} traces every new request at all peers, with `sample` a share of them;
+        {"enabled": false} goes back to the --trace-sample of each node."""
+        body = decode_body(await read_body(request, self._body_silence_s), TracingBody)
+        share = 1.0 if body.sample is None else body.sample
+        if not 0.0 < share <= 1.0:
+            raise InputError(f"sample must be above 0 and at most 1, not {body.sample}", param="sample")
+        await self._desk.change({SHARE: shared_text(SHARE, share) if body.enabled else None})
+        return await self.tracing(request)
 
     async def here(self, request: web.Request) -> web.Response:
         """GET /v1/traces"""

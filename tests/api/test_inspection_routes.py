@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-from tests.api.scripted_mesh import Served
+from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.core.defaults import RequestDefaults
+from exo_mesh.settings.config import default_settings
+from exo_mesh.settings.effective import EffectiveSettings, LoneSettings
+from tests.api.conftest import OPEN_ADMIN
+from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.api.test_ops import get
 from tests.api.test_tracing import ID, PARENT
 
@@ -33,6 +38,27 @@ async def test_a_trace_is_shown_in_three_forms_and_deleted(api: Served) -> None:
     assert (status, deleted["deleted"]) == (200, 1)
     for form in ("", "/stats", "/raw"):
         assert (await get(api, f"/v1/traces/{ID}{form}"))[0] == 404
+
+
+async def test_the_switch_traces_new_requests(mesh: ScriptedMesh) -> None:
+    desk = LoneSettings(EffectiveSettings(default_settings(), {}))
+    options = ApiOptions(access=OPEN_ADMIN, config=desk, defaults=lambda: RequestDefaults.of(desk.effective.now))
+    async with served(mesh, options) as api:
+        await turned_on_and_off(api)
+
+
+async def turned_on_and_off(api: Served) -> None:
+    before = (await get(api, "/v1/tracing"))[1]
+    assert not before["enabled"]
+    status, on = await get(api, "/v1/tracing", "PUT", json={"enabled": True})
+    assert (status, on["enabled"], on["sample"], on["origin"]) == (200, True, 1.0, "mesh")
+    for number in range(5):
+        async with api.http.post("/v1/chat/completions", json=BODY) as reply:
+            assert "x-trace-id" in reply.headers, number
+    assert (await get(api, "/v1/tracing", "PUT", json={"enabled": True, "sample": 0.25}))[1]["sample"] == 0.25
+    for body in ({}, {"enabled": 1}, {"enabled": True, "sample": 0}, {"enabled": True, "sample": 2}):
+        assert (await get(api, "/v1/tracing", "PUT", json=body))[0] == 400
+    assert (await get(api, "/v1/tracing", "PUT", json={"enabled": False}))[1] == before
 
 
 async def test_events_are_lines_of_json(api: Served) -> None:

@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,13 +29,28 @@ PICTURES = os.environ.get("PAGE_REVIEW")
 
 @pytest.fixture(scope="module")
 def traced_mesh() -> Iterator[LocalMesh]:
-    """Two nodes with one instance over both, that trace every request."""
-    flags = ["--engine", "dummy", "--open-admin", "--engine-option", "cost_ms=10", "--trace-sample", "1"]
+    """Two nodes with one instance over both, that trace every request because one of them was told to."""
+    flags = ["--engine", "dummy", "--open-admin", "--engine-option", "cost_ms=10"]
     with local_mesh(2, flags, "requests-view", api_port=0) as mesh:
         mesh.wait_until_joined()
+        urls = mesh.api_urls
+        assert put(f"{urls[0]}/v1/tracing", {"enabled": True})["enabled"]
+        until(lambda: mesh.client(1).get("/v1/tracing")["enabled"], 2.0)
         mesh.client().post("/instance", {"model": MODEL, "min_peers": 2}, 60.0)
         ask(mesh, 1, 12)
         yield mesh
+
+
+def put(url: str, body: dict[str, Any]) -> Any:
+    asked = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}, method="PUT")
+    with urllib.request.urlopen(asked, timeout=10.0) as reply:
+        return json.load(reply)
+
+
+def until(condition: Callable[[], bool], timeout_s: float) -> None:
+    give_up_at = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at, "the switch reaches the other peer in time"
 
 
 def ask(mesh: LocalMesh, index: int, num_tokens: int) -> Any:
@@ -107,16 +124,16 @@ async def test_diagnostics_of_every_node_and_a_capture(traced_mesh: LocalMesh) -
         assert await page.locator("section.diagnostics tbody tr").count() > 5
 
 
-@pytest.mark.parametrize("width", [390, 1024, 1920])
-async def test_the_view_is_never_wider_than_the_window(traced_mesh: LocalMesh, width: int) -> None:
+async def test_the_view_is_never_wider_than_the_window(traced_mesh: LocalMesh) -> None:
     for scheme in ("light", "dark") if PICTURES else ("dark",):
-        size = {"width": width, "height": 900}
-        async with requests_view(traced_mesh.api_urls[0], viewport=size, color_scheme=scheme) as page:
-            await page.locator("section.traces").get_by_role("button", name="Show").first.click()
+        async with requests_view(traced_mesh.api_urls[0], color_scheme=scheme) as page:
+            await page.locator("section.traces").get_by_role("button", name="Show").last.click()
             await page.locator(".waterfall .legend").wait_for()
             await page.get_by_role("button", name="Ask all nodes").click()
             await page.locator("section.diagnostics .item").first.wait_for()
-            assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth")
-            if PICTURES:
-                await page.evaluate("document.querySelector('#app').style.height = 'auto'")
-                await page.screenshot(path=f"{PICTURES}/requests-{width}-{scheme}.png", full_page=True)
+            for width in (390, 1024, 1920):
+                await page.set_viewport_size({"width": width, "height": 900})
+                assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), width
+                if PICTURES:
+                    await page.evaluate("document.querySelector('#app').style.height = 'auto'")
+                    await page.screenshot(path=f"{PICTURES}/requests-{width}-{scheme}.png", full_page=True)
