@@ -125,12 +125,18 @@ async def test_diagnostics_of_every_node_and_a_capture(traced_mesh: LocalMesh) -
 
 
 async def test_the_view_is_never_wider_than_the_window(traced_mesh: LocalMesh) -> None:
+    drivers = [
+        any("kv_pool_tokens" in stage for stage in traced_mesh.client(i).get("/memory")["stages"]) for i in (0, 1)
+    ]
+    url = traced_mesh.api_urls[drivers.index(True)]
     for scheme in ("light", "dark") if PICTURES else ("dark",):
-        async with requests_view(traced_mesh.api_urls[0], color_scheme=scheme) as page:
+        async with requests_view(url, color_scheme=scheme) as page:
             await page.locator("section.traces").get_by_role("button", name="Show").last.click()
             await page.locator(".waterfall .legend").wait_for()
             await page.get_by_role("button", name="Ask all nodes").click()
             await page.locator("section.diagnostics .item").first.wait_for()
+            await playwright.expect(page.get_by_text("peak of the last 90 s")).to_be_visible()
+            await playwright.expect(page.get_by_text("positions used")).to_be_visible()
             for width in (390, 1024, 1920):
                 await page.set_viewport_size({"width": width, "height": 900})
                 assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), width

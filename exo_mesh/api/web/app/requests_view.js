@@ -2,7 +2,7 @@
 import { Diagnostics } from "./diagnostics.js";
 import { bytes, clock, number, percent, seconds } from "./format.js";
 import { call, mesh } from "./mesh.js";
-import { Curve, Tile } from "./parts.js";
+import { Bar, Curve, Tile } from "./parts.js";
 import { Running } from "./running_list.js";
 import { Traces } from "./traces.js";
 import { html, useEffect, useState } from "./ui.js";
@@ -32,11 +32,22 @@ export function RequestsView() {
     <${Running} live=${live} />
     <section class="card"><h2>${t("requests.memory")}</h2>
       <${Curve} points=${mesh.memory} most=${top} label=${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} />
-      <p class="quiet">${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} · ${t("ring.free", { bytes: bytes(memory?.available_bytes) })}</p></section>
+      <p class="quiet">${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} · ${t("ring.free", { bytes: bytes(memory?.available_bytes) })} · ${t("requests.peak", { n: number(memory?.peak_pct, 1), critical: number(memory?.threshold_pct, 1) })}</p></section>
+    <${KvPools} stages=${memory?.stages ?? []} />
     <section class="card"><h2>${t("requests.last", { n: SHOWN })}</h2><${Table} rows=${recent} choose=${choose} /></section>
     <${Traces} live=${live} chosen=${chosen} choose=${choose} />
     <${Diagnostics} />
   </div>`;
+}
+
+/** The KV pools of the rings whose driver is here: only the driver knows how full they are. */
+function KvPools({ stages }) {
+  const pools = stages.filter((stage) => stage.kv_pool_tokens > 0);
+  return pools.length > 0 && html`<section class="card"><h2>${t("kv.title")}</h2>
+    ${pools.map((pool) => {
+      const label = t("kv.used", { used: number(pool.kv_tokens), pool: number(pool.kv_pool_tokens), sequences: number(pool.sequences), evictions: number(pool.evictions) });
+      return html`<p key=${pool.instance}>${pool.instance}</p><${Bar} share=${pool.kv_tokens / pool.kv_pool_tokens} label=${label} /><p class="quiet">${label}</p>`;
+    })}</section>`;
 }
 
 /** The last requests, asked again when the sums have changed. */
