@@ -9,6 +9,7 @@ MeshError
 ├── ModelError            a checkpoint or architecture on disk cannot be used; names the file and tensor
 ├── FetchError            files of a model could not be fetched; carries what a person can do
 ├── PlacementError        no set of peers can hold the model; carries the arithmetic
+│   └── PendingPlacementError not yet: figures of peers are missing, or a peer that would be needed is away
 ├── ReservationError      a peer refused a plan, with numbers or with the ballot it has promised
 ├── CrashLoopError        runners of this model crash again and again, wherever it can be placed
 ├── QuarantinedError      the model got stuck, wherever it can be placed, and is not tried there for a while
@@ -20,6 +21,7 @@ MeshError
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── InstanceDeletedError  somebody deleted the instance on which a request ran
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
+│   └── MemoryPressureError   a machine of the ring is short of memory; the message has its numbers
 ├── NotReadyError         the node is draining or stopping; another peer will do it
 ├── NodeStoppingError     the node stops; the request can be continued at another peer
 ├── NoStoreError          the mesh has no model store
@@ -139,6 +141,12 @@ class PlacementError(MeshError):
         return {"reason": self.reason, "need_bytes": self.need_bytes, "have": have, "remedy": self.remedy}
 
 
+class PendingPlacementError(PlacementError):
+    """No plan was found now; one may be found soon."""
+
+    code = "pending"
+
+
 class ReservationError(MeshError):
     """A peer refused its part of a plan. `usable_bytes` is what it could give, where memory was the reason; `why` the
     code of a CrashLoopError or QuarantinedError, where that was."""
@@ -209,6 +217,13 @@ class OverloadError(MeshError):
         self.retry_after_s = retry_after_s
 
 
+class MemoryPressureError(OverloadError):
+    """A machine is short of memory, so that a request or a placement is refused; the message has peer, numbers and
+    remedy."""
+
+    code = "memory_pressure"
+
+
 class NoInvitationError(MeshError):
     """Nobody can join with this code: it was used, has expired, was withdrawn, or had too many wrong tries."""
 
@@ -276,6 +291,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         ModelError,
         FetchError,
         PlacementError,
+        PendingPlacementError,
         CrashLoopError,
         QuarantinedError,
         EngineError,
@@ -284,6 +300,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         TransportError,
         StageLostError,
         OverloadError,
+        MemoryPressureError,
         NotReadyError,
         NodeStoppingError,
         NoStoreError,

@@ -20,6 +20,7 @@ from exo_mesh.engine.contract import (
     GroupCheck,
     LoadProgress,
     LoadRequest,
+    MachineMemory,
     SavedSequence,
     StageInput,
     StageOutput,
@@ -36,6 +37,7 @@ from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
 from exo_mesh_mlx.kv import kv_kinds
+from exo_mesh_mlx.limits import BUFFER_CACHE_BYTES, limits_of
 from exo_mesh_mlx.loading import build_model, build_stage, read_layers, trace_checkpoint
 from exo_mesh_mlx.options import check_options
 from exo_mesh_mlx.packets import Group
@@ -44,9 +46,6 @@ from exo_mesh_mlx.ranks import Ranks
 from exo_mesh_mlx.sharding import RankShares, coarsest_dtype, share_out
 from exo_mesh_mlx.trace import MlxTrace
 from exo_mesh_mlx.whole import WholeStage, whole_layout
-
-BUFFER_CACHE_BYTES = 256 * 2**20
-"""What MLX may keep of freed buffers for reuse: a few prefill chunks' activations, not a second model."""
 
 WARM_UP_SEQUENCE = -1
 
@@ -87,7 +86,7 @@ class MlxStage:
 
     def load(self, request: LoadRequest, progress: LoadProgress) -> None:
         check_options(request.options)
-        mx.set_cache_limit(BUFFER_CACHE_BYTES)
+        _keep_to(request.memory)
         shard = request.shard
         if request.activation_dtype not in ("", *wire.ACTIVATION_DTYPES):
             raise EngineError(f"activation_dtype {request.activation_dtype!r} is none of {wire.ACTIVATION_DTYPES}")
@@ -325,3 +324,15 @@ class MlxStage:
         self._ragged = find_mode(stage, self._model, self._new_cache)
         self.batched = self._ragged is not None
         mx.clear_cache()
+
+
+def _keep_to(machine: MachineMemory | None) -> None:
+    """Bound what MLX takes in this process, by what the machine has now."""
+    if machine is None:
+        mx.set_cache_limit(BUFFER_CACHE_BYTES)
+        return
+    recommended = mx.device_info().get("max_recommended_working_set_size")
+    limits = limits_of(machine, int(recommended) if recommended else None, mx.get_active_memory())
+    mx.set_memory_limit(limits.memory_bytes)
+    mx.set_cache_limit(limits.cache_bytes)
+    _log.info("MLX may take %.2f GB (%s)", limits.memory_bytes / 1e9, limits.why)

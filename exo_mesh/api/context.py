@@ -35,6 +35,7 @@ def _lone_settings() -> LoneSettings:
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.
+    head_hold_s: so long a stream waits for the mesh to take the request, before its status and headers go out.
     stall_limit_s: a client that reads nothing of its stream for so long loses it. body_silence_s: a client that sends
     nothing of a body that it has announced for so long gets a 408, as with nginx. invitations: into the mesh of this
     node; by default nobody is invited. progress_s: least time between two events of a stream of download progress.
@@ -46,6 +47,7 @@ class ApiOptions:
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     keep_alive_s: float = 2.0
+    head_hold_s: float = 10.0
     stall_limit_s: float = 300.0
     max_body_bytes: int = 16 << 20
     body_silence_s: float = 60.0

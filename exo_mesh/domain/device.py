@@ -156,7 +156,9 @@ class Telemetry:
     engine, what a decode step takes per 1e9 bytes of weights, where measured. tokens: drawn so far, by instance whose
     driver runs there; outstanding: requests that wait or run there. reasons: what the peer says is wrong with it.
     keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
-    now.
+    now. capacity_bytes: what models could take if nothing else ran there; 0 of a peer of an older version.
+    headroom_bytes: what could be taken of its memory before that is critical, after what is being loaded; None of a
+    peer of an older version.
     """
 
     peer_id: str
@@ -171,3 +173,5 @@ class Telemetry:
     reasons: tuple[Reason, ...] = ()
     keys_digest: int = 0
     fetch_room_bytes: int = 0
+    capacity_bytes: int = 0
+    headroom_bytes: int | None = None

@@ -6,7 +6,7 @@ the time. `array_like` leaves the field names off the wire.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -98,6 +98,17 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     waited_s: float
     pressure: int = 0
     kv_tokens: int = 2**31
+
+
+class MemoryStanding(NamedTuple):
+    """What a rank of a tensor group says of its memory; see StageReport. The group has what its poorest rank has."""
+
+    pressure: int = 0
+    kv_tokens: int = 2**31
+
+    def worse(self, other: MemoryStanding) -> MemoryStanding:
+        """What both of them have."""
+        return MemoryStanding(max(self.pressure, other.pressure), min(self.kv_tokens, other.kv_tokens))
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -171,9 +171,12 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """From a driver: the request waits for its turn. place: 1 is next; 0: it has its turn."""
+    """From a driver: the request waits for its turn. place: 1 is next; 0: it has its turn. length: of the whole queue.
+    wait_s: until its turn, as the driver estimates; 0.0 if it cannot."""
 
     place: int
+    length: int = 0
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +198,14 @@ DriverEvent = Queued | Prefilled | PromptLogprobs | Tokens
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A sign of life before the first token. phase: what is being waited for, "fetching", "loading", "queued" or
-    "prefill". done: of `total`, for "fetching" in bytes; where there is no total, the place in the queue."""
+    """A sign of life before the first token. phase: what is being waited for, "placing", "fetching", "loading",
+    "queued", "prefill" or "recovering". done: of `total`, for "fetching" in bytes; for "queued" the place in a queue of
+    `total` requests. wait_s: until its turn in the queue, as estimated; 0.0 if that is not known."""
 
     phase: str
     done: int = 0
     total: int = 0
+    wait_s: float = 0.0
 
 
 RequestEvent = TokenEvent | PromptLogprobs | Progress

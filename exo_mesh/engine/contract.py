@@ -75,6 +75,14 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineMemory:
+    """Bytes of the machine that a stage is loaded on: all, and what was available just before the load."""
+
+    total_bytes: int
+    available_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadRequest:
     """What a stage must load. `options` are engine settings that the operator gave (`--engine-option key=value`).
 
@@ -82,6 +90,7 @@ class LoadRequest:
     own code gives, which keeps a ring of one engine bit-exact.
     rank: set if this is one rank of a tensor group; an engine that cannot be one refuses with an EngineError. The ranks
     have just seen each other when `load` is called, and it meets them before it first reports progress.
+    memory: None where nobody has looked, as in tests of an engine alone.
     """
 
     shard: Shard
@@ -90,6 +99,7 @@ class LoadRequest:
     options: Mapping[str, str] = field(default_factory=dict)
     activation_dtype: str = ""
     rank: RankWiring | None = None
+    memory: MachineMemory | None = None
 
 
 class StageInput(msgspec.Struct, frozen=True):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from exo_mesh.clock import Clock
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, gigabytes
 from exo_mesh.domain.health import HealthLevel, Reason
 from exo_mesh.domain.plan import Plan
 from exo_mesh.errors import CrashLoopError, QuarantinedError, ReservationError, with_remedy
@@ -16,7 +18,24 @@ from exo_mesh.hosting.runner_exit import End
 WORKED_FRAMES = 100
 """A prompt and some dozens of tokens, as of the last heartbeat."""
 
+OOM_SHRINKS = 0.8
+"""A stage that ended for want of memory may have so much of what it had for weights and KV, the next time."""
+
+OOM_S = 600.0
+"""How long that is remembered; a quarantine lasts as long."""
+
+MAX_SHRUNK = 256
+
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shrunk:
+    """A model that took more memory here than there was."""
+
+    model: str
+    most_bytes: int
+    until: float
 
 
 class Guard:
@@ -28,6 +47,7 @@ class Guard:
         self._flags = flags_of(options)
         self._clock = clock
         self._breaker = Breaker()
+        self._shrunk: dict[tuple[str, str], _Shrunk] = {}
 
     def check(self, plan: Plan, index: int) -> None:
         """Raises ReservationError, with the code of why, if this stage is not to be tried here now."""
@@ -39,21 +59,41 @@ class Guard:
 
     def ended(self, plan: Plan, index: int, end: End, cause: str, frames: int = 0) -> None:
         """A runner of a stage has come to its end, after so many frames. One that had worked is no part of a loop: a
-        request that kills it is given up after a few rings, and what kills it from outside is not its fault."""
+        request that kills it is given up after a few rings, and what kills it from outside is not its fault. But one
+        that took more memory than there was will do so again: its next plan gets less here."""
         engine = plan.stages[index].engine
-        if frames >= WORKED_FRAMES and end is not End.WEDGED:
+        if end is End.OOM:
+            self._shrink(plan, index, cause)
+        elif frames >= WORKED_FRAMES and end is not End.WEDGED:
             return
         if end is End.WEDGED:
             self._quarantine.put(plan.model, plan.model_digest, engine, self._flags, cause)
-        elif end in (End.CRASHED, End.STALLED) and self._breaker.crashed(
+        elif end in (End.CRASHED, End.STALLED, End.OOM) and self._breaker.crashed(
             (plan.model_digest, engine), plan.model, cause, self._clock()
         ):
             _log.warning("no runner of %s with %s is started here for a while: %s", plan.model, engine, cause)
+
+    def most_bytes(self, plan: Plan, index: int) -> int | None:
+        """What a stage of this model may reserve here at most, after one was too large; None if none was."""
+        shrunk = self._shrunk.get((plan.model_digest, plan.stages[index].engine))
+        return shrunk.most_bytes if shrunk is not None and self._clock() < shrunk.until else None
+
+    def _shrink(self, plan: Plan, index: int, cause: str) -> None:
+        stage = plan.stages[index]
+        fixed = min(ENGINE_OVERHEAD_BYTES, stage.reserve_bytes)
+        most = fixed + int(OOM_SHRINKS * (stage.reserve_bytes - fixed))
+        key = plan.model_digest, stage.engine
+        self._shrunk.pop(key, None)
+        self._shrunk[key] = _Shrunk(plan.model, most, self._clock() + OOM_S)
+        while len(self._shrunk) > MAX_SHRUNK:
+            del self._shrunk[next(iter(self._shrunk))]
+        _log.warning("%s gets at most %s here for %.0f s: %s", plan.model, gigabytes(most), OOM_S, cause)
 
     def lift(self) -> int:
         """Forget the quarantine and the crashes; answers how many models and engines may be tried again."""
         lifted = self._quarantine.lift() + len(self._breaker.loops(self._clock()))
         self._breaker = Breaker()
+        self._shrunk.clear()
         return lifted
 
     def reasons(self) -> list[Reason]:
@@ -72,4 +112,15 @@ class Guard:
             Reason(QuarantinedError.code, HealthLevel.DEGRADED, str(case), case.remedy)
             for case in self._quarantine.cases
         ]
-        return [*cases, *loops]
+        shrunk = [
+            Reason(
+                "oom",
+                HealthLevel.DEGRADED,
+                f"a runner of {one.model} ended for want of memory; it gets at most {gigabytes(one.most_bytes)} here "
+                f"for another {one.until - self._clock():.0f} s",
+                "end other programs, or ask for a shorter context (--context-limit)",
+            )
+            for one in self._shrunk.values()
+            if self._clock() < one.until
+        ]
+        return [*cases, *loops, *shrunk]

@@ -61,7 +61,7 @@ class HostingParts:
         monitor = MemoryMonitor(
             machine.system_memory,
             host.press,
-            lambda: host.reserved_bytes,
+            host.needs,
             threshold=settings.memory_threshold,
             poll_s=settings.memory_poll_interval,
         )

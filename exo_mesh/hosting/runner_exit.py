@@ -39,6 +39,7 @@ class End(StrEnum):
     LOST = "lost"  # another stage of its ring was, or another rank; nothing was wrong with this one
     REFUSED = "refused"  # what it was asked for cannot be: bad options, an unusable model
     CRASHED = "crashed"  # the process ended, or its engine failed; the next one may do better
+    OOM = "oom"  # there was no memory for it: killed for that, or an allocation failed
     STALLED = "stalled"  # it worked, and then came back no more from one frame, or fell silent
     WEDGED = "wedged"  # it got stuck before it ever worked: the next one would, too
 
@@ -62,10 +63,10 @@ class StuckError(DeadlineError):
         self.end = end
 
 
-def post_mortem(returncode: int | None, last_lines: Sequence[str]) -> str:
-    """What became of a process that nobody had asked to end, and its last words."""
+def post_mortem(returncode: int | None, last_lines: Sequence[str], *, is_oom: bool = False) -> str:
+    """What became of a process that nobody had asked to end, and its last words. is_oom: it was killed for memory."""
     if returncode == -signal.SIGKILL:
-        how = "was killed by SIGKILL (by the system, if it was out of memory, or by hand)"
+        how = "was killed by SIGKILL (" + ("by the system, which was out of memory)" if is_oom else "by hand)")
     elif returncode is not None and returncode < 0:
         how = f"was killed by {signal.Signals(-returncode).name}"
     else:

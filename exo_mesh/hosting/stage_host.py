@@ -34,7 +34,8 @@ from exo_mesh.hosting.stage_state import goes_on, is_well, start_message, why_un
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.hosting.supervisor import RUNNER_COMMAND, Runner
 from exo_mesh.machine.disk import Disk
-from exo_mesh.machine.memory import MemoryReader, usable_bytes
+from exo_mesh.machine.memory import MemoryReader, capacity_bytes, usable_bytes
+from exo_mesh.machine.pressure import Needs
 from exo_mesh.proto import control_pb2, runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
@@ -163,6 +164,10 @@ class StageHost:
             self._read_memory(), self._settings.max_memory_bytes, held.reserved_bytes, held.pending_bytes
         )
 
+    def capacity_bytes(self) -> int:
+        """What models could take if nothing else ran here."""
+        return capacity_bytes(self._read_memory(), self._settings.max_memory_bytes)
+
     def stages(self) -> dict[tuple[str, Ballot], bool]:
         """(instance id, ballot in force) of the stages that run here, and whether somebody follows their reports, or
         uses them: an owner that stands still does not follow them for a while."""
@@ -204,9 +209,21 @@ class StageHost:
         runner = self._runners.get(instance_id)
         return runner.beat if runner is not None else None
 
-    async def press(self, level: int) -> None:
-        """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer."""
-        await asyncio.gather(*(runner.press(level) for runner in list(self._runners.values())))
+    def needs(self) -> Needs:
+        """What the stages here still take of the memory that is counted as available."""
+        loading = [lease for lease in self.leases if not lease.ready]
+        weights = sum(min(lease.pending_bytes, lease.weights_bytes) for lease in loading)
+        return Needs(weights, self._reservations.pending_bytes, len(self._runners))
+
+    async def press(self, level: int, free_bytes: int) -> None:
+        """Tell every stage here how short of memory the machine is: 0 there is room, 1 nobody new, 2 fewer; and what
+        its KV may still take: of free_bytes as much as it may come to need of what all may."""
+        pending = self._reservations.pending_bytes
+        told = []
+        for instance_id, runner in list(self._runners.items()):
+            own = self._started[instance_id].pending_bytes
+            told.append(runner.press(level, free_bytes * own // pending if pending else free_bytes))
+        await asyncio.gather(*told)
 
     @property
     def runners(self) -> Mapping[str, Runner]:
@@ -239,7 +256,7 @@ class StageHost:
             if (fence := self._fence_of(plan.instance_id)) != NO_BALLOT:
                 self._reservations.promise(plan.instance_id, fence)
             before = self._reservations.held(plan.instance_id)
-            answer = self._reservations.reserve(plan, index, self.usable_bytes(), self._clock())
+            answer = self._reservations.reserve(plan, index, self._usable_for(plan, index), self._clock())
             if before is not None and self._reservations.held(plan.instance_id) is not before:
                 kept = self._to_go_on(plan, index)
                 if kept is None:
@@ -249,6 +266,11 @@ class StageHost:
         if not answer.granted:
             _log.info("refused %s of ballot %s: %s", plan.stages[index].shard, plan.ballot, answer.reason)
         return replace(answer, collective=collective)
+
+    def _usable_for(self, plan: Plan, index: int) -> int:
+        """What a new reservation of this stage could get: less than others where one of its model was too large."""
+        most = self._keep.guard.most_bytes(plan, index)
+        return self.usable_bytes() if most is None else min(most, self.usable_bytes())
 
     async def _collective(self, plan: Plan, index: int) -> str:
         stage = plan.stages[index]
@@ -421,7 +443,7 @@ class StageHost:
         if fault := wiring_fault(lease.stage.group, rank, wiring):
             raise InputError(f"the wiring for {lease.stage.shard} is not that of its rank here: {fault}")
         model_dir = await asyncio.to_thread(self._models.find, plan.model)
-        start = start_message(lease, model_dir, self._settings, self._credentials, wiring)
+        start = start_message(lease, model_dir, self._settings, self._credentials, wiring, self._read_memory())
         card = await asyncio.to_thread(self._models.card, plan.model)
         held = sharded(card, len(lease.stage.peers))
         lease.weights_bytes = held.shard_bytes(lease.stage.shard.start, lease.stage.shard.stop)

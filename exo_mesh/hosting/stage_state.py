@@ -9,6 +9,7 @@ from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.hosting.reservations import Lease
 from exo_mesh.hosting.supervisor import Runner
+from exo_mesh.machine.memory import MemoryReading
 from exo_mesh.proto import runner_pb2
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
@@ -29,8 +30,10 @@ def start_message(
     settings: Settings,
     credentials: CredentialSource | None,
     wiring: RankWiring | None = None,
+    memory: MemoryReading | None = None,
 ) -> runner_pb2.StartStage:
-    """What a runner is told when it starts. wiring: of the rank of a tensor group that it is to be."""
+    """What a runner is told when it starts. wiring: of the rank of a tensor group that it is to be. memory: of this
+    machine, now."""
     first, last = settings.data_ports or (0, 0)
     return runner_pb2.StartStage(
         plan=plan_to_proto(lease.plan),
@@ -43,6 +46,8 @@ def start_message(
         max_queued=settings.max_queued,
         tls=tls_to_proto(credentials.current if credentials else None),
         rank=None if wiring is None else rank_to_proto(wiring),
+        total_bytes=0 if memory is None else memory.total_bytes,
+        available_bytes=0 if memory is None else memory.available_bytes,
     )
 
 

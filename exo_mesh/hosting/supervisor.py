@@ -21,6 +21,7 @@ from exo_mesh.errors import (
     TransportError,
 )
 from exo_mesh.hosting.flight_recorder import FlightLog
+from exo_mesh.hosting.out_of_memory import OutOfMemory
 from exo_mesh.hosting.pid_files import PidFiles
 from exo_mesh.hosting.runner_child import RunnerChild, spawn
 from exo_mesh.hosting.runner_exit import (
@@ -97,6 +98,8 @@ class Runner:
         """From the start of the process to its first report, once that has come."""
         self.flight = FlightLog(label) if flight is None else flight
         self._pid_files = pid_files
+        self._memory = OutOfMemory()
+        self._was_killed_for_memory = False
         self._heard_at = 0.0
         self._spawned_at = 0.0
         self._changed_by = math.inf
@@ -128,6 +131,11 @@ class Runner:
         finally:
             self.flight.ended = True
             self._gone.set()
+
+    def _crash(self, message: str) -> End:
+        """What a crash with these last words is."""
+        is_oom = self._was_killed_for_memory or OutOfMemory.is_said_by(message)
+        return End.OOM if is_oom else End.CRASHED
 
     def _ends(self, end: End, code: str, message: str) -> None:
         if self.end is None:
@@ -188,10 +196,13 @@ class Runner:
         self._start.tls.CopyFrom(tls)  # in case the process has not been told to start yet
         await self._tell(runner_pb2.ToRunner(tls=tls))
 
-    async def press(self, level: int) -> None:
-        """Tell the stage how short of memory the machine is; one that is gone need not know."""
+    async def press(self, level: int, free_bytes: int) -> None:
+        """Tell the stage how short of memory the machine is, and what its KV may still take; one that is gone need not
+        know."""
+        self._memory.level = level
+        pressure = runner_pb2.Pressure(level=level, free_bytes=free_bytes)
         with contextlib.suppress(StageLostError):
-            await self._tell(runner_pb2.ToRunner(pressure=runner_pb2.Pressure(level=level)))
+            await self._tell(runner_pb2.ToRunner(pressure=pressure))
 
     async def _tell(self, message: runner_pb2.ToRunner) -> None:
         if self._writer is None or self._gone.is_set():
@@ -213,6 +224,7 @@ class Runner:
         self._process = process = child.process
         self.pid = self.flight.pid = process.pid
         self._spawned_at = time.monotonic()
+        self._memory.look(self._spawned_at)
         self.flight.note("spawned", pid=process.pid)
         noting = asyncio.create_task(self._note_pid(process.pid), name=f"pid of {self.label}")
         output = asyncio.create_task(self._log_output(process), name=f"output of {self.label}")
@@ -222,7 +234,7 @@ class Runner:
             self._ends(exc.end, exc.code, str(exc))
             await say_where_it_stands(process, self.flight)
         except MeshError as exc:
-            self._ends(End.CRASHED, exc.code, str(exc))
+            self._ends(self._crash(str(exc)), exc.code, str(exc))
         finally:
             await shielded(self._see_off(process, output, noting))
 
@@ -255,7 +267,9 @@ class Runner:
             raise results[0]
         elif self.board.failed is None:
             await ended(process, EXIT_S)
-            raise StageLostError(f"the runner of {self.label} {post_mortem(process.returncode, self._last_lines)}")
+            self._was_killed_for_memory = self._memory.killed(process.returncode)
+            fate = post_mortem(process.returncode, self._last_lines, is_oom=self._was_killed_for_memory)
+            raise StageLostError(f"the runner of {self.label} {fate}")
 
     async def _listen(self, reader: asyncio.StreamReader, on_beat: OnBeat) -> None:
         """Follow the reports until the pipe ends. Raises StuckError when the runner does not get on."""
@@ -336,12 +350,13 @@ class Runner:
                 status.hop_lost.message = report.hop_lost.message
             case "heartbeat":
                 self.beat = report.heartbeat
+                self._memory.look(time.monotonic())
                 if self.board.ready:
                     self.flight.beat(report.heartbeat)
                 on_beat(report.heartbeat)
             case "failed":
                 failed = report.failed
-                self._ends(REPORTED.get(failed.code, End.CRASHED), failed.code, failed.message)
+                self._ends(REPORTED.get(failed.code) or self._crash(failed.message), failed.code, failed.message)
         if status.HasField("listening") or status.HasField("ready"):
             self._standing[str(status.WhichOneof("status"))] = status
         self.board.publish(status)

@@ -27,6 +27,7 @@ from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim,
 from exo_mesh.instances.placer import BallotBeatenError
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_keeper import RingKeeper, tell_nobody
+from exo_mesh.instances.short_peers import short_members
 from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
 
@@ -43,6 +44,9 @@ MAX_LAPSED = 256
 
 LAPSED_S = 30.0
 """... for so long: then their stages have ended (see reservations.LEASE_S)."""
+
+SHORT_IDLE_S = 10.0
+"""How long a ring with a peer short of memory may have nothing to do, once another ring serves its model."""
 
 ORDER_EVERY_S = 1.0
 """Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
@@ -74,6 +78,7 @@ class Custody:
         self._ownerless: dict[str, InstanceInfo] = {}
         self._orphans = Orphans()
         self._idle = IdleClock(idle_s)
+        self._short = IdleClock(SHORT_IDLE_S)
         self._tasks = TaskOwner()
 
     def start(self) -> None:
@@ -276,6 +281,7 @@ class Custody:
                 await self._adopt_if_due(instance)
             self._give_up_broken_groups()
             self._unload_idle(asyncio.get_running_loop().time())
+            self._unload_short(asyncio.get_running_loop().time())
             await self._end_orphans(asyncio.get_running_loop().time())
             await self._membership.changed.wait(ORDER_EVERY_S)
 
@@ -309,6 +315,25 @@ class Custody:
                 work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
         for instance_id in self._idle.due(work, now):
             _log.info("unloading %s: nobody has used it for a while (--idle-unload)", instance_id)
+            self._start_end(self.keepers.pop(instance_id), for_good=True)
+
+    def _unload_short(self, now: float) -> None:
+        """End rings that have a peer short of memory and that nobody uses, where another ring serves their model."""
+        readings = self._membership.telemetry
+        roomy = {
+            one.plan.model
+            for _, one in self._membership.view.instances()
+            if one.state is InstanceState.READY and not short_members(one.plan, readings)
+        }
+        work = {
+            instance_id: (reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0))
+            for instance_id, keeper in self.keepers.items()
+            if keeper.plan.model in roomy
+            and short_members(keeper.plan, readings)
+            and (reading := readings.get(keeper.plan.peer_ids[-1])) is not None
+        }
+        for instance_id in self._short.due(work, now):
+            _log.info("unloading %s: a peer of it is short of memory, and another ring serves", instance_id)
             self._start_end(self.keepers.pop(instance_id), for_good=True)
 
     def _give_up_broken_groups(self) -> None:

@@ -18,12 +18,20 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
-from exo_mesh.errors import DeadlineError, InstanceDeletedError, MeshError, StageLostError, TransportError
+from exo_mesh.errors import (
+    DeadlineError,
+    InstanceDeletedError,
+    MemoryPressureError,
+    MeshError,
+    StageLostError,
+    TransportError,
+)
 from exo_mesh.instances.avoided_rings import Distrust
 from exo_mesh.instances.custody import Custody
 from exo_mesh.instances.placer import BallotBeatenError, Placer, StageFailedError
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper
+from exo_mesh.instances.short_peers import refusal_of, short_members
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.fences import FENCE_S, LEAP, Fence
 from exo_mesh.membership.messages import fence_to_proto
@@ -43,6 +51,12 @@ WINNER_S = 2.0
 OWNER_S = 8.0
 """How long the owner of a ring that failed here, or whoever is to take it over, may take to find out: a machine that is
 suddenly off is known to be after 3 s of unanswered pings, and its stage given up after another 3 s."""
+
+SHORTAGE_S = 3.0
+"""How long the word of a peer that it is short of memory may take to get here after its ring has refused a request."""
+
+SHORT_RETRY_S = 10.0
+"""After a refusal for memory: other programs end, and weights are unloaded, in such times."""
 
 _log = logging.getLogger(__name__)
 
@@ -148,8 +162,9 @@ class Instances:
 
     def progress(self, model: str) -> tuple[str, int, int]:
         """(phase, done, total) of the placement of a model that this node has under way, see OnProgress; of one that
-        another peer has under way, what the view has of its downloads."""
-        return self._progress.get(model) or self._fetching_elsewhere(model) or ("loading", 0, 0)
+        another peer has under way, what the view has of its downloads. "placing": no plan has been agreed on yet."""
+        under_way = "loading" if self.of_model(model, InstanceState.LOADING) else "placing"
+        return self._progress.get(model) or self._fetching_elsewhere(model) or (under_way, 0, 0)
 
     def _fetching_elsewhere(self, model: str) -> tuple[str, int, int] | None:
         members = {peer_id for one in self.of_model(model, InstanceState.LOADING) for peer_id in one.plan.member_ids}
@@ -188,9 +203,32 @@ class Instances:
         return instance.plan.peer_ids[-1] in self._out_of_reach
 
     def ready_for(self, model: str, tokens: int = 0) -> list[InstanceInfo]:
-        """Those that a request could run on now; the ones that can hold so many tokens, if there are any."""
-        ready = [one for one in self.of_model(model) if self.is_trusted(one)]
-        return [one for one in ready if one.plan.context_limit >= tokens] or ready
+        """Those that a request could run on now: the ones that can hold so many tokens, if there are any, and of these
+        the ones without a peer that is short of memory."""
+        trusted = [one for one in self.of_model(model) if self.is_trusted(one)]
+        ready = [one for one in trusted if one.plan.context_limit >= tokens] or trusted
+        readings = self._membership.telemetry if len(ready) > 1 else {}
+        return [one for one in ready if not short_members(one.plan, readings)] or ready
+
+    async def elsewhere(self, refused: InstanceInfo, refusal: MemoryPressureError, load: Load) -> InstanceInfo:
+        """A ready instance of the same model without the peers of this one that are short of memory, placed now if
+        there is none. Raises MemoryPressureError with peer, numbers and remedy."""
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + SHORTAGE_S
+        while not (short := short_members(refused.plan, self._membership.telemetry)):
+            if clock() >= give_up_at:
+                raise refusal
+            await self._membership.changed.wait(0.1)
+        spec = InstanceSpec(refused.plan.model, exclude_peers=tuple(sorted(short)))
+        _log.info(
+            "%s is short of memory: using peers besides %s", refused.plan.instance_id, ", ".join(spec.exclude_peers)
+        )
+        try:
+            return await self.ensure(spec, load)
+        except MeshError as exc:
+            peers = {peer.id: peer for peer in self._membership.view.peers()}
+            text = refusal_of(refused.plan, short, peers, f"nor can other peers take it: {exc}")
+            raise MemoryPressureError(text, retry_after_s=max(SHORT_RETRY_S, refusal.retry_after_s)) from exc
 
     def _least_busy(self, ready: Sequence[InstanceInfo], load: Load) -> InstanceInfo:
         """The one with the fewest requests that wait or run: as its driver says, which is a second old, or as this node

@@ -11,11 +11,12 @@ from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.instances.candidate_pool import CandidatePool, Here
 from exo_mesh.instances.custody import Custody
 from exo_mesh.instances.group_facts import GroupKnowledge
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
-from exo_mesh.instances.placer import Here, Placer
+from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
@@ -48,9 +49,9 @@ class InstanceParts:
         """engines_for: the engines that run a model on this machine, best first."""
         settings = effective.own
         members = Members(host, membership)
-        here = Here(host.usable_bytes, engines_for)
+        pool = CandidatePool(membership, Here(host.usable_bytes, host.capacity_bytes, engines_for))
         groups = GroupKnowledge(settings, registry, membership.view.peers, models.texts.directory, clock)
-        placer = Placer(effective, membership, members, models.surveys, models.mixing, metrics, here, limits, groups)
+        placer = Placer(effective, membership, members, models.surveys, models.mixing, metrics, pool, limits, groups)
         recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
         custody = Custody(membership, members, recoverer, limits, settings.idle_unload)
         instances = Instances(membership, custody, placer, models.catalogue, recoverer, rng, clock)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES, POOL_TOKENS
+from exo_mesh.domain.footprint import POOL_TOKENS
 from exo_mesh.domain.group_placement import pinned_groups, place_grouped
 from exo_mesh.domain.grouping import GroupFacts
 from exo_mesh.domain.model import ModelCard
@@ -43,8 +43,10 @@ from exo_mesh.errors import (
     StageLostError,
     TransportError,
 )
+from exo_mesh.instances.candidate_pool import CandidatePool
 from exo_mesh.instances.group_facts import GroupKnowledge, times_of
 from exo_mesh.instances.members import Members
+from exo_mesh.instances.outlook import FIGURES_S, finds_plan, judged, memory_in_use
 from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper, release_all
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.tensor_groups import wirings
@@ -76,15 +78,6 @@ class BallotBeatenError(ReservationError):
 
 class StageFailedError(EngineError):
     """An engine failed while its stage was being loaded; the peer counts that, and refuses when it was too often."""
-
-
-@dataclass(frozen=True, slots=True)
-class Here:
-    """What placement asks of this machine: bytes that a stage could get now, and the engines that run a model, best
-    first."""
-
-    usable_bytes: Callable[[], int]
-    engines_for: Callable[[ModelCard], tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +132,7 @@ class Placer:
         surveys: Surveys,
         mixing: Mixing,
         metrics: Metrics,
-        here: Here,
+        pool: CandidatePool,
         runner_limits: RunnerLimits,
         groups: GroupKnowledge,
     ) -> None:
@@ -149,7 +142,7 @@ class Placer:
         self._surveys = surveys
         self._mixing = mixing
         self._metrics = metrics
-        self._here = here
+        self._pool = pool
         self._runner_limits = runner_limits
         self._groups = groups
 
@@ -274,13 +267,16 @@ class Placer:
         """
         failures = 0
         unfetched: FetchError | None = None
+        give_up_at = asyncio.get_running_loop().time() + FIGURES_S
         while True:
             try:
                 reserved = await self._reserve(card, spec, instance_id, above)
-            except PlacementError:
+            except PlacementError as exc:
                 if unfetched is not None:  # it says more than that the others cannot do it alone
                     raise unfetched from None
-                raise
+                if await self._hear_figures(card, spec, give_up_at):
+                    continue
+                raise await self.judge(card, spec, exc) from exc
             plan, began = reserved.plan, monotonic()
             _log.info("placing %s: %s by ballot %s", instance_id, self._told(plan), plan.ballot)
             keeper = RingKeeper(
@@ -405,44 +401,36 @@ class Placer:
         except ReservationError as exc:
             return exc
 
-    def candidates(self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool = False) -> list[Candidate]:
-        """The live peers that have the model and could take part now, and with which engines. may_fetch: also those
-        that would get their files first."""
+    async def judge(self, card: ModelCard, spec: InstanceSpec, refusal: PlacementError) -> PlacementError:
+        """The refusal of a wish as what it is: for ever, or for now; see outlook.judged."""
         membership = self._membership
-        readings = membership.telemetry
-        found = []
-        infos = [membership.own, *(peer.info for peer in membership.peers)]
-        can_be_fetched = any(self._has_model(info, card.name) or info.knows(card.name) for info in infos)
-        for info in infos:
-            has_model = self._has_model(info, card.name)
-            fetches = may_fetch and info.fetches and can_be_fetched
-            if info.id in spec.exclude_peers or not (has_model or fetches):
-                continue
-            engines = self._engines_of(info, card, spec)
-            if info.id == membership.own.id:
-                usable = self._here.usable_bytes()
-            else:
-                usable = readings[info.id].usable_bytes if info.id in readings else 0
-            if not has_model:  # weights go through its disk
-                room = readings[info.id].fetch_room_bytes if info.id in readings else 0
-                usable = min(usable, room + ENGINE_OVERHEAD_BYTES)
-            if engines:
-                speed = readings[info.id].s_per_gb.get(engines[0]) if info.id in readings else None
-                details = (info.engine_info(engine) for engine in engines)
-                builds = tuple((detail.name, detail.build) for detail in details if detail is not None)
-                found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds))
-        return found
 
-    def _engines_of(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec) -> tuple[str, ...]:
-        """Engines with which a peer could run the model, as the wish would have it, the first choice first."""
-        if spec.engine:
-            return (spec.engine,) if spec.engine in info.engines else ()
-        own = info.id == self._membership.own.id
-        engines = (self._here.engines_for(card) if own else ()) or info.engines_for(card.name)
-        pinned = [pin.engine for pin in spec.pins if pin.peer_id == info.id and pin.engine in info.engines]
-        tags = {engine: {engine, *_tags(info, engine)} for engine in engines}
-        preferred = [e for wanted in spec.engine_preference for e in engines if wanted in tags[e]]
-        return tuple(dict.fromkeys([*(engine for engine in pinned if engine), *preferred, *engines]))
+        async def fits(besides: Sequence[PeerInfo]) -> bool:
+            ballot = NO_BALLOT.next_for(membership.own.id)
+            everybody = self._pool.if_empty(card, spec, besides)
+            return await finds_plan(self._propose(card, spec, "preview", ballot, everybody))
+
+        peers = [membership.own, *(peer.info for peer in membership.peers)]
+        return await judged(
+            refusal,
+            silent=self._pool.without_figures(card, spec),
+            gone=[info for info in membership.gone if info.id not in spec.exclude_peers],
+            in_use=memory_in_use(peers, membership.telemetry),
+            fits=fits,
+        )
+
+    def candidates(self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool = False) -> list[Candidate]:
+        """See CandidatePool.candidates."""
+        return self._pool.candidates(card, spec, may_fetch=may_fetch)
+
+    async def _hear_figures(self, card: ModelCard, spec: InstanceSpec, give_up_at: float) -> bool:
+        """Wait for the figures of peers that could take part; True as soon as some of them have come."""
+        missing = self._pool.without_figures(card, spec)
+        while missing and asyncio.get_running_loop().time() < give_up_at:
+            await self._membership.changed.wait(0.2)
+            if self._pool.without_figures(card, spec) != missing:
+                return True
+        return False
 
     def _hops(self) -> dict[tuple[str, str], float]:
         """Half of each round trip measured here; between two others, that of the one further away."""
@@ -457,12 +445,6 @@ class Placer:
         known = [hops[pair] for pair in combinations(plan.member_ids, 2) if pair in hops]
         known += [hops[b, a] for a, b in combinations(plan.member_ids, 2) if (b, a) in hops]
         return max(known, default=DEFAULT_HOP_S)
-
-    def _has_model(self, info: PeerInfo, model: str) -> bool:
-        # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet
-        if info.id == self._membership.own.id and not info.knows(model):
-            return not any(peer.info.knows(model) for peer in self._membership.peers)
-        return model in info.models
 
 
 def _without_lost(spec: InstanceSpec, keeper: RingKeeper, error: FetchError) -> InstanceSpec:
@@ -502,8 +484,3 @@ def ring_of(plan: Plan, candidates: Sequence[Candidate]) -> list[Candidate]:
     """The peers of a plan with the engines that it has for them."""
     by_id = {candidate.peer_id: candidate for candidate in candidates}
     return [by_id[stage.peer_id].running(stage.engine) for stage in plan.stages]
-
-
-def _tags(info: PeerInfo, engine: str) -> tuple[str, ...]:
-    detail = info.engine_info(engine)
-    return () if detail is None else (detail.tag,)

@@ -62,7 +62,10 @@ async def previews(
     Raises PlacementError if no peer at all can take part.
     """
     candidates = placer.candidates(card, spec, may_fetch=True)
-    refuse_too_few(card, candidates, 1)
+    try:
+        refuse_too_few(card, candidates, 1)
+    except PlacementError as exc:
+        raise await placer.judge(card, spec, exc) from exc
     names = {peer.id: peer.name for peer in peers}
     usable = {candidate.peer_id: candidate.usable_bytes for candidate in candidates}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -89,7 +92,10 @@ async def previews(
 
 async def preview(placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Sequence[PeerInfo]) -> dict[str, Any]:
     """The one plan that the wish would get now. Raises PlacementError."""
-    plan = await placer.propose(card, spec)
+    try:
+        plan = await placer.propose(card, spec)
+    except PlacementError as exc:
+        raise await placer.judge(card, spec, exc) from exc
     names = {peer.id: peer.name for peer in peers}
     usable = {one.peer_id: one.usable_bytes for one in placer.candidates(card, spec, may_fetch=True)}
     held = {engine: await placer.held(card, engine) for engine in plan.engines}

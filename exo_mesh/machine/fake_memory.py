@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 
 import psutil
 
 from exo_mesh.errors import InputError
+from exo_mesh.machine.mac_memory import MacMemory
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, read_memory
 from exo_mesh.settings.values import size
 
@@ -23,7 +25,9 @@ def reader_for(override_bytes: int | None, file: Path | None) -> MemoryReader:
         raise InputError("--override-memory and --fake-mem-file contradict each other: give one of them")
     if override_bytes is not None:
         return lambda: overridden(override_bytes)
-    return read_memory if file is None else FakeMemoryFile(file)
+    if file is not None:
+        return FakeMemoryFile(file)
+    return MacMemory() if sys.platform == "darwin" else read_memory
 
 
 def overridden(total_bytes: int) -> MemoryReading:

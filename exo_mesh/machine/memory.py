@@ -24,7 +24,8 @@ class MemoryReading:
     """Bytes that the device (the machine, the container, or a GPU) has, and that a new process could get of them.
 
     ceiling_bytes: what models may take all together, where that is less than all. headroom_bytes: what is left free;
-    None for the rule above. why: where the figures come from, for people.
+    None for the rule above. why: where the figures come from, for people. wired_bytes: what cannot be moved, where the
+    system says that.
     """
 
     total_bytes: int
@@ -32,6 +33,7 @@ class MemoryReading:
     ceiling_bytes: int | None = None
     headroom_bytes: int | None = None
     why: str = ""
+    wired_bytes: int | None = None
 
 
 MemoryReader = Callable[[], MemoryReading]
@@ -72,6 +74,13 @@ def usable_bytes(reading: MemoryReading, max_memory_bytes: int | None, reserved_
         if most is not None:
             usable = min(usable, most - reserved_bytes)
     return max(0, usable)
+
+
+def capacity_bytes(reading: MemoryReading, max_memory_bytes: int | None) -> int:
+    """What models could take if nothing else ran on the machine."""
+    left_free = headroom(reading.total_bytes) if reading.headroom_bytes is None else reading.headroom_bytes
+    most = [reading.total_bytes - left_free, max_memory_bytes, reading.ceiling_bytes]
+    return max(0, min(one for one in most if one is not None))
 
 
 def _read_cgroups(root: Path = _CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> Iterator[tuple[int, int]]:

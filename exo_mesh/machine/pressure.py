@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, headroom
+from exo_mesh.machine.wired_leak import WiredLeak
 
 POLL_S = 1.5
 KEPT = 60
 """Readings that are kept: a minute and a half."""
 
-_TIERS = ((128, 0.85), (64, 0.80), (32, 0.75), (0, 0.70))
-"""(GiB of memory from which, share in use that is critical): a small machine has less to spare in absolute terms."""
-
 WARN_BELOW = 0.05
-"""The warning comes so much earlier than the critical share."""
+"""Where somebody has set a critical share in use, the warning comes so much earlier."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,38 +31,56 @@ class PressureLevel(IntEnum):
     CRITICAL = 2
 
 
-def tier(total_bytes: int) -> float:
-    """The share of memory in use at which a machine of this size is critical, if plans need no more than that."""
-    return next(share for gib, share in _TIERS if total_bytes >= gib * 2**30)
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """Bytes that must stay free: below critical_bytes the system itself runs short, below warn_bytes soon.
 
-
-def critical_share(total_bytes: int, planned_bytes: int) -> float:
-    """The share in use from which on memory is critical: the tier, or a little above what was agreed to be used.
-
-    planned_bytes: what was in use without us, and what plans have reserved since. A plan leaves `headroom` free; with
-    half of that gone something takes more than it said, and it is critical in any case.
+    How much is in use says nothing: a laptop with 70 % of 24 GB in use has 7 GB for a model. A plan leaves `headroom`
+    free; once a quarter of that is gone something takes more than it said, once half is gone it is critical.
     """
-    margin = headroom(total_bytes) // 2
-    agreed = min(planned_bytes + margin, total_bytes - margin)
-    return max(tier(total_bytes), agreed / total_bytes) if total_bytes else 1.0
+
+    critical_bytes: int
+    warn_bytes: int
+
+    @staticmethod
+    def of(total_bytes: int, threshold: float | None = None) -> Floors:
+        """threshold: the share in use that is critical, where somebody has set it."""
+        if threshold is not None:
+            return Floors(
+                total_bytes - int(threshold * total_bytes), total_bytes - int((threshold - WARN_BELOW) * total_bytes)
+            )
+        left_free = headroom(total_bytes)
+        return Floors(left_free // 2, left_free * 3 // 4)
+
+    def level(self, available_bytes: int, loading_bytes: int) -> PressureLevel:
+        """loading_bytes: weights on their way into memory; those are still counted as available."""
+        if available_bytes <= self.critical_bytes:
+            return PressureLevel.CRITICAL
+        return PressureLevel.WARN if available_bytes - loading_bytes <= self.warn_bytes else PressureLevel.OK
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the stages of this machine still need. loading_bytes: weights to come. pending_bytes: these, and KV up to
+    what their plans have reserved. num_runners: that live."""
+
+    loading_bytes: int = 0
+    pending_bytes: int = 0
+    num_runners: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One reading. time: Unix seconds. used_share: of the total, in use by anybody."""
+    """One reading. time: Unix seconds. used_share: of the total, in use by anybody. wired_bytes: see MemoryReading."""
 
     time: float
     total_bytes: int
     available_bytes: int
+    wired_bytes: int | None = None
 
     @property
     def used_share(self) -> float:
         return 1 - self.available_bytes / self.total_bytes if self.total_bytes else 0.0
-
-    def level(self, threshold: float) -> PressureLevel:
-        if self.used_share >= threshold:
-            return PressureLevel.CRITICAL
-        return PressureLevel.WARN if self.used_share >= threshold - WARN_BELOW else PressureLevel.OK
 
     def describe(self) -> dict[str, float]:
         return {
@@ -76,37 +92,36 @@ class Snapshot:
 
 
 class MemoryMonitor:
-    """Reads every poll_s. `tell` is awaited with the level when it has changed, and again with each reading that is not
-    OK: so that whoever comes new hears of it, too. threshold: the critical share, where somebody has set it."""
+    """Reads every poll_s. `tell` is awaited with the level and the bytes that KV may still take, when the level has
+    changed, and with each reading that is not OK or that leaves less than the stages may come to need. threshold: the
+    share in use that is critical, where somebody has set it."""
 
     def __init__(
         self,
         read: MemoryReader,
-        tell: Callable[[PressureLevel], Awaitable[None]],
-        reserved_bytes: Callable[[], int] = lambda: 0,
+        tell: Callable[[PressureLevel, int], Awaitable[None]],
+        needs: Callable[[], Needs] = Needs,
         now: Callable[[], float] = time.time,
         *,
         threshold: float | None = None,
         poll_s: float = POLL_S,
     ) -> None:
         self._read = read
-        self._fixed_threshold = threshold
+        self._threshold = threshold
         self._poll_s = poll_s
         self._tell = tell
-        self._reserved_bytes = reserved_bytes
+        self._needs = needs
         self._now = now
         self._kept: deque[Snapshot] = deque(maxlen=KEPT)
+        self._is_tight = False
+        self._leak = WiredLeak()
         self.level = PressureLevel.OK
-        first = self._snapshot(read())
-        self._used_without_us = first.total_bytes - first.available_bytes
-        self._take(first)
+        self._take(self._snapshot(read()))
 
     @property
-    def threshold(self) -> float:
-        """The share in use that is critical now."""
-        if self._fixed_threshold is not None:
-            return self._fixed_threshold
-        return critical_share(self.last.total_bytes, self._used_without_us + self._reserved_bytes())
+    def floors(self) -> Floors:
+        """What must stay free of this machine."""
+        return Floors.of(self.last.total_bytes, self._threshold)
 
     @property
     def last(self) -> Snapshot:
@@ -127,7 +142,7 @@ class MemoryMonitor:
         failing = False
         while True:
             await asyncio.sleep(self._poll_s)
-            before = self.level
+            before, was_tight = self.level, self._is_tight
             try:
                 self._take(self._snapshot(await asyncio.to_thread(self._read)))
                 failing = False
@@ -135,34 +150,64 @@ class MemoryMonitor:
                 if not failing:
                     _log.warning("the memory of this machine cannot be read: %s", exc)
                 failing = True
-            if self.level or self.level is not before:
-                await self._tell(self.level)
+            if self.level or self.level is not before or self._is_tight or was_tight:
+                await self._tell(self.level, self.free_bytes)
+
+    @property
+    def free_bytes(self) -> int:
+        """What KV may still take: what is available without the weights to come, down to where the warning begins."""
+        return max(0, self.last.available_bytes - self._needs().loading_bytes - self.floors.warn_bytes)
 
     def describe(self) -> dict[str, object]:
-        """The last reading, the threshold, and the worst of the last minute and a half."""
+        """The last reading, what must stay free, and the worst of the last minute and a half. headroom_bytes: what
+        could still be taken before it is critical, after what is being loaded."""
+        floors, needs, total = self.floors, self._needs(), self.last.total_bytes
+        critical_share = 1 - floors.critical_bytes / total if total else 1.0
         return {
             **self.last.describe(),
-            "threshold_pct": round(100 * self.threshold, 2),
+            "threshold_pct": round(100 * critical_share, 2),
             "peak_pct": round(100 * self.peak_share, 2),
             "level": self.level.name.lower(),
-            "headroom_bytes": int(self.threshold * self.last.total_bytes) - self.used_bytes,
+            "floor_bytes": floors.critical_bytes,
+            "loading_bytes": needs.loading_bytes,
+            "pending_bytes": needs.pending_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            **({} if self.last.wired_bytes is None else {"wired_bytes": self.last.wired_bytes}),
         }
+
+    @property
+    def headroom_bytes(self) -> int:
+        """What could still be taken before it is critical, after what is being loaded."""
+        return self.last.available_bytes - self._needs().loading_bytes - self.floors.critical_bytes
+
+    @property
+    def leaked_bytes(self) -> int:
+        """Memory that is wired though no runner lives here; 0 if there is none."""
+        return self._leak.num_bytes
+
+    @property
+    def loading_bytes(self) -> int:
+        """Weights on their way into memory, which the system still counts as available."""
+        return self._needs().loading_bytes
 
     @property
     def used_bytes(self) -> int:
         return self.last.total_bytes - self.last.available_bytes
 
     def _snapshot(self, reading: MemoryReading) -> Snapshot:
-        return Snapshot(self._now(), reading.total_bytes, reading.available_bytes)
+        return Snapshot(self._now(), reading.total_bytes, reading.available_bytes, reading.wired_bytes)
 
     def _take(self, snapshot: Snapshot) -> None:
         self._kept.append(snapshot)
-        threshold = self.threshold
-        level = snapshot.level(threshold)
+        needs, floors = self._needs(), self.floors
+        self._is_tight = self.free_bytes < needs.pending_bytes
+        self._leak.note(snapshot.wired_bytes, snapshot.total_bytes, needs.num_runners, snapshot.time)
+        level = floors.level(snapshot.available_bytes, needs.loading_bytes)
         if level is not self.level:
             was, self.level = self.level, level
             _log.log(
                 logging.WARNING if level > was else logging.INFO,
-                "memory: %.0f %% of %.1f GB in use, %s (critical at %.0f %%)",
-                100 * snapshot.used_share, snapshot.total_bytes / 1e9, level.name.lower(), 100 * threshold,
+                "memory: %s (%.2f of %.1f GB are free, weights still need %.2f GB, critical below %.2f GB)",
+                level.name.lower(), snapshot.available_bytes / 1e9, snapshot.total_bytes / 1e9,
+                needs.loading_bytes / 1e9, floors.critical_bytes / 1e9,
             )  # fmt: skip

@@ -76,6 +76,7 @@ class Roster:
         self._on_leave = on_leave
         self.wall_clock: Clock = time.time
         self._lost: dict[str, tuple[str, float, PeerInfo]] = {}
+        self._gone: dict[str, tuple[float, PeerInfo]] = {}
 
     @property
     def view(self) -> View:
@@ -163,6 +164,9 @@ class Roster:
     def remove(self, peer: Peer, why: str, level: int = logging.WARNING, *, is_lost: bool = False) -> None:
         """Forget a peer and all that it wrote. is_lost: it may be there after all, so its address is tried again."""
         del self.peers[peer.id]
+        self._gone[peer.id] = (self.clock(), peer.info)
+        while len(self._gone) > MAX_LOST:
+            del self._gone[next(iter(self._gone))]
         if is_lost:
             self._lost[peer.id] = (peer.client.address, self.clock(), peer.info)
         self.tasks.start(peer.close_when_idle(), f"close {peer.id[:8]}")
@@ -183,6 +187,11 @@ class Roster:
         """Peers that were given up within LOST_S and have not come back, and for how long each has been away."""
         gone = [(info, now - since) for _, since, info in self._lost.values()]
         return [(info, gone_s) for info, gone_s in gone if gone_s <= LOST_S and info.id not in self.peers]
+
+    def gone(self, now: float) -> list[PeerInfo]:
+        """Peers that were given up or said goodbye within LOST_S, and have not come back."""
+        kept = [(since, info) for since, info in self._gone.values() if info.id not in self.peers]
+        return [info for since, info in kept if now - since <= LOST_S]
 
     def tell_of(self, key: str | RecordKey, *, own: bool = False) -> None:
         """Pass news of a peer (its id) or of a record on."""

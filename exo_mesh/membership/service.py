@@ -149,6 +149,11 @@ class Membership:
         return self._roster.lost(self._roster.clock())
 
     @property
+    def gone(self) -> list[PeerInfo]:
+        """Peers that were here within the last ten minutes, whether they said goodbye or not."""
+        return self._roster.gone(self._roster.clock())
+
+    @property
     def num_peers(self) -> int:
         """How many other peers live; `peers` sorts them."""
         return len(self._roster.peers)

@@ -10,6 +10,7 @@ from exo_mesh.domain.device import Device, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.view import InstanceInfo, InstanceState, View
+from exo_mesh.errors import MemoryPressureError
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.instances.instances import Instances
 from exo_mesh.membership.peers import Peer
@@ -115,6 +116,7 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "usable_bytes": reading.usable_bytes,
         "total_bytes": reading.total_bytes,
         "reserved_bytes": reading.reserved_bytes,
+        "headroom_bytes": reading.headroom_bytes,
         "load": round(reading.load, 2),
         "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
         "tokens": dict(sorted(reading.tokens.items())),
@@ -145,6 +147,9 @@ def describe_peer_memory(peer: PeerInfo, reading: Telemetry) -> dict[str, Any]:
         "total_bytes": reading.total_bytes,
         "usable_bytes": reading.usable_bytes,
         "reserved_bytes": reading.reserved_bytes,
+        "capacity_bytes": reading.capacity_bytes,
+        "headroom_bytes": reading.headroom_bytes,
+        "short": [reason.message for reason in reading.reasons if reason.code == MemoryPressureError.code],
     }
 
 

@@ -10,6 +10,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.discovery.choose import is_loopback
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
+from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.health import HealthLevel, Reason, worst
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.guard import Guard
@@ -76,6 +77,7 @@ class Health:
         now = self._clock()
         if now - self._kept[0] > FRESH_S:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
+            found.append(self._leaked())
             found.append(self._copied())
             found += [self._alone(now), self._versions(), *self._slow_links(), *self._ended()]
             found += self._downloads()
@@ -107,18 +109,30 @@ class Health:
         monitor = self._monitor
         if monitor.level is PressureLevel.OK:
             return None
-        shown = monitor.describe()
+        last, needs_bytes = monitor.last, monitor.loading_bytes
         effect = (
-            "running requests give way to each other, and new ones get a 429"
+            "running requests give way to each other, and new ones are refused or go to other peers"
             if monitor.level is PressureLevel.CRITICAL
             else "rings with a stage here take nobody new beside those that run"
         )
         return Reason(
             "memory_pressure",
             HealthLevel.DEGRADED,
-            f"{shown['pressure_pct']:.0f} % of this machine's memory are in use, critical are "
-            f"{shown['threshold_pct']:.0f} %: {effect}",
-            "end other programs on it, or lower --max-memory and place the model anew",
+            f"{gigabytes(last.available_bytes)} of {gigabytes(last.total_bytes)} memory are free on this machine, "
+            f"{gigabytes(monitor.floors.critical_bytes)} must stay free for the system, and "
+            f"{gigabytes(needs_bytes)} of weights are still to be loaded: {effect}",
+            "end other programs on it, or lower --max-memory and place the model again",
+        )
+
+    def _leaked(self) -> Reason | None:
+        if not (num_bytes := self._monitor.leaked_bytes):
+            return None
+        return Reason(
+            "leaked_wired",
+            HealthLevel.DEGRADED,
+            f"{gigabytes(num_bytes)} of memory are wired, though no model runs here: a runner that got stuck in "
+            "the driver of the GPU may have left them, unless another program uses the GPU",
+            "restart this Mac: only that frees them",
         )
 
     def _skew(self) -> Reason | None:

@@ -17,6 +17,7 @@ from exo_mesh.errors import (
     MeshError,
     ModelError,
     NotFetchedError,
+    PendingPlacementError,
     PlacementError,
     UnknownModelError,
 )
@@ -233,7 +234,11 @@ class ModelDesk:
         if named:
             others = tuple(peer.id for peer in known if peer.id not in named)
             spec = InstanceSpec(card.name, min_peers=len(named), exclude_peers=others)
-        plan = await self._placer.propose(card, with_peer_ids(spec, known))
+        spec = with_peer_ids(spec, known)
+        try:
+            plan = await self._placer.propose(card, spec)
+        except PlacementError as exc:
+            raise await self._placer.judge(card, spec, exc) from exc
         return {peer_id: (stage.shard.start, stage.shard.stop) for stage in plan.stages for peer_id in stage.peers}
 
     async def _introduce_at(self, peer_id: str, card: ModelCard) -> None:
@@ -249,7 +254,7 @@ class ModelDesk:
             return
         peer = self._membership.peer(peer_id)
         if peer is None:
-            raise PlacementError(f"peer {peer_id[:8]} is gone")
+            raise PendingPlacementError(f"peer {peer_id[:8]} is gone")
         await peer.client.pull(pb.PullRequest(model=name, model_digest=digest, wants=wants_to_proto(wants)))
 
     async def _drop_at(self, peer_id: str, model: str, *, files: bool, staged: bool = False) -> int | None:

@@ -522,6 +522,8 @@ class Node:
             self._health.problems(),
             self.keys.digest,
             self._models.downloads.room.num_bytes,
+            self._hosting.host.capacity_bytes(),
+            self._hosting.monitor.headroom_bytes,
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

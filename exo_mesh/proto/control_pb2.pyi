@@ -154,7 +154,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "headroom_bytes", "capacity_bytes")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +188,8 @@ class Telemetry(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     KEYS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FETCH_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEADROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -200,7 +202,9 @@ class Telemetry(_message.Message):
     reasons: _containers.RepeatedCompositeFieldContainer[HealthReason]
     keys_digest: int
     fetch_room_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ...) -> None: ...
+    headroom_bytes: int
+    capacity_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
 
 class HealthReason(_message.Message):
     __slots__ = ("code", "level", "message", "remedy")
@@ -813,18 +817,20 @@ class FollowStreamRequest(_message.Message):
     def __init__(self, viewer: _Optional[_Union[StreamViewer, _Mapping]] = ..., id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class FollowReply(_message.Message):
-    __slots__ = ("prompt", "events", "phase", "done", "total")
+    __slots__ = ("prompt", "events", "phase", "done", "total", "wait_s")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
     prompt: _containers.RepeatedCompositeFieldContainer[_driver_pb2.PromptLogprob]
     events: _containers.RepeatedCompositeFieldContainer[_driver_pb2.TokenEvent]
     phase: str
     done: int
     total: int
-    def __init__(self, prompt: _Optional[_Iterable[_Union[_driver_pb2.PromptLogprob, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_driver_pb2.TokenEvent, _Mapping]]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
+    wait_s: float
+    def __init__(self, prompt: _Optional[_Iterable[_Union[_driver_pb2.PromptLogprob, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[_driver_pb2.TokenEvent, _Mapping]]] = ..., phase: _Optional[str] = ..., done: _Optional[int] = ..., total: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class DeleteCardRequest(_message.Message):
     __slots__ = ("model",)

@@ -18,7 +18,7 @@ class TlsCredentials(_message.Message):
     def __init__(self, authority: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., private_key: _Optional[bytes] = ...) -> None: ...
 
 class StartStage(_message.Message):
-    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank")
+    __slots__ = ("plan", "stage", "model_dir", "options", "host", "port_first", "port_last", "max_queued", "tls", "rank", "total_bytes", "available_bytes")
     class OptionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,8 @@ class StartStage(_message.Message):
     MAX_QUEUED_FIELD_NUMBER: _ClassVar[int]
     TLS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     plan: _plan_pb2.Plan
     stage: int
     model_dir: str
@@ -46,7 +48,9 @@ class StartStage(_message.Message):
     max_queued: int
     tls: TlsCredentials
     rank: _plan_pb2.RankWiring
-    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ...) -> None: ...
+    total_bytes: int
+    available_bytes: int
+    def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., model_dir: _Optional[str] = ..., options: _Optional[_Mapping[str, str]] = ..., host: _Optional[str] = ..., port_first: _Optional[int] = ..., port_last: _Optional[int] = ..., max_queued: _Optional[int] = ..., tls: _Optional[_Union[TlsCredentials, _Mapping]] = ..., rank: _Optional[_Union[_plan_pb2.RankWiring, _Mapping]] = ..., total_bytes: _Optional[int] = ..., available_bytes: _Optional[int] = ...) -> None: ...
 
 class LinkNext(_message.Message):
     __slots__ = ("endpoint", "keep_stream")
@@ -77,10 +81,12 @@ class ChangePlan(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., stage: _Optional[int] = ..., keep_kv_from: _Optional[int] = ...) -> None: ...
 
 class Pressure(_message.Message):
-    __slots__ = ("level",)
+    __slots__ = ("level", "free_bytes")
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     level: int
-    def __init__(self, level: _Optional[int] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, level: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class ToRunner(_message.Message):
     __slots__ = ("start", "link", "stop", "tls", "pressure", "change", "ranks", "prepare")

@@ -17,6 +17,7 @@ from exo_mesh.errors import (
     CancelledRequestError,
     InputError,
     KeyReusedError,
+    MemoryPressureError,
     MeshError,
     OverloadError,
     SupersededError,
@@ -45,6 +46,7 @@ from exo_mesh.runner.prompt_logprobs import max_logit_rows, pieces
 from exo_mesh.runner.replays import Replays, replay_messages
 from exo_mesh.runner.scheduler import Scheduler, SchedulerLimits, Work
 from exo_mesh.runner.shared_prompts import SharedPrompts
+from exo_mesh.runner.turns import TurnClock
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, WAIT_BOUNDS_S, Durations
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
@@ -87,6 +89,7 @@ class Driver:
         self._last_sequence = 0
         self._signed_at = 0.0
         self._shared = SharedPrompts()
+        self._turns = TurnClock()
         self._news: list[tuple[Mailbox, Callable[[], GenerateEvents]]] = []
         self.replays = Replays()
         self.laps = LapTimes()
@@ -179,7 +182,7 @@ class Driver:
         elif generation.is_done:
             self._refuse(generation, None)
         elif not self._scheduler.submit(generation.sequence):
-            self._refuse(generation, OverloadError(self._scheduler.why_refused))
+            self._refuse(generation, self._overload())
         else:
             self._live[self._last_sequence] = generation
             self._num_traced += bool(request.trace_id)
@@ -237,8 +240,13 @@ class Driver:
         if lap_s is not None and self._num_traced:
             self._note_lap(frame, now - lap_s, lap_s)
         if frame.reports:
-            self._scheduler.pressure = max(report.pressure for report in frame.reports)
+            levels = [report.pressure for report in frame.reports]
+            self._scheduler.pressure = max(levels)
+            self._scheduler.pressed_stage = levels.index(self._scheduler.pressure)
             self._scheduler.room = min(report.kv_tokens for report in frame.reports)
+            if (lone := self._scheduler.lone_at_critical(now)) is not None:
+                text = f"the machine of stage {self._scheduler.pressed_stage} has no memory left for this request"
+                self._end(lone.id, MemoryPressureError(text))
         for fault in frame.faults:
             self._take_fault(fault)
         self._shared.came_round(frame.step)
@@ -274,15 +282,18 @@ class Driver:
             sequence.source = None
             self._shared.forget(sequence.id)
             self.evictions += 1
+        now, num_turns = time.perf_counter(), 0
         for sequence in self._scheduler.admit():
             generation = self._live[sequence.id]
             if not generation.index:  # not one that has been running before
-                self.waits.add(time.perf_counter() - generation.submitted_at)
+                self.waits.add(now - generation.submitted_at)
             if not self._shared.must_wait(sequence, self._scheduler.running):
                 self._ops.append(Insert(sequence.id, generation.max_positions))
             if generation.queued:
                 generation.queued = False
+                num_turns += 1
                 self._tell(generation, queue_events, 0)
+        self._turns.note(self._scheduler.num_waiting, num_turns, now)
         self._copy_ready()
         while (work := self._scheduler.next_work()) is not None:
             self._start(work)
@@ -329,11 +340,19 @@ class Driver:
 
     def _tell_places(self, only: Generation | None = None) -> None:
         """Tell those who wait, or one of them, how far they are: silence would mean that the ring does not move."""
+        now, length = time.perf_counter(), self._scheduler.num_waiting
         for place, sequence in self._scheduler.places():
             generation = self._live[sequence.id]
             if only is None or only is generation:
                 generation.queued = True
-                self._tell(generation, queue_events, place)
+                self._tell(generation, queue_events, place, length, self._turns.wait_s(place, now))
+
+    def _overload(self) -> OverloadError:
+        """The refusal of one more request. Half of the queue will have moved on when the client tries again."""
+        place = max(1, self._scheduler.num_waiting // 2)
+        wait_s = self._turns.wait_s(place, time.perf_counter())
+        kind = MemoryPressureError if self._scheduler.is_short_of_memory else OverloadError
+        return kind(self._scheduler.why_refused, retry_after_s=max(1.0, wait_s or 0.0))
 
     def _start(self, work: Work) -> None:
         self._last_step += 1

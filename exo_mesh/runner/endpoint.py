@@ -66,8 +66,12 @@ class Endpoint:
         self._changed = asyncio.Event()
         self._ranks: RankLinks | None = None
         if setup.rank is not None and setup.rank.is_leader:
-            self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
-        self._receiver = RingReceiver(PROTOCOL_VERSION, plan.instance_id, plan.ballot, setup.before, worker.accept)
+            ranks = self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
+            worker.standing_of_others = lambda: ranks.standing
+        standing = (lambda: worker.standing) if setup.follows else None
+        self._receiver = RingReceiver(
+            PROTOCOL_VERSION, plan.instance_id, plan.ballot, setup.before, worker.accept, standing
+        )
         self._service = DriverService(plan, worker)
 
     async def listen(self, binding: Binding) -> int:

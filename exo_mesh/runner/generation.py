@@ -15,7 +15,7 @@ import numpy as np
 from exo_mesh.domain.frame import Frame, Row
 from exo_mesh.domain.replay import Kept
 from exo_mesh.domain.request import FinishReason, FrameTrace, GenerateRequest, PromptLogprob, StageSpan, TokenEvent
-from exo_mesh.errors import MeshError
+from exo_mesh.errors import MeshError, OverloadError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.runner.constraint import Constraint
@@ -207,11 +207,14 @@ def prefill_events(ballot: plan_pb2.Ballot, tokens: int) -> pb.GenerateEvents:
     return pb.GenerateEvents(ballot=ballot, prefilled=tokens)
 
 
-def queue_events(ballot: plan_pb2.Ballot, place: int) -> pb.GenerateEvents:
-    """Which place in the queue a request has; 0: it waits no longer."""
-    return pb.GenerateEvents(ballot=ballot, queued=place)
+def queue_events(
+    ballot: plan_pb2.Ballot, place: int, length: int = 0, wait_s: float | None = None
+) -> pb.GenerateEvents:
+    """Which place a request has in a queue of `length`, and how long until its turn; place 0: it waits no longer."""
+    return pb.GenerateEvents(ballot=ballot, queued=place, queue_length=length, wait_s=wait_s or 0.0)
 
 
 def error_events(ballot: plan_pb2.Ballot, error: MeshError) -> pb.GenerateEvents:
     """The end of a request that failed."""
-    return pb.GenerateEvents(ballot=ballot, error_code=error.code, error_message=str(error))
+    wait_s = error.retry_after_s if isinstance(error, OverloadError) else 0.0
+    return pb.GenerateEvents(ballot=ballot, error_code=error.code, error_message=str(error), wait_s=wait_s)

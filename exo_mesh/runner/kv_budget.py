@@ -27,6 +27,7 @@ class KvBudget:
         self._weights_bytes = engine.memory_bytes()
         self._lengths: dict[int, int] = {}
         self._frames = 0
+        self._free_bytes: int | None = None
         self.plan(reserve_bytes, planned)
 
     def plan(self, reserve_bytes: int, planned: int) -> None:
@@ -41,8 +42,11 @@ class KvBudget:
                 self._weights_bytes, reserve_bytes,
             )  # fmt: skip
 
-    def computed(self, frame: Frame) -> int:
-        """A frame has been computed; answers how many positions the stage can hold, those that it does included."""
+    def computed(self, frame: Frame, free_bytes: int | None = None) -> int:
+        """A frame has been computed; answers how many positions the stage can hold, those that it does included.
+
+        free_bytes: what the machine has for them now, whatever was reserved; None: enough.
+        """
         for op in frame.ops:
             if isinstance(op, Remove):
                 self._lengths.pop(op.sequence, None)
@@ -52,7 +56,8 @@ class KvBudget:
                 self._lengths = {one: held for one, held in self._lengths.items() if one in op.sequences}
         for row in frame.rows:
             self._lengths[row.sequence] = row.pos0 + row.n
-        if self._knows and (frame.ops or self._frames % LOOK_EVERY == 0):
+        if self._knows and (frame.ops or self._frames % LOOK_EVERY == 0 or free_bytes != self._free_bytes):
+            self._free_bytes = free_bytes
             self._look()
         self._frames += 1
         return self.tokens
@@ -64,4 +69,7 @@ class KvBudget:
             return
         taken = self._engine.memory_bytes() - self._weights_bytes
         price = self._kv_bytes / self._planned
-        self.tokens = max(0, int(held + (self._kv_bytes - taken) / price))
+        left = self._kv_bytes - taken
+        if self._free_bytes is not None:
+            left = min(left, self._free_bytes)
+        self.tokens = max(0, int(held + left / price))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from exo_mesh.engine.contract import TensorSpec
+from exo_mesh.engine.contract import MachineMemory, TensorSpec
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, MeshError
 from exo_mesh.model_files import without_paths
@@ -108,7 +108,8 @@ async def _serve(
         elif command.HasField("tls") and credentials is not None:
             credentials.replace(tls_from_proto(command.tls))
         elif command.HasField("pressure"):
-            worker.pressure = command.pressure.level
+            free = command.pressure.free_bytes if command.pressure.HasField("free_bytes") else None
+            worker.press(command.pressure.level, free)
 
     files = RankFiles()
     pulse = Pulse(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
@@ -137,6 +138,7 @@ def _setup(start: pb.StartStage) -> StageSetup:
         options=dict(start.options),
         max_queued=start.max_queued,
         rank=rank_from_proto(start.rank) if start.HasField("rank") else None,
+        memory=MachineMemory(start.total_bytes, start.available_bytes) if start.total_bytes else None,
     )
 
 

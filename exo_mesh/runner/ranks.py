@@ -8,9 +8,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, MemoryStanding
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import GroupCheck
 from exo_mesh.errors import RankLostError, StageLostError
@@ -75,6 +76,11 @@ class RankLinks:
 
     def __len__(self) -> int:
         return len(self._links)
+
+    @property
+    def standing(self) -> MemoryStanding:
+        """Of the memory of the poorest of them, as they said last."""
+        return reduce(MemoryStanding.worse, (link.standing for link in self._links), MemoryStanding())
 
     def link_to(self, endpoints: Sequence[str]) -> None:
         """Where ranks 1, 2, ... listen, one endpoint for each."""

@@ -24,6 +24,10 @@ LOGIT_ROWS_BESIDE = 32
 """Positions of prompts whose logits a frame is asked for beside running streams: the driver takes about 1 ms for each
 of a vocabulary of 152,000 tokens, and draws nothing meanwhile."""
 
+LONE_FRAMES, LONE_S = 16, 3.0
+"""A sequence that is alone on the ring while a machine is critically short of memory ends after so many frames, and not
+before two readings of that machine have said so."""
+
 EVICTION_TURNS = 64
 """Decode frames between two evictions for want of memory on some machine: seconds, like its readings. And those that a
 parked sequence keeps its place for while others wait for one."""
@@ -150,6 +154,10 @@ class Scheduler:
     """Stages from this one on hold what `Sequence.held` says."""
     pressure: int = 0
     """The worst of all stages' machines, as the last frame said: see StageReport."""
+    pressed_stage: int = 0
+    """The stage whose machine that is."""
+    _lone_frames: int = 0
+    _lone_since: float = 0.0
     room: int = 2**31
     """Positions that the stage with the least memory can hold, as the last frame said."""
     max_logit_rows: int = 16
@@ -195,18 +203,19 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> bool:
         """Queue a sequence; False if `why_refused` says so, which one that resumes does not care about."""
-        if self._short_of_memory and not sequence.resumed:
+        if self.is_short_of_memory and not sequence.resumed:
             return False
         return self._queue.push(sequence)
 
     @property
     def why_refused(self) -> str:
-        if self._short_of_memory:
-            return "a machine of this ring is short of memory, and requests are waiting already"
+        if self.is_short_of_memory:
+            return f"the machine of stage {self.pressed_stage} is short of memory, and requests are waiting already"
         return f"{self.limits.max_waiting} requests are waiting already"
 
     @property
-    def _short_of_memory(self) -> bool:
+    def is_short_of_memory(self) -> bool:
+        """Whether new requests are refused because a machine is short of memory."""
         return self.pressure >= 2 and len(self._queue) > 0
 
     def remove(self, sequence_id: int) -> bool:
@@ -270,6 +279,21 @@ class Scheduler:
     def _must_shrink(self) -> bool:
         """What was freed last must have time to show in a reading."""
         return self.pressure >= 2 and self._turn - self._last_eviction >= EVICTION_TURNS
+
+    def lone_at_critical(self, now: float) -> Sequence | None:
+        """The only sequence there is, once it has been that for LONE_S on a machine that is critically short of memory:
+        nobody else can give way. Ask with each frame that came round. now: seconds of any one clock."""
+        is_lone = len(self._running) == 1 and not self._aside and not len(self._queue)
+        if self.pressure < 2 or not is_lone:
+            self._lone_frames = 0
+            return None
+        if not self._lone_frames:
+            self._lone_since = now
+        self._lone_frames += 1
+        if self._lone_frames < LONE_FRAMES or now - self._lone_since < LONE_S:
+            return None
+        self._lone_frames = 0
+        return next(iter(self._running.values()))
 
     def rewind(self, limits: SchedulerLimits, pace: Pace, kept_from: int, held: Mapping[int, int]) -> int:
         """The ring goes on by a higher ballot, and no frame is on its way: all that ran goes back to the head of the

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from exo_mesh.domain.frame import Frame, StageReport
+from exo_mesh.domain.frame import Frame, MemoryStanding, StageReport
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.domain.tensor_group import RankWiring
-from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, StageEngine
+from exo_mesh.engine.contract import GroupCheck, GroupMember, LoadProgress, LoadRequest, MachineMemory, StageEngine
 from exo_mesh.engine.registry import provider
 from exo_mesh.errors import EngineError, RankLostError
 from exo_mesh.runner.driver import Driver
@@ -119,7 +119,8 @@ SLOW_STEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class StageSetup:
-    """What a worker needs to know of the plan it is a part of. rank: set in a tensor group."""
+    """What a worker needs to know of the plan it is a part of. rank: set in a tensor group. memory: of
+    the machine, just before the load."""
 
     plan: Plan
     index: int
@@ -127,6 +128,7 @@ class StageSetup:
     options: dict[str, str]
     max_queued: int
     rank: RankWiring | None = None
+    memory: MachineMemory | None = None
 
     @property
     def num_stages(self) -> int:
@@ -170,7 +172,7 @@ class Worker:
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
     `progress` rises with each item done, and during a load; `clock` tells of the frame that is being computed: by these
-    the node sees from outside whether the engine gets on. `pressure` is set by the node: see StageReport.
+    the node sees from outside whether the engine gets on.
     """
 
     def __init__(
@@ -189,7 +191,10 @@ class Worker:
         self._hand_out: Send | None = None
         self.inbox: asyncio.Queue[Item] = asyncio.Queue()
         self.progress = 0
-        self.pressure = 0
+        self._pressure = 0
+        self._free_bytes: int | None = None
+        self.standing_of_others: Callable[[], MemoryStanding] = MemoryStanding
+        """Of the other ranks, at the leader of a tensor group."""
         self.busy_s = self.load_s = 0.0
         self.clock = FrameClock()
         self._computing_since = 0.0
@@ -225,7 +230,13 @@ class Worker:
         if setup.is_last and not setup.follows:
             grammars.prepare()
         request = LoadRequest(
-            stage.shard, setup.model_dir, plan.context_limit, setup.options, plan.activation_dtype, setup.rank
+            stage.shard,
+            setup.model_dir,
+            plan.context_limit,
+            setup.options,
+            plan.activation_dtype,
+            setup.rank,
+            setup.memory,
         )
         engine.load(request, counted)
         if isinstance(engine, GroupMember) and setup.rank is not None:
@@ -398,6 +409,16 @@ class Worker:
         """Let the engine's thread compute a frame; what comes of it comes into the inbox."""
         self._thread.submit(partial(self._compute_apart, frame, since))
 
+    def press(self, level: int, free_bytes: int | None) -> None:
+        """How short of memory the machine is, see StageReport, and what KV here may still take. From any thread."""
+        self._pressure, self._free_bytes = level, free_bytes
+
+    @property
+    def standing(self) -> MemoryStanding:
+        """Of this process's own memory. From any thread."""
+        budget = self._budget
+        return MemoryStanding(self._pressure) if budget is None else MemoryStanding(self._pressure, budget.tokens)
+
     def _compute_apart(self, frame: Frame, since: float) -> None:
         item: Item
         try:
@@ -415,7 +436,8 @@ class Worker:
         compute_s = self.clock.end()
         self._computing_since = 0.0
         self.busy_s += compute_s
-        report = StageReport(compute_s, start - since, self.pressure, self._budget.computed(frame))
+        self._budget.computed(frame, self._free_bytes)
+        report = StageReport(compute_s, start - since, *self.standing.worse(self.standing_of_others()))
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
         )

@@ -24,7 +24,8 @@ TIMEOUTS = frozenset({"deadline_exceeded"})
 @dataclass(frozen=True, slots=True)
 class RequestOutcome:
     """How a request ended. outcome: why generation stopped, or the code of its error. timed_out: it reached the limit
-    of a request's time, with or without tokens. ended_at: Unix seconds. memory: bytes in use on this machine, by
+    of a request's time, with or without tokens. is_pressure_abort: it ended with what it had, because no machine had
+    memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by
     anybody, when the request entered and when it ended. key_id: of the API key that the request came with; empty
     without one. trace_id: empty if the request was not traced."""
 
@@ -37,6 +38,7 @@ class RequestOutcome:
     duration_s: float
     max_tokens: int = 0
     timed_out: bool = False
+    is_pressure_abort: bool = False
     memory_before_bytes: int = 0
     memory_after_bytes: int = 0
     ended_at: float = 0.0
@@ -45,7 +47,9 @@ class RequestOutcome:
 
     @property
     def status(self) -> str:
-        """ "ok", "timeout", "cancelled" or "error"."""
+        """ "ok", "timeout", "pressure_abort", "cancelled" or "error"."""
+        if self.is_pressure_abort:
+            return "pressure_abort"
         return "timeout" if self.timed_out else status_of(self.outcome)
 
     @property
@@ -71,7 +75,7 @@ class RequestOutcome:
     def describe(self) -> dict[str, Any]:
         rate = self.tokens_per_s
         return {
-            **{name: getattr(self, name) for name in self.__slots__ if name != "timed_out"},
+            **{name: getattr(self, name) for name in self.__slots__ if name not in ("timed_out", "is_pressure_abort")},
             "kind": self.kind,
             "status": self.status,
             "tokens_per_s": None if rate is None else round(rate, 2),

@@ -57,6 +57,8 @@ class JournalEntry:
     kept: Kept | None = None
     """Where its events are kept, if the client gave an idempotency key."""
     superseded: bool = False
+    is_pressure_abort: bool = False
+    """It ended with what it had, because no machine had memory for it."""
     is_cut_by_stop: bool = False
     """The node stops, and has waited for it for long enough."""
     scored: int = 0
@@ -200,6 +202,7 @@ class Journal:
             duration_s=now - entry.entered_at,
             max_tokens=entry.request.max_tokens,
             timed_out=entry.timed_out,
+            is_pressure_abort=entry.is_pressure_abort,
             memory_before_bytes=entry.memory_before_bytes,
             memory_after_bytes=self._used_bytes(),
             key_id=entry.request.key_id,

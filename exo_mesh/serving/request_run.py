@@ -22,7 +22,7 @@ from exo_mesh.domain.request import (
     TokenEvent,
 )
 from exo_mesh.domain.view import InstanceInfo
-from exo_mesh.errors import ContextLengthError, DeadlineError, InstanceDeletedError, StageLostError
+from exo_mesh.errors import ContextLengthError, DeadlineError, InstanceDeletedError, MemoryPressureError, StageLostError
 from exo_mesh.serving.journal import JournalEntry
 from exo_mesh.serving.redial import Redial
 from exo_mesh.serving.rings import Rings
@@ -67,7 +67,7 @@ class RunState(StrEnum):
 NEXT_STATES: dict[RunState, frozenset[RunState]] = {
     RunState.REPLAYING: frozenset({RunState.PLACING, RunState.ENDED}),
     RunState.PLACING: frozenset({RunState.ON_RING, RunState.ENDED}),
-    RunState.ON_RING: frozenset({RunState.REDIALLING, RunState.RESUMING, RunState.ENDED}),
+    RunState.ON_RING: frozenset({RunState.PLACING, RunState.REDIALLING, RunState.RESUMING, RunState.ENDED}),
     RunState.REDIALLING: frozenset({RunState.ON_RING, RunState.RESUMING, RunState.ENDED}),
     RunState.RESUMING: frozenset({RunState.PLACING, RunState.ENDED}),
     RunState.ENDED: frozenset(),
@@ -101,6 +101,7 @@ class RequestRun:
         self._instance: InstanceInfo | None = None
         self._redial: Redial | None = None
         self._trouble: StageLostError | None = None
+        self._refused: tuple[InstanceInfo, MemoryPressureError] | None = None
         self._prefill_total = 0
         self._fetched = 0
         entry.on_cancel = self._interrupt
@@ -112,6 +113,13 @@ class RequestRun:
             return await _STEPS[self.state](self)
         except _TimeUpError:
             return [self._end_for_time()]
+        except MemoryPressureError as exc:
+            if self.state is RunState.ON_RING and self._refused is None:
+                await self._look_elsewhere(exc)
+                return []
+            if not self._entry.emitted:
+                raise
+            return [self._end_for_memory(exc)]
         except StageLostError as exc:
             self._raise_if_deleted()
             if self.state not in (RunState.ON_RING, RunState.REDIALLING):
@@ -149,7 +157,7 @@ class RequestRun:
         """Progress while an instance is found or placed; then the driver is called."""
         if self._work is None:
             self._entry.instance_id = ""
-            self._work = asyncio.ensure_future(self._rings.find(self._entry))
+            self._work = asyncio.ensure_future(self._rings.find(self._entry, self._refused))
         await asyncio.wait((self._work,), timeout=PROGRESS_EVERY_S)
         self._raise_if_stopped()
         self._raise_if_deleted()
@@ -180,7 +188,7 @@ class RequestRun:
             return [Progress("recovering")]
         self._redial.heard()
         if isinstance(event, Queued):
-            return [Progress("queued", event.place)]
+            return [Progress("queued", event.place, event.length, event.wait_s)]
         if isinstance(event, Prefilled):
             return [Progress("prefill", event.num_tokens, self._prefill_total)]
         if isinstance(event, PromptLogprobs):
@@ -245,6 +253,16 @@ class RequestRun:
         self._call = self._rings.call(door, instance, request, silences, self._begin_leg(instance), self._took_ballot)
         self._go(RunState.ON_RING)
 
+    async def _look_elsewhere(self, refusal: MemoryPressureError) -> None:
+        """A ring refuses the request, or ends it, because a machine of it is short of memory: others may have room. A
+        request that has no token yet is as new to them as it was to this one."""
+        assert self._instance is not None
+        self._refused = self._instance, refusal
+        await self._let_go()
+        if not self._entry.emitted:
+            self._num_calls = 0
+        self._go(RunState.PLACING)
+
     async def _leave_ring(self, state: RunState, trouble: StageLostError) -> None:
         self._trouble = trouble
         await self._let_go()
@@ -302,6 +320,15 @@ class RequestRun:
                 f"instance {self._instance.plan.instance_id} of {self._entry.model} was deleted while it served this "
                 "request; send the request again to place the model again"
             )
+
+    def _end_for_memory(self, error: MemoryPressureError) -> TokenEvent:
+        """The end of a request for which no machine has memory any more: what it has is its answer."""
+        self._entry.is_pressure_abort = True
+        _log.warning(
+            "request %s ends with %d tokens: %s", self._entry.request.request_id, len(self._entry.emitted), error
+        )
+        self._go(RunState.ENDED)
+        return TokenEvent(self._entry.next_index, None, finish=FinishReason.LENGTH)
 
     def _end_for_time(self) -> TokenEvent:
         """The end of a request that has reached total_s: what it has is its answer. Raises DeadlineError if that is

@@ -10,6 +10,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
 from exo_mesh.domain.view import InstanceInfo
+from exo_mesh.errors import MemoryPressureError
 from exo_mesh.instances.instances import Instances, Load
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.spec import InstanceSpec
@@ -28,10 +29,15 @@ class Rings:
     journal: Journal
     clock: Clock
 
-    async def find(self, entry: JournalEntry) -> InstanceInfo:
+    async def find(
+        self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
+    ) -> InstanceInfo:
         """The instance for a request, placed now if there is none. The request counts there from now on, so that the
-        next one sees it."""
-        chosen = await self._choose(entry)
+        next one sees it. refused: by the ring of an instance that is short of memory; another one is meant."""
+        if refused is not None:
+            chosen = await self.instances.elsewhere(*refused, self._load(entry))
+        else:
+            chosen = await self._choose(entry)
         entry.instance_id = chosen.plan.instance_id
         return chosen
 
@@ -39,7 +45,7 @@ class Rings:
         """The instance that keeps this very answer, or that computes the same prompt for another choice, or the least
         busy one, or one that is placed now."""
         request = entry.request
-        load = Load(self.journal.outstanding(), len(request.prompt_ids) + request.max_tokens)
+        load = self._load(entry)
         ready = self.instances.ready_for(entry.model, load.tokens)
         if request.key_hash and len(ready) > 1:
             asked = (self.drivers.recall(self._door_of(one), request.key_hash) for one in ready)
@@ -51,6 +57,9 @@ class Rings:
             if one.plan.instance_id in together:
                 return one
         return await self.instances.ensure(InstanceSpec(entry.model), load)
+
+    def _load(self, entry: JournalEntry) -> Load:
+        return Load(self.journal.outstanding(), len(entry.request.prompt_ids) + entry.request.max_tokens)
 
     def _door_of(self, instance: InstanceInfo) -> str:
         """Where its driver is asked first, "host:port"."""

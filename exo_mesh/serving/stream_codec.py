@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from exo_mesh.domain.request import Progress, PromptLogprobs, RequestEvent
@@ -50,6 +51,7 @@ def events_to_proto(events: Sequence[RequestEvent]) -> pb.FollowReply:
     for event in events:
         if isinstance(event, Progress):
             message.phase, message.done, message.total = event.phase, event.done, event.total
+            message.wait_s = event.wait_s
         elif isinstance(event, PromptLogprobs):
             message.prompt.extend(prompt_to_proto(event.entries))
         else:
@@ -61,7 +63,8 @@ def events_from_proto(message: pb.FollowReply) -> list[RequestEvent]:
     """Raises ValueError for what is no event."""
     made: list[RequestEvent] = []
     if message.phase:
-        made.append(Progress(message.phase[:MAX_PHASE_CHARS], message.done, message.total))
+        wait_s = message.wait_s if math.isfinite(message.wait_s) else 0.0
+        made.append(Progress(message.phase[:MAX_PHASE_CHARS], message.done, message.total, wait_s))
     if message.prompt:
         made.append(prompt_from_proto(message.prompt))
     return [*made, *map(event_from_proto, message.events)]

@@ -293,7 +293,7 @@ SETTINGS: Mapping[str, Setting] = {
                 values.size, "override_memory_bytes", (str, int)),
         Setting("fake_mem_file", "FILE", "for tests: read TOTAL AVAILABLE memory from this file, each time anew",
                 values.path),
-        Setting("memory_threshold", "SHARE", "share of the memory in use that is critical; by default by its size",
+        Setting("memory_threshold", "SHARE", "share of the memory in use that is critical; by default what is free",
                 values.share, toml=(int, float)),
         Setting("memory_poll_interval", "SECONDS", "how often memory is read", values.seconds(0.1, 60.0),
                 toml=(int, float)),

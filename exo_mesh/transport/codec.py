@@ -18,7 +18,7 @@ from typing import Annotated, TypeVar
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import Fault, Frame, Op, Row, StageReport
+from exo_mesh.domain.frame import Fault, Frame, MemoryStanding, Op, Row, StageReport
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.printable import printable
@@ -121,13 +121,20 @@ def decode_hello(message: bytes) -> pb.RingHello:
     return _parse(message, _HELLO, pb.RingHello)
 
 
-def encode_ack(last_step: int) -> bytes:
-    return _ACK + pb.RingAck(last_step=last_step).SerializeToString()
+def encode_ack(last_step: int, standing: MemoryStanding | None = None) -> bytes:
+    """standing: of a rank that follows the leader of its tensor group."""
+    ack = pb.RingAck(last_step=last_step)
+    if standing is not None:
+        ack.pressure, ack.kv_tokens = standing
+    return _ACK + ack.SerializeToString()
 
 
-def decode_ack(message: bytes) -> int:
-    """The step up to which all frames have arrived. Raises MalformedError if this is no ack."""
-    return _parse(message, _ACK, pb.RingAck).last_step
+def decode_ack(message: bytes) -> tuple[int, MemoryStanding]:
+    """The step up to which all frames have arrived, and what the memory of the receiver has. Raises MalformedError if
+    this is no ack."""
+    ack = _parse(message, _ACK, pb.RingAck)
+    kv_tokens = ack.kv_tokens if ack.HasField("kv_tokens") else MemoryStanding().kv_tokens
+    return ack.last_step, MemoryStanding(ack.pressure, kv_tokens)
 
 
 def _parse(message: bytes, tag: bytes, into: type[_Message]) -> _Message:

@@ -272,6 +272,8 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         ],
         keys_digest=reading.keys_digest,
         fetch_room_bytes=reading.fetch_room_bytes,
+        capacity_bytes=reading.capacity_bytes,
+        headroom_bytes=reading.headroom_bytes,
     )
 
 
@@ -289,6 +291,8 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         tuple(_reason_from_proto(reason) for reason in message.reasons[:MAX_REASONS]),
         message.keys_digest,
         message.fetch_room_bytes,
+        message.capacity_bytes,
+        message.headroom_bytes if message.HasField("headroom_bytes") else None,
     )
 
 

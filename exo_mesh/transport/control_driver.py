@@ -112,6 +112,8 @@ class DriverCall:
             self._on_trace([trace_from_proto(frame) for frame in message.trace])
         if message.error_code:
             error = error_from_code(printable(message.error_code, 64), printable(message.error_message))
+            if isinstance(error, OverloadError) and message.wait_s > 0:
+                error.retry_after_s = min(message.wait_s, MAX_RETRY_AFTER_S)
             if not message.events and not message.prompt:
                 raise error
             self._error = error  # after the tokens that came with it
@@ -122,7 +124,10 @@ class DriverCall:
             return prompt_from_proto(message.prompt)
         if tokens is not None:
             return tokens
-        return Queued(message.queued) if message.queued else Prefilled(message.prefilled)
+        if message.queued:
+            wait_s = message.wait_s if math.isfinite(message.wait_s) else 0.0
+            return Queued(message.queued, message.queue_length, wait_s)
+        return Prefilled(message.prefilled)
 
     @property
     def deadline(self) -> float:

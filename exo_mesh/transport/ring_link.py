@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, MemoryStanding
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.security.credentials import CredentialSource
@@ -58,6 +58,8 @@ class RingLink:
         self._call: _Call | None = None
         self._unacked: deque[Frame] = deque()
         self._unsent: deque[Frame] = deque()
+        self.standing = MemoryStanding()
+        """What the other end has said of its memory, if that is a rank of the same tensor group."""
         self.frames_out = 0
         self.bytes_out = 0
 
@@ -143,14 +145,14 @@ class RingLink:
         await call.write(self._hello)
         async with asyncio.timeout(HELLO_DEADLINE_S):
             answer = await call.read()
-        self._acknowledge(_ack_of(answer))
+        self._acknowledge(*_ack_of(answer))
         self._unsent = deque(self._unacked)
         while self._unsent:
             await self._write(call, self._unsent.popleft())
         self._call = call
         self._up.set()
         while True:
-            self._acknowledge(_ack_of(await call.read()))
+            self._acknowledge(*_ack_of(await call.read()))
 
     async def _write(self, call: _Call, frame: Frame) -> None:
         for message in encode_frame(frame):
@@ -158,12 +160,13 @@ class RingLink:
             self.bytes_out += len(message)
         self.frames_out += 1
 
-    def _acknowledge(self, last_step: int) -> None:
+    def _acknowledge(self, last_step: int, standing: MemoryStanding) -> None:
+        self.standing = standing
         while self._unacked and self._unacked[0].step <= last_step:
             self._unacked.popleft()
 
 
-def _ack_of(message: object) -> int:
+def _ack_of(message: object) -> tuple[int, MemoryStanding]:
     if not isinstance(message, bytes):
         raise TransportError("the next stage closed the stream")
     return decode_ack(message)

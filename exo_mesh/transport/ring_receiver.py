@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.frame import Frame, MemoryStanding
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import ring_pb2 as pb
@@ -39,10 +39,15 @@ class RingReceiver:
         ballot: Ballot,
         from_stage: int,
         deliver: Callable[[Frame], Awaitable[None]],
+        standing: Callable[[], MemoryStanding] | None = None,
     ) -> None:
+        """standing: of the memory here, where the sender is the leader of the same tensor group: it is told with the
+        acknowledgements, and at once when it has changed."""
         self._expected = (protocol, instance_id, from_stage)
         self._ballot = ballot
         self._deliver = deliver
+        self._standing = standing
+        self._told: MemoryStanding | None = None
         self._last_step = 0
         self._stream = 0
         self.frames_in = 0
@@ -84,7 +89,7 @@ class RingReceiver:
             self.alone_since = time.monotonic()
 
     async def _serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.write(encode_ack(self._last_step))
+        await context.write(self._ack())
         # grpc cancels this task when the connection breaks; a frame that counts as arrived is delivered all the same
         reading = asyncio.create_task(self._read(self._stream, context), name="ring reader")
         try:
@@ -117,9 +122,14 @@ class RingReceiver:
                 continue
             await self._accept(frame)
             unacked_frames += 1
-            if unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES:
-                await context.write(encode_ack(self._last_step))
+            is_due = unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES
+            if is_due or (self._standing is not None and self._standing() != self._told):
+                await context.write(self._ack())
                 unacked_frames = unacked_bytes = 0
+
+    def _ack(self) -> bytes:
+        self._told = None if self._standing is None else self._standing()
+        return encode_ack(self._last_step, self._told)
 
     async def _accept(self, frame: Frame) -> None:
         if frame.ballot != self._ballot:

@@ -102,8 +102,8 @@ def server(started: tuple[Server, subprocess.Popen[str]]) -> Server:
     return started[0]
 
 
-def test_sixteen_gigabytes_have_a_threshold_of_seventy_percent(server: Server) -> None:
-    assert float(server.run("curl localhost:8000/memory | jq .threshold_pct")) == 70.0
+def test_sixteen_gigabytes_are_critical_where_the_system_runs_short(server: Server) -> None:
+    assert float(server.run("curl localhost:8000/memory | jq .threshold_pct")) == 96.88
 
 
 def test_the_live_pressure_is_a_list_of_readings(server: Server) -> None:

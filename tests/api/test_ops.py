@@ -238,7 +238,10 @@ async def test_every_reply_has_a_request_id(api: Served, given: str, kept: bool)
     [
         (None, "keep-alive"),
         (Progress("recovering"), "recovering"),
-        (Progress("queued", 3), "queued 3"),
+        (Progress("queued", 3, 7), "queued 3 of 7"),
+        (Progress("queued", 3, 7, 12.3), "queued 3 of 7, about 12 s"),
+        (Progress("queued", 3, 7, 0.2), "queued 3 of 7, about 1 s"),
+        (Progress("queued", 30, 32, 200), "queued 30 of 32, about 3 min"),
         (Progress("loading", 3, 8), "loading 3/8"),
         (Progress("fetching", 1_200_000_000, 9_600_000_000), "fetching 12 % of 9.60 GB"),
         (Progress("prefill", 2, 5), "prefill 40 %"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.errors import ReservationError
 from exo_mesh.hosting.breaker import MAX_KEYS, MOST_OPEN_S, Breaker
 from exo_mesh.hosting.guard import Guard
+from exo_mesh.hosting.out_of_memory import OutOfMemory
 from exo_mesh.hosting.quarantine import Quarantine
 from exo_mesh.hosting.runner_exit import End
 from exo_mesh.machine.disk import Disk
@@ -131,6 +134,46 @@ def test_a_runner_that_had_worked_is_no_part_of_a_loop(tmp_path: Path) -> None:
         one.ended(PLAN, 0, End.CRASHED, "boom", frames)
     with pytest.raises(ReservationError, match="crashed 3 times"):
         one.check(PLAN, 0)
+
+
+def test_a_runner_that_ended_for_want_of_memory_gets_less_and_counts_also_if_it_had_worked(tmp_path: Path) -> None:
+    time = Time()
+    one = guard(tmp_path, time=time)
+    assert one.most_bytes(PLAN, 0) is None
+    stage = replace(PLAN.stages[0], reserve_bytes=ENGINE_OVERHEAD_BYTES + 1000)
+    large = replace(PLAN, stages=(stage,))
+    one.ended(large, 0, End.OOM, "was killed", frames=1000)
+    assert one.most_bytes(large, 0) == ENGINE_OVERHEAD_BYTES + 800
+    assert [reason.code for reason in one.reasons()] == ["oom"]
+    for _ in range(2):
+        one.ended(PLAN, 0, End.OOM, "was killed", frames=1000)
+    with pytest.raises(ReservationError, match="crashed 3 times"):
+        one.check(PLAN, 0)
+    time.now += 600
+    assert one.most_bytes(PLAN, 0) is None and not one.reasons()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "level", "is_oom"),
+    [
+        ("oom_kill 3\n", "oom_kill 4\n", 0, True),
+        ("oom_kill 3\n", "oom_kill 3\n", 2, False),
+        ("nr_free_pages 9\n", "nr_free_pages 9\n", 2, True),
+        ("nr_free_pages 9\n", "nr_free_pages 9\n", 0, False),
+    ],
+)
+def test_a_kill_for_memory_is_told_from_one_by_hand(
+    tmp_path: Path, before: str, after: str, level: int, is_oom: bool
+) -> None:
+    file = tmp_path / "vmstat"
+    file.write_text(before)
+    memory = OutOfMemory(file)
+    memory.look(now=10.0)
+    memory.level = level
+    file.write_text(after)
+    assert memory.killed(-9) is is_oom
+    memory.look(now=11.0)
+    assert not memory.killed(-15) and not memory.killed(1)
 
 
 def test_a_quarantine_file_that_is_damaged_is_none(tmp_path: Path) -> None:

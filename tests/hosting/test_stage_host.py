@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.domain.download import FetchStep
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.view import InstanceInfo, InstanceState, RecordKey
 from exo_mesh.errors import InputError, PlacementError, StageLostError
 from exo_mesh.hosting.reservations import LEASE_S
+from exo_mesh.hosting.runner_exit import End
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
 from tests.support.nodes import MODEL, a_request, instances, mesh, runners, tokens, until
@@ -52,6 +54,19 @@ async def test_a_stage_that_nobody_watches_any_more_is_ended(tmp_path: Path, mon
             assert runners() and node._hosting.host.reserved_bytes > 0, "as long as it is watched it stays"
         await until(lambda: not runners())
         assert node._hosting.host.reserved_bytes == 0
+
+
+@pytest.mark.extended
+async def test_after_a_runner_ended_for_want_of_memory_the_next_plan_is_smaller(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1) as (node,):
+        before = await a_plan(node, "large-1")
+        reserved = before.stages[0].reserve_bytes
+        node._hosting.keeping.guard.ended(before, 0, End.OOM, "was killed by SIGKILL", frames=1000)
+        answer = await node._hosting.host.reserve(before, 0)
+        assert not answer.granted and ENGINE_OVERHEAD_BYTES < answer.usable_bytes < reserved
+        instance = await node.create_instance(InstanceSpec(MODEL))
+        assert instance["state"] == "ready"
+        assert node._hosting.host.leases[0].stage.reserve_bytes <= answer.usable_bytes
 
 
 @pytest.mark.extended

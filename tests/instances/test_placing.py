@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
 
 import pytest
 
+from exo_mesh.api.errors import error_response
 from exo_mesh.domain.placement import ENGINE_OVERHEAD_BYTES
 from exo_mesh.errors import PlacementError, UnknownModelError
 from exo_mesh.instances.spec import InstanceSpec
@@ -102,6 +104,60 @@ async def test_too_little_memory_is_refused_with_the_numbers(tmp_path: Path) -> 
         text = str(refused.value)
         assert "needs" in text and "100 MB" in text and "50 MB" in text and "Free at least" in text
         assert not instances(nodes[0])
+
+
+async def test_what_no_set_of_peers_can_ever_hold_is_the_callers_fault(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1, max_memory_bytes=100_000_000) as (node,):
+        with pytest.raises(PlacementError) as refused:
+            await node.create_instance(InstanceSpec(MODEL))
+        assert refused.value.code == "no_placement" and error_response(refused.value).status == 400
+        assert refused.value.details["need_bytes"] and refused.value.details["have"]
+
+
+async def test_what_would_fit_if_memory_were_free_is_refused_for_now(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 1, usable_bytes=(100_000_000,)) as (node,):
+        for attempt in (node.create_instance, node.preview_instance):
+            with pytest.raises(PlacementError) as refused:
+                await attempt(InstanceSpec(MODEL))
+            assert refused.value.code == "memory_pressure"
+            assert re.search(r"n0 has 20\.\d+ GB, models hold 0 MB, other programs 20\.\d+ GB", str(refused.value))
+        reply = error_response(refused.value)
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "10")
+
+
+@pytest.mark.extended
+async def test_figures_that_are_still_on_their_way_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with mesh(tmp_path, 2, usable_bytes=(100_000_000, 8 * GB)) as nodes:
+        records = nodes[0].membership._roster.records
+        take, arrived = records.take_telemetry, asyncio.Event()
+        monkeypatch.setattr(
+            records,
+            "take_telemetry",
+            lambda one: take(one) if one.peer_id == nodes[0].node_id or arrived.is_set() else 0,
+        )
+        del records.telemetry[nodes[1].node_id]
+        monkeypatch.setattr("exo_mesh.instances.placer.FIGURES_S", 0.3)
+        with pytest.raises(PlacementError) as refused:
+            await nodes[0].create_instance(InstanceSpec(MODEL))
+        assert refused.value.code == "pending" and "n1" in str(refused.value)
+        assert error_response(refused.value).status == 503
+        monkeypatch.setattr("exo_mesh.instances.placer.FIGURES_S", 15.0)
+        placing = asyncio.create_task(nodes[0].create_instance(InstanceSpec(MODEL)))
+        await asyncio.wait([placing], timeout=0.5)
+        assert not placing.done()
+        arrived.set()
+        assert [stage["peer"] for stage in (await placing)["stages"]] == [nodes[1].node_id]
+
+
+async def test_a_peer_that_was_here_a_moment_ago_may_come_back(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2) as nodes:
+        await nodes[1].stop()
+        await until(lambda: not nodes[0].membership.peers)
+        with pytest.raises(PlacementError) as refused:
+            await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        assert refused.value.code == "pending" and "n1" in str(refused.value)
 
 
 async def test_a_peer_whose_memory_is_gone_since_it_was_last_heard_refuses_and_the_plan_is_solved_again(

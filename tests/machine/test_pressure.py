@@ -8,23 +8,65 @@ from collections.abc import AsyncIterator
 import pytest
 
 from exo_mesh.machine.memory import MemoryReading
-from exo_mesh.machine.pressure import KEPT, MemoryMonitor, PressureLevel, critical_share, tier
+from exo_mesh.machine.pressure import KEPT, Floors, MemoryMonitor, Needs, PressureLevel
 
 GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("gib", "share"), [(16, 0.70), (31.9, 0.70), (32, 0.75), (63.9, 0.75), (64, 0.80), (127.9, 0.80), (128, 0.85)]
+    ("total", "available", "level"),
+    [
+        (24, 7.2, PressureLevel.OK),
+        (24, 0.9, PressureLevel.OK),
+        (24, 0.7, PressureLevel.WARN),
+        (24, 0.4, PressureLevel.CRITICAL),
+        (4, 0.35, PressureLevel.OK),
+        (4, 0.25, PressureLevel.WARN),
+        (4, 0.15, PressureLevel.CRITICAL),
+    ],
 )
-def test_larger_machines_may_be_fuller(gib: float, share: float) -> None:
-    assert tier(int(gib * GIB)) == share
-    assert critical_share(int(gib * GIB), int(gib * GIB / 2)) == share
+def test_what_is_free_decides_and_not_what_is_in_use(total: float, available: float, level: PressureLevel) -> None:
+    """A laptop with 70 % of 24 GiB in use by other programs has room for a model of 7 MB."""
+    assert Floors.of(int(total * GIB)).level(int(available * GIB), 0) is level
 
 
-def test_what_plans_have_reserved_is_no_pressure() -> None:
-    """16 GiB of which plans and others need 13: it is critical half a GiB above that, not at 70 %."""
-    assert critical_share(16 * GIB, 13 * GIB) == pytest.approx(13.5 / 16)
-    assert critical_share(16 * GIB, 20 * GIB) == pytest.approx(15.5 / 16), "however much was promised"
+def test_weights_that_are_still_to_be_loaded_are_not_free() -> None:
+    floors = Floors.of(24 * GIB)
+    assert floors.level(7 * GIB, 6 * GIB) is PressureLevel.OK
+    assert floors.level(7 * GIB, int(6.5 * GIB)) is PressureLevel.WARN
+
+
+def test_a_share_that_somebody_has_set_is_kept_to() -> None:
+    floors = Floors.of(100 * GIB, threshold=0.8)
+    levels = [floors.level(int(free * GIB), 0) for free in (26, 24, 19)]
+    assert levels == [PressureLevel.OK, PressureLevel.WARN, PressureLevel.CRITICAL]
+
+
+async def test_stages_hear_what_their_kv_may_still_take_as_long_as_it_is_less_than_they_may_need() -> None:
+    told: list[tuple[PressureLevel, int]] = []
+    available = 10 * GIB
+
+    async def tell(level: PressureLevel, free_bytes: int) -> None:
+        told.append((level, free_bytes))
+
+    def read() -> MemoryReading:
+        return MemoryReading(24 * GIB, available)
+
+    monitor = MemoryMonitor(read, tell, lambda: Needs(2 * GIB, 6 * GIB), poll_s=0.001)
+    task = asyncio.create_task(monitor.run())
+    async with asyncio.timeout(5):
+        while len(monitor.kept) < 5:
+            await asyncio.sleep(0.001)
+        assert not told, "there are 7 GiB for the 6 that they may need"
+        available = 5 * GIB
+        while not told:
+            await asyncio.sleep(0.001)
+        available = 20 * GIB
+        while told[-1][1] < 10 * GIB:
+            await asyncio.sleep(0.001)
+    assert told[0] == (PressureLevel.OK, 5 * GIB - 2 * GIB - 3 * GIB // 4)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 class Machine:
@@ -34,14 +76,14 @@ class Machine:
         self.used = 0
         self.broken = False
         self.told: list[PressureLevel] = []
-        self.monitor = MemoryMonitor(self.read, self.tell, poll_s=0.001)
+        self.monitor = MemoryMonitor(self.read, self.tell, poll_s=0.001, threshold=0.8)
 
     def read(self) -> MemoryReading:
         if self.broken:
             raise OSError("no /proc")
         return MemoryReading(100 * GIB, (100 - self.used) * GIB)
 
-    async def tell(self, level: PressureLevel) -> None:
+    async def tell(self, level: PressureLevel, free_bytes: int) -> None:
         self.told.append(level)
 
     async def until_told(self, level: PressureLevel) -> None:

@@ -83,7 +83,8 @@ async def test_a_queued_stream_hears_its_place_and_clients_do_not_mind(two: list
             waiting = [asyncio.create_task(client(two[0], body)) for client in clients]
             await asyncio.to_thread(await_all, two[1:], lambda peer: peer.api.get("/queue")["waiting"] == len(clients))
             lines = lines_of(http, two[1], body)
-            assert await anext(lines) == f": queued {len(clients) + 1}"
+            place = len(clients) + 1
+            assert (await anext(lines)).startswith(f": queued {place} of {place}")
             assert not any(task.done() for task in waiting)
         assert await asyncio.gather(*waiting) == [alone] * len(clients)
         rest = [line async for line in lines]

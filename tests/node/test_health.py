@@ -14,7 +14,7 @@ from exo_mesh.domain.health import HealthLevel, Reason
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
-from exo_mesh.machine.pressure import PressureLevel
+from exo_mesh.machine.pressure import Floors, PressureLevel, Snapshot
 from exo_mesh.node.health import ALONE_S, Health
 from exo_mesh.settings.config import Settings
 
@@ -42,6 +42,7 @@ class World:
     guarded: list[Reason] = field(default_factory=list)
     disk: Reason | None = None
     memory: PressureLevel = PressureLevel.OK
+    leaked: int = 0
     instances: list[InstanceInfo] = field(default_factory=list)
     now: float = 0.0
     ended: dict[str, str] = field(default_factory=dict)
@@ -55,7 +56,11 @@ class World:
             refusals=self.refusals, id_taken_by=self.id_taken_by,
             busy=lambda peer_id: self.busy.get(peer_id, 0.1),
         )  # fmt: skip
-        monitor: Any = SimpleNamespace(level=self.memory, describe=lambda: {"pressure_pct": 82.4, "threshold_pct": 80})
+        last = Snapshot(0.0, 24 * 10**9, 300_000_000)
+        floors = Floors.of(last.total_bytes)
+        monitor: Any = SimpleNamespace(
+            level=self.memory, last=last, floors=floors, loading_bytes=0, leaked_bytes=self.leaked
+        )
         settings = Settings(**{"home": Path("/h"), "name": "me", **self.settings})
         disk: Any = SimpleNamespace(problem=lambda: self.disk)
         guard: Any = SimpleNamespace(reasons=lambda: self.guarded)
@@ -87,8 +92,9 @@ def test_a_node_with_nothing_wrong_says_so() -> None:
 @pytest.mark.parametrize(
     ("world", "code", "level", "words"),
     [
-        (World(memory=PressureLevel.WARN), "memory_pressure", "degraded", "82 % of this machine's memory"),
-        (World(memory=PressureLevel.CRITICAL), "memory_pressure", "degraded", "429"),
+        (World(memory=PressureLevel.WARN), "memory_pressure", "degraded", "300 MB of 24.00 GB memory are free"),
+        (World(memory=PressureLevel.CRITICAL), "memory_pressure", "degraded", "refused or go to other peers"),
+        (World(leaked=7 * 10**9), "leaked_wired", "degraded", "7.00 GB of memory are wired"),
         (World(peers=[a_peer("o", offset_s=-9.0)]), "clock_skew", "ok", "-9 s off"),
         (World(peers=[a_peer("o", offset_s=9.0)], settings={"secret": "x"}), "clock_skew", "degraded", "certificates"),
         (World(peers=[a_peer("o", version="0.2.0")]), "version_mix", "degraded", "o 0.2.0"),

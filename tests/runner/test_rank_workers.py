@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
@@ -24,6 +25,7 @@ from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.ranks import RankLinks
 from exo_mesh.runner.stage import Stage
 from exo_mesh.runner.worker import Cancel, Reassure, StageSetup, Submit, Worker
+from exo_mesh.transport.ring_receiver import RingReceiver
 from tests.runner.test_stage_and_driver import Caller, ids
 from tests.transport.test_ring_hop import BALLOT, Receiving, hello
 
@@ -84,6 +86,7 @@ class Following(Receiving):
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
+        self.receiver = RingReceiver(PROTOCOL_VERSION, "i", BALLOT, 0, self._deliver, lambda: worker.standing)
 
     async def _deliver(self, frame: Frame) -> None:
         await self._worker.accept(frame)
@@ -136,6 +139,7 @@ async def group() -> AsyncIterator[Group]:
         await end.up()
     links = RankLinks(hello(), SIZE, None)
     links.link_to([f"127.0.0.1:{end.port}" for end in ends])
+    leader.standing_of_others = lambda: links.standing
 
     async def hand_out(frame: Frame) -> None:
         await links.hand_out(frame)
@@ -193,6 +197,20 @@ async def test_a_prompt_of_any_length_reaches_every_rank_whole() -> None:
     for engine in ranks.engines:
         tokens = [token for name, what in engine.calls if name == "forward" for token in what[1]]  # type: ignore[index]
         assert tokens == [*prompt, prompt[-1] + 1]
+
+
+async def test_the_driver_hears_how_the_memory_of_every_rank_is() -> None:
+    async with group() as ranks:
+        poor = ranks.workers[2]
+        assert poor._budget is not None and ranks.workers[0].driver is not None
+        scheduler = ranks.workers[0].driver._scheduler
+        poor.press(1, None)
+        poor._budget.tokens = 777
+        await ranks.submit("r", [7], 30).collect()
+        assert (scheduler.pressure, scheduler.max_tokens) == (1, 777)
+        poor.press(0, None)
+        await ranks.submit("s", [7], 30).collect()
+        assert (scheduler.pressure, scheduler.max_tokens) == (0, 777)
 
 
 async def test_a_cancelled_request_is_removed_from_every_rank_and_others_go_on() -> None:

@@ -250,6 +250,19 @@ def test_a_machine_short_of_memory_first_gets_nobody_new_then_loses_the_youngest
     assert [sequence.id for sequence in scheduler.admit()] == [2, 3, 6, 4], "whoever ran before is first"
 
 
+def test_the_only_request_there_is_ends_where_memory_stays_critically_short() -> None:
+    scheduler = scheduler_of(1)
+    (one,) = admitted(scheduler, 3)
+    scheduler.pressure = 2
+    assert [scheduler.lone_at_critical(n / 10) for n in range(30)] == [None] * 30, "one reading may be a moment's"
+    assert scheduler.lone_at_critical(3.0) is one
+    scheduler.pressure = 1
+    assert scheduler.lone_at_critical(9.0) is None
+    scheduler.pressure = 2
+    assert scheduler.submit(Sequence(2, [0]))
+    assert [scheduler.lone_at_critical(float(n)) for n in range(10, 60)] == [None] * 50, "others can give way"
+
+
 def test_of_equal_age_the_lowest_priority_is_evicted() -> None:
     scheduler = scheduler_of(1, max_tokens=10)
     for number, priority in ((1, 0), (2, -1), (3, 0)):

@@ -222,6 +222,19 @@ def test_those_in_the_queue_hear_their_places_as_they_move_up(monkeypatch: pytes
     assert [list(dict.fromkeys(heard)) for heard in places] == [[], [1, 2, 0], [2, 3, 1, 0], [1, 0]]
 
 
+def test_those_in_the_queue_hear_how_long_it_is_and_about_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exo_mesh.runner.driver.SIGN_OF_LIFE_S", 0.0)
+    ring, told = Ring(2, max_running=1, max_waiting=3), [Answers() for _ in range(5)]
+    for number, answers in enumerate(told):
+        ring.driver.submit(request(f"r{number}", [1 + number], tokens=3), answers)
+    ring.run()
+    heard = [message for message in told[3].messages if message.queued]
+    assert [(one.queued, one.queue_length) for one in heard][:2] == [(3, 3), (3, 3)]
+    assert (heard[-1].queued, heard[-1].queue_length) == (1, 1) and heard[-1].wait_s > 0
+    assert not heard[0].wait_s, "nobody has had a turn before"
+    assert told[4].error == "overloaded" and told[4].messages[-1].wait_s >= 1
+
+
 async def test_who_does_not_read_is_parked_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exo_mesh.runner.driver.PARK_AT", 4)
     ring, slow, fast = Ring(2), Caller(), Caller()

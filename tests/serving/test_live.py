@@ -26,7 +26,7 @@ ADMIN = StreamViewer(None)
 CARD = StreamCard("s1", "m", 7, ("r1",), "", hash_of_secret("x"), lambda: b"recipe")
 TOP = (TokenLogprob(3, -1.0),)
 ANSWER: list[RequestEvent] = [
-    Progress("queued", 2),
+    Progress("queued", 2, 5, 1.5),
     Progress("prefill", 4, 8),
     PromptLogprobs((PromptLogprob(1, -0.5, TOP), PromptLogprob(2, -0.25, TOP))),
     *(TokenEvent(index, 100 + index, -0.5, TOP) for index in range(600)),

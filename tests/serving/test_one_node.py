@@ -49,9 +49,10 @@ def test_an_overridden_machine_is_shown_with_its_size_and_the_threshold_that_goe
 ) -> None:
     _, api = node
     told = api.get("/memory?scope=cluster")
-    assert (told["total_bytes"], told["threshold_pct"], told["level"]) == (2**34, 70.0, "ok")
+    assert (told["total_bytes"], told["threshold_pct"], told["level"]) == (2**34, 96.88, "ok")
     (peer,) = told["peers"]
     assert peer["total_bytes"] == 2**34 and 0 < peer["usable_bytes"] < 2**34
+    assert peer["usable_bytes"] < peer["headroom_bytes"] < 2**34 - 2**29 and peer["short"] == []
     assert api.get("/memory/live")[-1]["total_bytes"] == 2**34
 
 

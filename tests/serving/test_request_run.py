@@ -28,6 +28,7 @@ from exo_mesh.errors import (
     ContextLengthError,
     DeadlineError,
     EngineError,
+    MemoryPressureError,
     MeshError,
     OverloadError,
     PlacementError,
@@ -96,6 +97,7 @@ class ScriptedRings:
         self.calls: list[ScriptedCall] = []
         self.asked: list[GenerateRequest] = []
         self.avoided = 0
+        self.refused: tuple[InstanceInfo, MemoryPressureError] | None = None
         self.deleted = False
         self.placing_fails: MeshError | None = None
         self.placed = asyncio.Event()
@@ -106,7 +108,10 @@ class ScriptedRings:
     def clock(self) -> float:
         return self.now
 
-    async def find(self, entry: JournalEntry) -> InstanceInfo:
+    async def find(
+        self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
+    ) -> InstanceInfo:
+        self.refused = refused
         if not self.placed.is_set():
             await self.placed.wait()
         if self.placing_fails is not None:
@@ -164,10 +169,10 @@ def ids(events: Sequence[RequestEvent]) -> list[int | None]:
 
 
 async def test_an_answer_without_trouble() -> None:
-    rings = ScriptedRings([[Queued(2), Prefilled(3), tokens(0, 2), tokens(2, end=True)]])
+    rings = ScriptedRings([[Queued(2, 4, 1.5), Prefilled(3), tokens(0, 2), tokens(2, end=True)]])
     states, events, error = await follow(begin(rings)[0])
     assert (states, error) == ([RunState.REPLAYING, RunState.PLACING, RunState.ON_RING, RunState.ENDED], None)
-    assert events[:2] == [Progress("queued", 2), Progress("prefill", 3, 3)]
+    assert events[:2] == [Progress("queued", 2, 4, 1.5), Progress("prefill", 3, 3)]
     assert ids(events) == [100, 101, 102]
     assert rings.calls[0].closed
 
@@ -196,6 +201,40 @@ async def test_a_broken_stream_is_called_again_under_another_id_and_goes_on_afte
     assert [one.request_id for one in rings.asked] == ["r", "r~1"]
     assert rings.asked[1].resume_ids == (100, 101) and rings.asked[1].resumed
     assert rings.avoided == 0
+
+
+async def test_a_ring_that_is_short_of_memory_sends_a_new_request_to_another_one() -> None:
+    refusal = MemoryPressureError("stage 0 is short of memory")
+    rings = ScriptedRings([[refusal], [tokens(0, 2, end=True)]])
+    states, events, error = await follow(begin(rings)[0])
+    assert states[2:] == [RunState.ON_RING, RunState.PLACING, RunState.ON_RING, RunState.ENDED] and error is None
+    assert ids(events) == [100, 101]
+    assert rings.refused == (INSTANCE, refusal) and rings.avoided == 0
+    assert [one.resumed for one in rings.asked] == [False, False], "it queues there as any other"
+
+
+async def test_an_answer_that_loses_its_memory_goes_on_where_there_is_room() -> None:
+    rings = ScriptedRings([[tokens(0, 2), MemoryPressureError("full")], [tokens(2, end=True)]])
+    _, events, error = await follow(begin(rings)[0])
+    assert error is None and ids(events) == [100, 101, 102] and rings.refused is not None
+    assert rings.asked[1].resumed and rings.asked[1].resume_ids == (100, 101), "it was accepted, and is not again"
+
+
+async def test_an_answer_without_memory_anywhere_ends_with_what_it_has() -> None:
+    rings = ScriptedRings([[tokens(0, 2), MemoryPressureError("full")], [MemoryPressureError("full, too")]])
+    run, entry = begin(rings)
+    states, events, error = await follow(run)
+    assert error is None and ids(events) == [100, 101, None] and states[-1] is RunState.ENDED
+    assert isinstance(events[-1], TokenEvent) and events[-1].finish is FinishReason.LENGTH
+    journal = Journal()
+    journal.close(entry, "length", 1.0)
+    assert journal.history.recent(1)[0].describe()["status"] == "pressure_abort"
+
+
+async def test_a_request_that_two_rings_refuse_for_memory_ends_with_that() -> None:
+    rings = ScriptedRings([[MemoryPressureError("one")], [MemoryPressureError("two")]])
+    _, _, error = await follow(begin(rings)[0])
+    assert isinstance(error, MemoryPressureError) and str(error) == "two"
 
 
 @pytest.mark.parametrize("loss", ["at once", "after a redial"])

@@ -84,7 +84,7 @@ def test_a_model_card_arrives_as_it_was_and_a_long_one_is_refused() -> None:
 
 
 def test_telemetry_keeps_speeds_and_tokens() -> None:
-    reading = Telemetry("a", 3, 10, 20, 5, 0.5, {"mlx": 0.25}, {"m-1": 77})
+    reading = Telemetry("a", 3, 10, 20, 5, 0.5, {"mlx": 0.25}, {"m-1": 77}, capacity_bytes=18, headroom_bytes=-3)
     assert codec.telemetry_from_proto(codec.telemetry_to_proto(reading)) == reading
 
 

@@ -22,11 +22,12 @@ from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.runner_exit import End
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.hosting.status_board import StatusBoard
+from exo_mesh.instances.candidate_pool import CandidatePool, Here
 from exo_mesh.instances.custody import Custody
 from exo_mesh.instances.group_facts import GroupKnowledge
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
-from exo_mesh.instances.placer import Here, Placer
+from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.machine.memory import MemoryReading
@@ -252,11 +253,12 @@ class SimNode(SimPeer):
         )
         members = Members(self.host, membership)
         surveys: Any = AnyCut()
-        here = Here(self.host.usable_bytes, lambda card: ())
+        here = Here(self.host.usable_bytes, self.host.capacity_bytes, lambda card: ())
+        pool = CandidatePool(self.membership, here)
         limits = RunnerLimits()
         groups = GroupKnowledge(settings, nothing, membership.view.peers, nothing, self.network.loop.time)
         effective = EffectiveSettings(settings)
-        self.placer = Placer(effective, membership, members, surveys, nothing, nothing, here, limits, groups)
+        self.placer = Placer(effective, membership, members, surveys, nothing, nothing, pool, limits, groups)
         self.network.listens = self.ledger.listens
         recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
         self.custody = Custody(membership, members, recoverer, limits)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from exo_mesh.api.core.preparing import PreparedRequest
-from exo_mesh.api.core.running import Feed
+from exo_mesh.api.core.running import MAX_AT_ONCE, Feed
 from exo_mesh.clock import monotonic
 from exo_mesh.domain.request import GenerateRequest, Progress, PromptLogprob, PromptLogprobs, RequestEvent, TokenEvent
 from exo_mesh.serving.choices import best_choices
@@ -97,7 +97,8 @@ class Answer:
     def __init__(self, service: Generator, prepared: PreparedRequest, watchdog: Watchdog) -> None:
         self.prepared = prepared
         self.progress: Progress | None = None
-        """What is being waited for, as last heard."""
+        """What is being waited for, as last heard; None once tokens have come after it."""
+        self._undecided = set(range(min(len(prepared.choices), MAX_AT_ONCE)))
         self.choices = [ChoiceReader(prepared) for _ in prepared.choices]
         self._num_running = len(self.choices)
         self._items: deque[tuple[int, TokenEvent]] = deque()
@@ -113,6 +114,12 @@ class Answer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._feed.__aexit__(kind, error, trace)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether the mesh has taken the request: a ring works on it or has it in its queue, or one is being loaded for
+        it. Until then the request may still be refused."""
+        return not self._undecided
 
     @property
     def finished(self) -> bool:
@@ -141,10 +148,14 @@ class Answer:
             for index, item in items:
                 if isinstance(item, TokenEvent):
                     self._items.append((index, item))
+                    self.progress = None
                 elif isinstance(item, Progress):
                     self._see(item)
+                    if item.phase == "placing":
+                        continue
                 elif isinstance(item, PromptLogprobs):
                     self.choices[index].prompt_logprobs += item.entries
+                self._undecided.discard(index)
             if self._items:
                 self._last = monotonic()
                 if not self.num_tokens:

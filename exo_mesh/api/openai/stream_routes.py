@@ -75,7 +75,7 @@ class StreamRoutes:
         async with Answer(followed, recipe.prepared(text), self._context.watchdog) as answer:
             reply = recipe.reply(answer, recipe.delivery, recipe.created)
             received = int(last or 0) if len(recipe.choices) == 1 else None
-            return await stream_answer(self._context, request, answer, reply, received)
+            return await stream_answer(self._context, request, answer, reply, received, is_taken=True)
 
     async def stop(self, request: web.Request) -> web.Response:
         """DELETE /v1/streams/{id}: for everybody who reads it, too."""

@@ -47,7 +47,7 @@ def _shown(client: ApiClient, name: str) -> dict[str, Any]:
         answer = client.get(f"/instance/previews?{query}", _DEADLINE_S)
         name, fits = answer["model"], facts.previewed_fit(answer["previews"])
     except MeshError as exc:
-        if exc.code != "no_placement":
+        if exc.code not in ("no_placement", "pending", "memory_pressure"):
             raise
         fits = f"no: {exc}"
     model: dict[str, Any] = client.get(f"/v1/models/{facts.model_path(name)}")

@@ -20,9 +20,11 @@ from exo_mesh.errors import (
     DeadlineError,
     EngineError,
     InputError,
+    MemoryPressureError,
     MeshError,
     ModelError,
     OverloadError,
+    PendingPlacementError,
     PlacementError,
     StageLostError,
 )
@@ -229,7 +231,9 @@ async def test_comments_say_what_is_waited_for(api: Served) -> None:
 @pytest.mark.parametrize(
     ("error", "status", "headers"),
     [
-        (PlacementError("needs 9 GB, there are 3 GB"), 503, {"Retry-After": "10"}),
+        (PlacementError("needs 9 GB, there are 3 GB"), 400, {}),
+        (PendingPlacementError("not yet"), 503, {"Retry-After": "5"}),
+        (MemoryPressureError("short of memory", retry_after_s=3), 503, {"Retry-After": "3"}),
         (OverloadError("the queue is full", retry_after_s=2.5), 429, {"Retry-After": "3"}),
         (StageLostError("gone"), 503, {"Retry-After": "1"}),
         (EngineError("NaN"), 500, {}),

@@ -45,9 +45,11 @@ function CopyAll({ text }) {
   return html`<button type="button" onClick=${copy}>${t(done ? "chat.copied" : "chat.copy")}</button>`;
 }
 
-/** The comments of a stream that has no token yet: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3`. */
+/** The comments of a stream that has no token yet: `fetching 12 % of 9.60 GB`, `loading 3/8`, `queued 3 of 7, about 12 s`. */
 export function waitingText(comment) {
   const [, phase, rest] = /^(\w+)[ ]?(.*)$/.exec(comment ?? "") ?? [null, "", ""];
-  const known = ["fetching", "loading", "queued", "prefill", "reconnecting"];
+  const [, place, length, time] = /^(\d+) of (\d+)(?:, about (.+))?$/.exec(rest) ?? [];
+  if (phase === "queued" && place) return t(time ? "wait.queued_about" : "wait.queued", { place, length, time });
+  const known = ["fetching", "loading", "prefill", "reconnecting"];
   return known.includes(phase) ? t(`wait.${phase}`, { rest }) : t("wait.other");
 }

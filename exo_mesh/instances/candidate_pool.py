@@ -1,0 +1,108 @@
+"""Who could take part in a ring, with which engines and how much memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.domain.footprint import ENGINE_OVERHEAD_BYTES
+from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.placement import Candidate
+from exo_mesh.instances.outlook import capacity_of
+from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.service import Membership
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What placement asks of this machine: bytes that a stage could get now, and if nothing else ran; and the engines
+    that run a model, best first."""
+
+    usable_bytes: Callable[[], int]
+    capacity_bytes: Callable[[], int]
+    engines_for: Callable[[ModelCard], tuple[str, ...]]
+
+
+class CandidatePool:
+    """The peers of the mesh as placement sees them, from what they say of themselves."""
+
+    def __init__(self, membership: Membership, here: Here) -> None:
+        self._membership = membership
+        self._here = here
+
+    def candidates(self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool = False) -> list[Candidate]:
+        """The live peers that have the model and could take part now, and with which engines. may_fetch: also those
+        that would get their files first. A peer whose figures have not come yet is not among them."""
+        readings = self._membership.telemetry
+        found = []
+        for info, has_model in self._able(card, spec, may_fetch=may_fetch):
+            engines = self._engines_of(info, card, spec)
+            if info.id == self._membership.own.id:
+                usable = self._here.usable_bytes()
+            elif info.id in readings:
+                usable = readings[info.id].usable_bytes
+            else:
+                continue
+            if not has_model:  # weights go through its disk
+                room = readings[info.id].fetch_room_bytes if info.id in readings else 0
+                usable = min(usable, room + ENGINE_OVERHEAD_BYTES)
+            if engines:
+                speed = readings[info.id].s_per_gb.get(engines[0]) if info.id in readings else None
+                details = (info.engine_info(engine) for engine in engines)
+                builds = tuple((detail.name, detail.build) for detail in details if detail is not None)
+                found.append(Candidate(info.id, usable, engines[0], speed, engines[1:], builds))
+        return found
+
+    def without_figures(self, card: ModelCard, spec: InstanceSpec) -> list[PeerInfo]:
+        """Peers that could take part, as far as is known before their figures have come."""
+        readings = self._membership.telemetry
+        return [info for info, _ in self._able(card, spec, may_fetch=True) if info.id not in readings]
+
+    def _able(
+        self, card: ModelCard, spec: InstanceSpec, *, may_fetch: bool, besides: Sequence[PeerInfo] = ()
+    ) -> list[tuple[PeerInfo, bool]]:
+        """The live peers that have the model (True), or would get its files first; whatever their memory."""
+        infos = [self._membership.own, *(peer.info for peer in self._membership.peers), *besides]
+        can_be_fetched = any(self._has_model(info, card.name) or info.knows(card.name) for info in infos)
+        found = []
+        for info in infos:
+            has_model = self._has_model(info, card.name)
+            fetches = may_fetch and bool(info.fetches) and can_be_fetched
+            if info.id not in spec.exclude_peers and (has_model or fetches):
+                found.append((info, has_model))
+        return found
+
+    def if_empty(self, card: ModelCard, spec: InstanceSpec, besides: Sequence[PeerInfo]) -> list[Candidate]:
+        """As `candidates`, as if the peers ran nothing else and had room on their disks; with these peers besides."""
+        readings = self._membership.telemetry
+        found = []
+        for info, _ in self._able(card, spec, may_fetch=True, besides=besides):
+            engines = self._engines_of(info, card, spec)
+            own = info.id == self._membership.own.id
+            capacity = self._here.capacity_bytes() if own else capacity_of(info, readings.get(info.id))
+            if engines and capacity is not None:
+                found.append(Candidate(info.id, capacity, engines[0], None, engines[1:]))
+        return found
+
+    def _engines_of(self, info: PeerInfo, card: ModelCard, spec: InstanceSpec) -> tuple[str, ...]:
+        """Engines with which a peer could run the model, as the wish would have it, the first choice first."""
+        if spec.engine:
+            return (spec.engine,) if spec.engine in info.engines else ()
+        own = info.id == self._membership.own.id
+        engines = (self._here.engines_for(card) if own else ()) or info.engines_for(card.name)
+        pinned = [pin.engine for pin in spec.pins if pin.peer_id == info.id and pin.engine in info.engines]
+        tags = {engine: {engine, *_tags(info, engine)} for engine in engines}
+        preferred = [e for wanted in spec.engine_preference for e in engines if wanted in tags[e]]
+        return tuple(dict.fromkeys([*(engine for engine in pinned if engine), *preferred, *engines]))
+
+    def _has_model(self, info: PeerInfo, model: str) -> bool:
+        # a model named by its directory, or found since the last scan of the disk, is in nobody's list yet
+        if info.id == self._membership.own.id and not info.knows(model):
+            return not any(peer.info.knows(model) for peer in self._membership.peers)
+        return model in info.models
+
+
+def _tags(info: PeerInfo, engine: str) -> tuple[str, ...]:
+    detail = info.engine_info(engine)
+    return () if detail is None else (detail.tag,)

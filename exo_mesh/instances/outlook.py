@@ -1,0 +1,90 @@
+"""Whether a placement that no plan was found for may become possible later: decides between HTTP 400 and 503."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.placement import gigabytes
+from exo_mesh.errors import (
+    InputError,
+    MemoryPressureError,
+    MeshError,
+    ModelError,
+    PendingPlacementError,
+    PlacementError,
+)
+
+FIGURES_S = 15.0
+"""How long a placement waits for the figures of peers that have just joined; they come with every probe."""
+
+
+async def judged(
+    refusal: PlacementError,
+    *,
+    silent: Sequence[PeerInfo],
+    gone: Sequence[PeerInfo],
+    in_use: str,
+    fits: Callable[[Sequence[PeerInfo]], Awaitable[bool]],
+) -> PlacementError:
+    """The refusal as what it is: `pending` if figures of peers are missing (`silent`) or peers that would be needed do
+    not answer (`gone`); `memory_pressure` if there would be room once memory is free; else unchanged, for no set of
+    known peers can ever hold the model.
+
+    in_use: what has the memory of the peers, for people. fits: whether there would be a plan if the peers ran nothing
+    else, with these peers besides.
+    """
+    if silent:
+        return _later(refusal, PendingPlacementError.code, f"the figures of {_names(silent)} have not arrived yet")
+    if await fits(()):
+        return _later(refusal, MemoryPressureError.code, f"it would fit if memory were free: {in_use}")
+    if gone and await fits(gone):
+        return _later(refusal, PendingPlacementError.code, f"it would fit with {_names(gone)}, gone for now")
+    return refusal
+
+
+def _later(refusal: PlacementError, code: str, why: str) -> PlacementError:
+    later = PlacementError(
+        f"{refusal}; {why}",
+        reason=refusal.reason,
+        need_bytes=refusal.need_bytes,
+        have=refusal.have,
+        remedy=refusal.remedy,
+    )
+    later.code = code
+    return later
+
+
+async def finds_plan(proposal: Awaitable[object]) -> bool:
+    """Whether a proposal comes to a plan. Where that cannot be found out it is not said to be impossible."""
+    try:
+        await proposal
+    except (PlacementError, InputError, ModelError):
+        return False
+    except MeshError:
+        return True
+    return True
+
+
+def capacity_of(info: PeerInfo, reading: Telemetry | None) -> int | None:
+    """Bytes that models could take on a peer that ran nothing else; None if nobody knows."""
+    if reading is not None:
+        return reading.capacity_bytes or reading.total_bytes
+    return max((device.memory_bytes for device in info.devices), default=0) or None
+
+
+def memory_in_use(peers: Iterable[PeerInfo], readings: Mapping[str, Telemetry]) -> str:
+    """What has the memory of each peer, and what helps, for people."""
+    shown = []
+    for info in peers:
+        if (reading := readings.get(info.id)) is not None and (capacity := capacity_of(info, reading)):
+            others = max(0, capacity - reading.usable_bytes - reading.reserved_bytes)
+            held = gigabytes(reading.reserved_bytes)
+            shown.append(
+                f"{info.name} has {gigabytes(capacity)}, models hold {held}, other programs {gigabytes(others)}"
+            )
+    return "; ".join([*shown, "stop a model or end other programs"])
+
+
+def _names(peers: Iterable[PeerInfo]) -> str:
+    return ", ".join(peer.name for peer in peers)

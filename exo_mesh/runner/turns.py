@@ -1,0 +1,37 @@
+"""Estimates how long a request waits in the queue of a ring, from the turns that others got before it. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+KEPT = 32
+"""Intervals between turns that count: the last half minute or so of a busy ring."""
+
+
+class TurnClock:
+    """Measures the seconds between two turns while somebody waits. Times are seconds of any one clock.
+
+    The time in which nobody waits does not count: a turn that nobody wanted says nothing about the ring.
+    """
+
+    def __init__(self) -> None:
+        self._intervals: deque[float] = deque(maxlen=KEPT)
+        self._since: float | None = None
+
+    def note(self, num_waiting: int, num_turns: int, now: float) -> None:
+        """So many requests that had waited got their turns now, and so many wait still."""
+        if self._since is not None and num_turns:
+            self._intervals += [(now - self._since) / num_turns] * num_turns
+            self._since = now
+        if not num_waiting:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+
+    def wait_s(self, place: int, now: float) -> float | None:
+        """Seconds until the request at this place (1 is next) has its turn; None before the first turn."""
+        if not self._intervals:
+            return None
+        interval_s = sum(self._intervals) / len(self._intervals)
+        passed_s = 0.0 if self._since is None else now - self._since
+        return (place - 1) * interval_s + max(0.0, interval_s - passed_s)
