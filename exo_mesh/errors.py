@@ -17,7 +17,8 @@ MeshError
 │   ├── RankLostError         a rank of a tensor group did not come, is gone, or does not come back from a frame
 │   └── CanaryError           a tensor group does not compute what one machine would
 ├── TransportError        a peer or stream cannot be reached, or broke the protocol
-│   └── StrangerError         the other end is not of this mesh: it has another secret, or none
+│   ├── StrangerError         the other end is not of this mesh: it has another secret, or none
+│   └── PeerVersionError      a peer runs another version, which does not know the call, a field or an operation
 ├── StageLostError        a stage of the ring a request ran on is gone
 ├── InstanceDeletedError  somebody deleted the instance on which a request ran
 ├── OverloadError         a bounded queue is full; try again after `retry_after_s`
@@ -201,6 +202,12 @@ class StrangerError(TransportError):
     """The other end of a connection is not of this mesh: it has another secret, or only one of the two has one."""
 
 
+class PeerVersionError(TransportError):
+    """A peer of another version does not know a call, a field of a request or an operation. Only that request fails."""
+
+    code = "peer_version"
+
+
 class StageLostError(MeshError):
     """A stage of the ring that a request ran on is gone."""
 
@@ -298,6 +305,7 @@ _BY_CODE: dict[str, type[MeshError]] = {
         RankLostError,
         CanaryError,
         TransportError,
+        PeerVersionError,
         StageLostError,
         OverloadError,
         MemoryPressureError,

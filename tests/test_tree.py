@@ -21,7 +21,16 @@ PACKAGES = {
     "machine", "models", "hosting", "instances", "serving", "node", "runner", "engine", "fetcher", "api", "client",
     "bench", "doctor", "cli", "files", "inspection",
 }  # fmt: skip
-MODULES = {"__init__.py", "errors.py", "clock.py", "model_files.py", "printable.py", "tasks.py", "py.typed"}
+MODULES = {
+    "__init__.py",
+    "errors.py",
+    "clock.py",
+    "model_files.py",
+    "printable.py",
+    "protocol.py",
+    "tasks.py",
+    "py.typed",
+}
 
 
 @pytest.fixture(scope="module")

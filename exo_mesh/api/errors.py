@@ -61,6 +61,7 @@ _RULES: dict[str, _Rule] = {
     "reservation_refused": _Rule(503, _SERVER, 2),
     "rank_lost": _Rule(503, _SERVER, 2),
     "stage_lost": _Rule(503, _SERVER, 1),
+    "peer_version": _Rule(503, _SERVER, 10),
     "transport_error": _Rule(503, _SERVER, 1),
     "not_ready": _Rule(503, _SERVER, 2),
     "node_stopping": _Rule(503, _SERVER, 1),

@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Mapping
 
 from exo_mesh.cli import exit_codes
+from exo_mesh.cli.complete import KINDS
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.settings.config import SETTINGS
 
@@ -24,9 +25,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script; it needs nothing of exo-mesh when it runs."""
+    """Print the script. It knows verbs and flags, and asks the node for names of models, instances and peers."""
     print(script(args.shell))
     return exit_codes.OK
+
+
+NAMES = {"MODEL": "models", "INSTANCE": "instances", "PEER": "peers", "PEERS": "peers"}
+"""By the metavar of an argument: which names of the mesh complete it."""
+_BASH = """
+_exo_mesh_{kind}() {{
+  exo-mesh complete {kind} -- "$1" "$COMP_LINE" 2>/dev/null
+}}"""
+_ZSH = """
+_exo_mesh_{kind}() {{
+  local -a found
+  found=(${{(f)"$(exo-mesh complete {kind} -- "$PREFIX" "${{words[*]}}" 2>/dev/null)"}})
+  compadd -a found
+}}"""
+_FISH = """
+function _exo_mesh_{kind}
+  exo-mesh complete {kind} -- (commandline -ct) (commandline -cp) 2>/dev/null
+end"""
+
+
+def names_of(kind: str) -> dict[str, str | dict[str, str]]:
+    """For shtab: functions of the shells that ask the node for names."""
+    assert kind in KINDS
+    preamble = {shell: text.format(kind=kind) for shell, text in (("bash", _BASH), ("zsh", _ZSH), ("fish", _FISH))}
+    name = f"_exo_mesh_{kind}"
+    return {"bash": name, "zsh": name, "fish": f"({name})", "preamble": preamble}
 
 
 def script(shell: str) -> str:
@@ -63,6 +90,8 @@ def _complete_values(parser: argparse.ArgumentParser) -> None:
         setting = SETTINGS.get(action.dest.removeprefix("setting_"))
         if setting is not None and setting.words and action.nargs != 0:
             action.choices = setting.words
+        elif action.metavar in NAMES:
+            action.complete = names_of(NAMES[action.metavar])  # type: ignore[attr-defined]
         elif action.metavar == "DIR":
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
         elif action.metavar in ("FILE", "F"):

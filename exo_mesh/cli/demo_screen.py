@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from exo_mesh.cli.chat import ask
+from exo_mesh.cli.chat.answer import ask
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION, curl_line
 from exo_mesh.cli.tables import layers_text, peer_names
 from exo_mesh.client.api_client import ApiClient

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
+from exo_mesh.cli.verb_hints import VERB_HINTS
 from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError, did_you_mean
 from exo_mesh.telemetry.logs import setup_logging
@@ -22,6 +23,7 @@ VERBS = {
     "topology": "peers, and who holds which layers",
     "preview": "how a model could be placed, with the arithmetic",
     "ps": "model instances that are loaded",
+    "top": "the mesh, its models, requests and memory, live",
     "models": "the same as list; `models add` and `models delete` make and delete model cards",
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring, or the engines",
@@ -39,6 +41,10 @@ VERBS = {
     "version": "versions of the package, the protocol and the libraries",
 }
 """Each verb is the module exo_mesh.cli.<verb>; those of MODEL_VERBS are in exo_mesh.cli.models."""
+
+
+UNLISTED = ("complete",)
+"""Verbs for programs: completion scripts."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,7 +72,9 @@ def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-"):
         argv = ["serve", *argv]
     verb, *rest = argv
-    if verb not in (known := [*VERBS, *MODEL_VERBS]):
+    if verb not in (known := [*VERBS, *MODEL_VERBS]) and verb not in UNLISTED:
+        if hint := VERB_HINTS.get(verb):
+            raise ConfigError(f"there is no verb {verb}: {hint}")
         raise ConfigError(f"no such verb: {verb}{did_you_mean(verb, known) or '; see exo-mesh --help'}")
     module = importlib.import_module(module_of(verb))
     parser = Parser(prog=f"exo-mesh {verb}", description=module.__doc__)

@@ -16,6 +16,10 @@ _HINTS = {
     "--libp2p-port": "peers talk gRPC: use --grpc-port",
     "--node-port": "use --grpc-port",
     "--node-host": "use --host",
+    "--tui": "`exo-mesh top` shows the mesh live in another terminal",
+    "--disable-tui": "there is nothing to turn off: a node prints lines; `exo-mesh top` shows the mesh live",
+    "--nowordwrap": "use --plain: the text as the model writes it",
+    "--keepalive": "a model stays loaded until `exo-mesh stop MODEL`, or as --idle-unload says",
     "--no-loopback-exemption": RETIRED["no_loopback_exemption"],
 }
 """Flags of similar programs that people try here."""

@@ -1,7 +1,7 @@
 """Ask a model: the prompt from the command line or from standard input; without one, a conversation.
 
 Uses the node of this machine. If none runs, one is started for as long as this command lasts.
-In a conversation, /clear forgets what was said, and /bye or Ctrl-D ends it.
+In a conversation, /help lists the commands; Ctrl-C stops an answer, and /bye or Ctrl-D ends it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.chat import ChatAnswer, ask
-from exo_mesh.cli.models.waiting import WaitingScreen
+from exo_mesh.cli.chat.answer import ChatAnswer
+from exo_mesh.cli.chat.commands import ChatState, Commands
+from exo_mesh.cli.chat.conversation import Dialogue, SavedChats, system_message
+from exo_mesh.cli.chat.following import follow
+from exo_mesh.cli.chat.history import QuestionHistory
+from exo_mesh.cli.chat.lines import LineReader
+from exo_mesh.cli.chat.loop import Chat, answer_sink, report
+from exo_mesh.cli.chat.sinks import SilentSink
 from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient, NoNodeError
-from exo_mesh.errors import InputError, MeshError, UnknownModelError
+from exo_mesh.client.mesh_nodes import MeshNodes
+from exo_mesh.errors import InputError, UnknownModelError
 from exo_mesh.settings.config import SETTINGS, Settings, load_settings
 from exo_mesh.weights.store import model_dir_of
 
@@ -40,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the likeliest token")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
     parser.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
-    parser.add_argument("--verbose", action="store_true", help="print tokens/s after each answer")
+    parser.add_argument("--think", choices=("on", "off"), help="whether the model thinks before it answers")
+    parser.add_argument("--verbose", action="store_true", help="print tokens/s after one answer, too")
+    parser.add_argument("--plain", action="store_true", help="no markdown: the text as the model writes it")
+    parser.add_argument("--no-history", action="store_true", help="do not keep questions for the next run")
     add_api_flags(parser, home=False)
     add_node_flags(parser)
 
@@ -56,7 +66,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--json needs a prompt", param="prompt")
     args.model = model_name(args.model)
     with _node(args) as client:
-        return _converse(client, args) if prompt is None else _answer_once(client, args, prompt)
+        members = MeshNodes(client)
+        if prompt is not None:
+            return _answer_once(members, args, prompt)
+        return _converse(members, args, _home_of(args))
+
+
+def _home_of(args: argparse.Namespace) -> Path:
+    """Where questions and conversations are kept."""
+    return load_settings(node_flags(args), os.environ).settings.home
 
 
 def model_name(text: str) -> str:
@@ -73,65 +91,28 @@ def model_name(text: str) -> str:
     return str(path)
 
 
-def _answer_once(client: ApiClient, args: argparse.Namespace, prompt: str) -> int:
-    messages = [*_system(args), {"role": "user", "content": prompt}]
-    answer = _ask(client, args, messages)
+def _answer_once(members: MeshNodes, args: argparse.Namespace, prompt: str) -> int:
+    messages = [*system_message(args.system), {"role": "user", "content": prompt}]
+    parameters = _parameters(args)
+    is_loaded = members.learn_whether_loaded(args.model)
     if args.json:
+        answer = follow(members, args.model, messages, parameters, SilentSink(), is_loaded=is_loaded)
         print_json(_as_json(args.model, answer))
         return exit_codes.OK
-    print()
-    _report(args, answer)
+    with answer_sink(members, args.model, [], markdown=not args.plain, stream=sys.stdout) as sink:
+        answer = follow(members, args.model, messages, parameters, sink, is_loaded=is_loaded)
+    report(answer, verbose=args.verbose)
     return exit_codes.OK
 
 
-def _converse(client: ApiClient, args: argparse.Namespace) -> int:
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (gives input() line editing and history)
-    messages = _system(args)
-    print(f"Talking to {args.model}. /clear starts over, /bye or Ctrl-D ends.")
-    while True:
-        try:
-            line = input(">>> ").strip()
-        except EOFError:
-            print()
-            return exit_codes.OK
-        if line == "/bye":
-            return exit_codes.OK
-        if line == "/clear":
-            messages = _system(args)
-        elif line:
-            messages = _turn(client, args, [*messages, {"role": "user", "content": line}])
-
-
-def _turn(client: ApiClient, args: argparse.Namespace, messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Print the answer and return the longer conversation; after an error or Ctrl-C, the one before the question."""
-    try:
-        answer = _ask(client, args, messages)
-    except NoNodeError:
-        raise
-    except MeshError as exc:
-        print(f"exo-mesh: {exc}", file=sys.stderr)
-        return messages[:-1]
-    except KeyboardInterrupt:
-        print("\n(cancelled)")
-        return messages[:-1]
-    print()
-    _report(args, answer)
-    return [*messages, {"role": "assistant", "content": answer.text}]
-
-
-def _ask(client: ApiClient, args: argparse.Namespace, messages: list[dict[str, str]]) -> ChatAnswer:
-    """Print the answer as it comes, and before it what is waited for; with --json neither."""
-    if args.json:
-        return ask(client, args.model, messages, _parameters(args), lambda piece: None)
-    with WaitingScreen(client, args.model) as waiting:
-
-        def write(piece: str) -> None:
-            waiting.end()
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-
-        return ask(client, args.model, messages, _parameters(args), write, waiting.comment)
+def _converse(members: MeshNodes, args: argparse.Namespace, home: Path) -> int:
+    conversation = Dialogue(args.model, args.system or "", _parameters(args))
+    state = ChatState(conversation, markdown=not args.plain, history=not args.no_history)
+    commands = Commands(state, members, SavedChats(home))
+    lines = LineReader(QuestionHistory(home), commands.complete)
+    lines.keeps_history = state.history
+    Chat(state, members, commands, lines).run()
+    return exit_codes.OK
 
 
 @contextlib.contextmanager
@@ -201,12 +182,11 @@ def _await_model(client: ApiClient, model: str, *, looks_for_peers: bool) -> boo
 
 
 def _parameters(args: argparse.Namespace) -> dict[str, Any]:
-    given = {"temperature": args.temperature, "max_tokens": args.max_tokens, "seed": args.seed}
+    think = None if args.think is None else args.think == "on"
+    given = {
+        "temperature": args.temperature, "max_tokens": args.max_tokens, "seed": args.seed, "enable_thinking": think
+    }  # fmt: skip
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _system(args: argparse.Namespace) -> list[dict[str, str]]:
-    return [{"role": "system", "content": args.system}] if args.system else []
 
 
 def _as_json(model: str, answer: ChatAnswer) -> dict[str, Any]:
@@ -218,10 +198,3 @@ def _as_json(model: str, answer: ChatAnswer) -> dict[str, Any]:
         "tokens_per_s": round(answer.tokens_per_s, 2),
         "first_token_s": round(answer.first_token_s, 4),
     }
-
-
-def _report(args: argparse.Namespace, answer: ChatAnswer) -> None:
-    if answer.finish_reason == "length":
-        print("exo-mesh: the answer was cut at the most tokens allowed", file=sys.stderr)
-    if args.verbose:
-        print(answer.timing(), file=sys.stderr)

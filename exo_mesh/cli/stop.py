@@ -16,7 +16,7 @@ _DEADLINE_S = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, `--api-url`."""
-    parser.add_argument("instance", metavar="MODEL", help="name of a model, or the id of an instance")
+    parser.add_argument("instance", metavar="INSTANCE", help="name of a model, or the id of an instance")
     add_api_flags(parser, json=False)
 
 

@@ -9,7 +9,7 @@ import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ class ApiClient:
         self.url = chosen.rstrip("/")
         self._address = parts.hostname, _port_of(parts)
         self._home = Path(home) if home else home_of(os.environ)
+        self._own_certificate = own_certificate
+        self._shows_key = True
         # a proxy from the environment must not swallow calls to this machine
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
         if parts.scheme == "https":
@@ -57,7 +59,7 @@ class ApiClient:
 
     def credentials(self) -> dict[str, str]:
         """The header with the key of EXO_MESH_API_KEY, or else with the local token of the home."""
-        key = os.environ.get("EXO_MESH_API_KEY") or self.local_token()
+        key = (os.environ.get("EXO_MESH_API_KEY") if self._shows_key else "") or self.local_token()
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def local_token(self) -> str:
@@ -85,14 +87,27 @@ class ApiClient:
                 raise TransportError(f"{self.url}{path} broke off") from exc
         return data.decode(errors="replace")
 
+    def at(self, url: str, *, with_key: bool) -> ApiClient:
+        """A client of another node, with the same home. with_key: that node may see the key of EXO_MESH_API_KEY. Raises
+        ConfigError for an address that cannot be used."""
+        other = ApiClient(url, self._home, self._own_certificate)
+        other._shows_key = with_key
+        return other
+
     def stream(
-        self, path: str, body: Any, on_comment: Callable[[str], object] | None = None
+        self,
+        path: str,
+        body: Any,
+        on_comment: Callable[[str], object] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        silence_s: float = STREAM_SILENCE_S,
     ) -> Iterator[dict[str, Any]]:
         """The events of a server-sent stream, until `[DONE]`. Closing the iterator closes the connection.
 
-        on_comment: gets the text of each comment, printable.
+        body: None asks with GET. on_comment: gets the text of each comment, printable.
         """
-        with self._open("POST", path, body, STREAM_SILENCE_S) as response:
+        with self._open("GET" if body is None else "POST", path, body, silence_s, headers) as response:
             try:
                 for line in response:
                     if on_comment is not None and line.startswith(b":"):
@@ -107,7 +122,7 @@ class ApiClient:
                         raise _server_error(event)
                     yield event
             except TimeoutError as exc:
-                raise DeadlineError(f"{self.url} was silent for {STREAM_SILENCE_S:.0f} s") from exc
+                raise DeadlineError(f"{self.url} was silent for {silence_s:.0f} s") from exc
             except (OSError, http.client.HTTPException, ValueError) as exc:
                 raise TransportError(f"the answer of {self.url} broke off") from exc
         raise TransportError(f"the answer of {self.url} broke off")
@@ -122,9 +137,11 @@ class ApiClient:
             except (OSError, http.client.HTTPException, ValueError) as exc:
                 raise TransportError(f"{self.url}{path} did not answer with JSON") from exc
 
-    def _open(self, method: str, path: str, body: Any, deadline_s: float) -> Any:
+    def _open(
+        self, method: str, path: str, body: Any, deadline_s: float, more_headers: Mapping[str, str] | None = None
+    ) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json", **self.credentials()}
+        headers = {"Content-Type": "application/json", **self.credentials(), **(more_headers or {})}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
             return self._opener.open(request, timeout=deadline_s)

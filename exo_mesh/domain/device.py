@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.health import Reason
+from exo_mesh.protocol import ProtocolRange
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 ACTIVATION_FORMAT = "act:v1"
@@ -91,7 +92,8 @@ class PeerInfo:
     disk. partial_models: of those of which it has config, tokenizer and headers, but not all weights. model_engines:
     for each model of both, the engines here that run its architecture, the one it would use first; a peer of an older
     version does not say. fetches: from where it gets files of models, see FETCHES. files_port: where other peers read
-    its files, 0 if they cannot. has_store: it is the host of the model store.
+    its files, 0 if they cannot. has_store: it is the host of the model store. protocol: the oldest version of the
+    protocol that it speaks; newest_protocol: the newest, 0 if it speaks only the one.
     """
 
     id: str
@@ -111,6 +113,12 @@ class PeerInfo:
     files_port: int = 0
     partial_models: tuple[str, ...] = ()
     has_store: bool = False
+    newest_protocol: int = 0
+
+    @property
+    def protocols(self) -> ProtocolRange:
+        """The versions of the protocol that it speaks."""
+        return ProtocolRange.said(self.protocol, self.newest_protocol)
 
     def knows(self, model: str) -> bool:
         """Whether the peer has at least config, tokenizer and headers of a model."""

@@ -17,6 +17,9 @@ HIDDEN = "hidden"
 """Name of the main tensor of a frame, `[sum(n), hidden]`; a few architectures carry further named tensors."""
 
 
+UNKNOWN_OP = "peer_version"
+"""Code of the fault of a sequence for which there was an operation that a stage does not know."""
+
 NO_COPY = "no_copy"
 """Code of the fault of a sequence that a stage could not copy."""
 
@@ -77,6 +80,20 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The ring ends after this frame."""
 
 
+class UnknownOp(msgspec.Struct, frozen=True):
+    """An operation of a newer version, as it came, so that it can be passed on. The first field of an operation is its
+    sequence; one that has none must not be sent to a stage that does not know it."""
+
+    name: str
+    sequence: int
+    fields: tuple[Any, ...] = ()
+
+    @property
+    def as_sent(self) -> tuple[Any, ...]:
+        """The array that is encoded."""
+        return (self.name, self.sequence, *self.fields)
+
+
 Op = Insert | Copy | Remove | Retain | Shutdown
 
 
@@ -124,7 +141,7 @@ class Frame(msgspec.Struct, frozen=True):
     batch: int
     rows: tuple[Row, ...] = ()
     token_ids: tuple[int, ...] = ()
-    ops: tuple[Op, ...] = ()
+    ops: tuple[Op | UnknownOp, ...] = ()
     tensors: dict[str, Tensor] = {}
     faults: tuple[Fault, ...] = ()
     reports: tuple[StageReport, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -29,6 +29,10 @@ MAX_CARDS_PER_OWNER = 32
 
 MAX_CARD_BYTES = 4 * 1024
 """Of one card as TOML. The longest card that we ship has less than 1 KiB."""
+
+MAX_FOREIGN_PER_OWNER = 16
+MAX_FOREIGN_BYTES = 16 * 1024
+"""Records of unknown kinds of one owner, all kinds together, and the bytes of one."""
 
 _MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER, "settings": 1}
 
@@ -68,16 +72,25 @@ class CardInfo:
     toml: str
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignInfo:
+    """A record of a kind that only newer versions know, as the bytes that came. It is kept to be passed on."""
+
+    content: bytes
+
+
 class RecordKey(NamedTuple):
-    """kind is "peer", "instance", "download", "card" or "settings"; only `owner` writes records with its name in the
-    key."""
+    """kind is one of KINDS, or a newer version's; only `owner` writes records with its name in the key."""
 
     kind: str
     id: str
     owner: str
 
 
-RecordValue = PeerInfo | InstanceInfo | DownloadInfo | CardInfo | SharedSettings
+RecordValue = PeerInfo | InstanceInfo | DownloadInfo | CardInfo | SharedSettings | ForeignInfo
+
+KINDS = frozenset({"peer", "instance", "download", "card", "settings"})
+"""Kinds of records that this version reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +215,12 @@ class View:
         return sorted(found, key=lambda one: one[0])
 
     def digest(self) -> str:
-        """SHA-256 over all live records but downloads; equal views have equal digests on every machine.
+        """SHA-256 over keys and versions of all live records but downloads; equal views have equal digests on every
+        machine, whatever version of exo-mesh it runs. A version of a record has one content: it has a single writer.
 
         Downloads, which change twice a second, are left out: no two peers would ever show the same digest.
         """
-        records = [one for one in self._live() if one.value and not isinstance(one.value, DownloadInfo)]
-        rows = [[*record.key, record.version, asdict(record.value)] for record in records if record.value]
-        rows.sort(key=lambda row: row[:3])
+        rows = sorted([*one.key, one.version] for one in self._live() if one.key.kind != "download")
         return hashlib.sha256(json.dumps(rows, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def _live(self) -> list[Record]:
@@ -228,6 +240,8 @@ def _is_full(owned: dict[RecordKey, Record], kind: str) -> bool:
     """Whether an owner may have no further record of this kind. Deletions count until they are forgotten."""
     if len(owned) >= MAX_RECORDS_PER_OWNER:
         return True
+    if kind not in KINDS:
+        return sum(key.kind not in KINDS for key in owned) >= MAX_FOREIGN_PER_OWNER
     most = _MAX_OF_KIND.get(kind)
     return most is not None and sum(key.kind == kind for key in owned) >= most
 

@@ -72,9 +72,9 @@ class News:
         own = self._read_telemetry()
         if most == 1:
             return [codec.telemetry_to_proto(own)]
-        others = [reading for peer_id, reading in roster.records.telemetry.items() if peer_id != roster.own.id]
+        others = [peer_id for peer_id in roster.records.telemetry if peer_id != roster.own.id]
         sample = roster.rng.sample(others, min(most - 1, len(others)))
-        return [codec.telemetry_to_proto(reading) for reading in (own, *sample)]
+        return [codec.telemetry_to_proto(own), *map(roster.records.reading_of, sample)]
 
     def probe_readings(self) -> list[pb.Telemetry]:
         """As `readings`, for a probe."""
@@ -97,7 +97,7 @@ class News:
         for record in self.take(records, {}):
             self._roster.tell_of(record.key)
         for reading in readings:
-            self._roster.records.take_telemetry(codec.telemetry_from_proto(reading))
+            self._roster.records.take_reading(reading)
 
     def hear_of(self, update: Update, record: pb.Record | None, teller: ControlPort) -> None:
         """Take in one item. What is said of this node itself is answered: a suspicion at once, a death after a look at

@@ -161,8 +161,11 @@ def refusal(own: PeerInfo, other: PeerInfo) -> str:
     """Why these two cannot be in one mesh; "" if they can. Both sides come to the same verdict."""
     if other.namespace != own.namespace:
         return f"namespace {fingerprint(other.namespace)} is not {fingerprint(own.namespace)}"
-    if other.protocol != own.protocol:
-        return f"protocol {other.protocol} (exo-mesh {other.version}) is not {own.protocol} (exo-mesh {own.version})"
+    if own.protocols.agreed(other.protocols) is None:
+        return (
+            f"protocol {other.protocols} (exo-mesh {other.version}) has no version in common with {own.protocols} "
+            f"(exo-mesh {own.version})"
+        )
     if other.id == own.id:
         same_node = other.incarnation == own.incarnation and set(other.addresses) & set(own.addresses)
         return ITSELF if same_node else f"id {own.id[:8]} is in use by {own.name} already"

@@ -10,7 +10,18 @@ from exo_mesh.errors import TransportError
 from exo_mesh.membership.fences import Fences
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.transport.control_codec import record_from_proto, record_to_proto
+from exo_mesh.transport.control_codec import (
+    record_from_proto,
+    record_to_proto,
+    telemetry_from_proto,
+    telemetry_to_proto,
+)
+
+MAX_AS_SENT_BYTES = 512 * 1024
+"""Of one owner, what is passed on as it came. A peer's own record with 1,024 models has about 100 KiB."""
+
+MAX_READING_BYTES = 16 * 1024
+"""A longer reading is passed on as this version understands it."""
 
 
 class Records:
@@ -24,6 +35,10 @@ class Records:
         self.view = View()
         self.fences = Fences()
         self.telemetry: dict[str, Telemetry] = {}
+        self._as_sent: dict[str, dict[RecordKey, pb.Record]] = {}
+        """By owner: records of which this version does not understand everything. They are passed on as they came."""
+        self._readings: dict[str, pb.Telemetry] = {}
+        """Likewise readings; only small ones."""
         self._own_id = own_id
         self._incarnation_of = incarnation_of
         self._version = own_incarnation * VERSIONS_PER_INCARNATION
@@ -49,7 +64,9 @@ class Records:
                 record = record_from_proto(message)
             except TransportError:  # a newer protocol may have records that this version cannot read
                 continue
-            changed += self.view.merge([record], now - message.deleted_s)
+            if merged := self.view.merge([record], now - message.deleted_s):
+                changed += merged
+                self._keep(record, message)
         return changed
 
     def message(self, key: RecordKey, now: float) -> pb.Record | None:
@@ -68,18 +85,48 @@ class Records:
         newest = self.view.newest_of(summary.owner)
         return newest >= summary.newest, newest <= summary.newest
 
-    def take_telemetry(self, reading: Telemetry) -> None:
+    def take_reading(self, message: pb.Telemetry) -> None:
+        """Keep a reading that was sent, as it came if this version does not understand all of it."""
+        reading = telemetry_from_proto(message)
+        if self.take_telemetry(reading):
+            self._readings.pop(reading.peer_id, None)
+            if message.ByteSize() <= MAX_READING_BYTES and telemetry_to_proto(reading) != message:
+                self._readings[reading.peer_id] = message
+
+    def take_telemetry(self, reading: Telemetry) -> bool:
         """Keep a reading of a living peer if it is newer."""
         held = self.telemetry.get(reading.peer_id)
         alive = reading.peer_id == self._own_id or self._incarnation_of(reading.peer_id) is not None
-        if alive and (held is None or held.sequence < reading.sequence):
+        is_newer = alive and (held is None or held.sequence < reading.sequence)
+        if is_newer:
             self.telemetry[reading.peer_id] = reading
+        return is_newer
+
+    def reading_of(self, peer_id: str) -> pb.Telemetry:
+        """The reading that is held of a peer, as it is told to others."""
+        as_sent = self._readings.get(peer_id)
+        return telemetry_to_proto(self.telemetry[peer_id]) if as_sent is None else as_sent
 
     def forget(self, peer_id: str) -> list[Record]:
         """Drop all that a peer wrote; answer its records that were in force."""
         self.telemetry.pop(peer_id, None)
+        self._readings.pop(peer_id, None)
+        self._as_sent.pop(peer_id, None)
         return self.view.drop_owner(peer_id)
 
+    def _keep(self, record: Record, message: pb.Record) -> None:
+        """Hold on to what came, if it has more than this version would send: a peer of a newer version that hears of it
+        from here is to get all of it."""
+        held = self._as_sent.setdefault(record.key.owner, {})
+        held.pop(record.key, None)
+        if record.deleted or record_to_proto(record) == message:
+            return
+        if message.ByteSize() + sum(one.ByteSize() for one in held.values()) <= MAX_AS_SENT_BYTES:
+            held[record.key] = message
+
     def _message(self, record: Record, now: float) -> pb.Record:
+        as_sent = self._as_sent.get(record.key.owner, {}).get(record.key)
+        if as_sent is not None and as_sent.version == record.version and not record.deleted:
+            return as_sent
         deleted_at = self.view.deleted_at(record.key)
         return record_to_proto(record, 0.0 if deleted_at is None else now - deleted_at)

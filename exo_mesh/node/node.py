@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.discovery.choose import discoveries_for
 from exo_mesh.discovery.port import Announcement, Discovery
@@ -56,7 +56,7 @@ from exo_mesh.node.service import ModelEntry
 from exo_mesh.node.store_desk import StoreDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
-from exo_mesh.serving.stream_desk import StreamDesk
+from exo_mesh.serving.stream_desk import StreamDesk, cancel_here
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
@@ -159,7 +159,8 @@ class Node:
             incarnation=self._identity.incarnation,
             name=self.settings.name,
             version=__version__,
-            protocol=PROTOCOL_VERSION,
+            protocol=OLDEST_PROTOCOL,
+            newest_protocol=PROTOCOL_VERSION,
             namespace=self.settings.namespace,
             addresses=(),
         )
@@ -440,12 +441,11 @@ class Node:
         return self._serving.router.generate(model, request)
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        if self._serving.journal.cancel(request_id, key_id):
-            return True
-        answers = await asyncio.gather(
+        here = cancel_here(self._serving.journal, self.streams, request_id, key_id)
+        answers = await asyncio.gather(  # a client may give one x-request-id to requests at several peers
             *(peer.client.cancel(request_id, key_id) for peer in self.membership.peers), return_exceptions=True
         )
-        return any(answer is True for answer in answers)
+        return here or any(answer is True for answer in answers)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         spec = replace(spec, model=(await self._models.catalogue.card(spec.model)).name)

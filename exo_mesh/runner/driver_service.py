@@ -17,6 +17,7 @@ from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.worker import Cancel, Submit, Unpark, Worker
 from exo_mesh.transport.driver_codec import request_from_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto
+from exo_mesh.transport.unknown_fields import require_known
 
 
 class DriverService(driver_pb2_grpc.DriverServicer):
@@ -64,6 +65,7 @@ class DriverService(driver_pb2_grpc.DriverServicer):
         ballot = ballot_from_proto(request.ballot)
         if request.instance_id != plan.instance_id or ballot != plan.ballot:
             raise StageLostError(f"instance {request.instance_id} at ballot {ballot} is not in force on this runner")
+        require_known(request)
         try:
             wanted = request_from_proto(request)
         except ValueError as exc:

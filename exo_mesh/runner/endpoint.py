@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 
-from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.domain.frame import Frame
 from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
 from exo_mesh.proto import runner_pb2 as pb
+from exo_mesh.protocol import SPOKEN
 from exo_mesh.runner.driver import SIGN_OF_LIFE_S
 from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.ranks import RankLinks, watch_leader
@@ -69,9 +69,7 @@ class Endpoint:
             ranks = self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
             worker.standing_of_others = lambda: ranks.standing
         standing = (lambda: worker.standing) if setup.follows else None
-        self._receiver = RingReceiver(
-            PROTOCOL_VERSION, plan.instance_id, plan.ballot, setup.before, worker.accept, standing
-        )
+        self._receiver = RingReceiver(SPOKEN, plan.instance_id, plan.ballot, setup.before, worker.accept, standing)
         self._service = DriverService(plan, worker)
 
     async def listen(self, binding: Binding) -> int:
@@ -208,7 +206,8 @@ class Endpoint:
 
 def _hello(setup: StageSetup) -> ring_pb.RingHello:
     return ring_pb.RingHello(
-        protocol=PROTOCOL_VERSION,
+        protocol=SPOKEN.oldest,
+        newest_protocol=SPOKEN.newest,
         instance_id=setup.plan.instance_id,
         ballot=ballot_to_proto(setup.plan.ballot),
         from_stage=setup.index,

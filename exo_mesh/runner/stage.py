@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
 
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import NO_COPY, Copy, Fault, Frame, Insert, Remove, Retain, Row, Shutdown
+from exo_mesh import __version__
+from exo_mesh.domain.frame import (
+    NO_COPY,
+    UNKNOWN_OP,
+    Copy,
+    Fault,
+    Frame,
+    Insert,
+    Remove,
+    Retain,
+    Row,
+    Shutdown,
+    UnknownOp,
+)
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.engine.contract import SequenceCopier, StageEngine, StageInput, StageOutput
 from exo_mesh.errors import EngineError, MeshError
@@ -36,6 +49,8 @@ class Stage:
         self._engine = engine
         self._index = index
         self._is_rank = is_rank
+        self._refused: set[int] = set()
+        """Sequences that had an operation which is not known here: their rows are dropped until they end."""
 
     def process(self, frame: Frame) -> StageResult:
         """Apply the ops in order, then compute the rows. Raises nothing for a bad row; ops cannot fail.
@@ -45,6 +60,8 @@ class Stage:
         shutdown, faults = self._apply_ops(frame)
         if faults:
             frame = frame.changed(faults=frame.faults + faults)
+        if self._refused:
+            frame = _without(frame, self._refused)
         if not frame.rows or (frame.upto and self._index >= frame.upto):
             return StageResult(frame, None, shutdown)  # nothing to compute, or its KV is here from a lower ballot
         try:
@@ -75,7 +92,8 @@ class Stage:
         return outputs[0] if len(outputs) == 1 else _joined(outputs)
 
     def _apply_ops(self, frame: Frame) -> tuple[bool, tuple[Fault, ...]]:
-        """Answers whether the ring ends, and the faults of sequences that could not be copied."""
+        """Answers whether the ring ends, and the faults of sequences that could not be copied or have an operation that
+        is not known here."""
         shutdown = False
         faults: list[Fault] = []
         for op in frame.ops:
@@ -86,12 +104,21 @@ class Stage:
                     if why := self._copy(op):
                         faults.append(Fault(op.sequence, self._index, NO_COPY, why))
                 case Remove():
+                    self._refused.discard(op.sequence)
                     self._engine.remove(op.sequence)
                 case Retain():
+                    self._refused &= set(op.sequences)
                     self.forget(set(self._engine.sequences()) - set(op.sequences))
                 case Shutdown():
                     shutdown = True
+                case UnknownOp():
+                    faults.append(self._unknown(op))
         return shutdown, tuple(faults)
+
+    def _unknown(self, op: UnknownOp) -> Fault:
+        self._refused.add(op.sequence)
+        message = f"stage {self._index} runs exo-mesh {__version__}, which does not know the operation {op.name}"
+        return Fault(op.sequence, self._index, UNKNOWN_OP, message)
 
     def _copy(self, op: Copy) -> str:
         """Begin a sequence as a copy, or empty and answer why. All ranks of a tensor group hold the same sequences, so
@@ -123,18 +150,11 @@ class Stage:
             return StageResult(frame.changed(tensors=tensors), output.logits, shutdown)
         faults = tuple(msgspec.structs.replace(fault, stage=self._index) for fault in output.faults)
         poisoned = {fault.sequence for fault in faults}
-        keep = [row.sequence not in poisoned for row in frame.rows]
-        tokens = _row_mask(frame.rows, keep, [row.n for row in frame.rows])
-        rows = tuple(row for row, kept in zip(frame.rows, keep, strict=True) if kept)
         logits = output.logits
         if logits is not None:
+            keep = [row.sequence not in poisoned for row in frame.rows]
             logits = logits[_row_mask(frame.rows, keep, [row.num_logits for row in frame.rows])]
-        passed = frame.changed(
-            rows=rows,
-            token_ids=tuple(np.asarray(frame.token_ids)[tokens].tolist()),
-            tensors=_keep_tokens(output.tensors, tokens) if rows else {},
-            faults=frame.faults + faults,
-        )
+        passed = _without(frame.changed(tensors=output.tensors, faults=frame.faults + faults), poisoned)
         return StageResult(passed, logits, shutdown)
 
 
@@ -146,6 +166,20 @@ def _joined(outputs: list[StageOutput]) -> StageOutput:
         {name: Tensor.concatenate([output.tensors[name] for output in outputs]) for name in names},
         np.concatenate(logits) if logits else None,
         tuple(fault for output in outputs for fault in output.faults),
+    )
+
+
+def _without(frame: Frame, sequences: Collection[int]) -> Frame:
+    """The frame without the rows of these sequences, and without their part of the tensors."""
+    keep = [row.sequence not in sequences for row in frame.rows]
+    if all(keep):
+        return frame
+    tokens = _row_mask(frame.rows, keep, [row.n for row in frame.rows])
+    rows = tuple(row for row, kept in zip(frame.rows, keep, strict=True) if kept)
+    return frame.changed(
+        rows=rows,
+        token_ids=tuple(np.asarray(frame.token_ids)[tokens].tolist()),
+        tensors=_keep_tokens(frame.tensors, tokens) if rows else {},
     )
 
 

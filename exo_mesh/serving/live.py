@@ -109,6 +109,8 @@ class LiveStreams:
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._cards: dict[str, StreamCard] = {}
+        self._opened: list[StreamCard] = []
+        """All of them, also those that can no longer be found by their id."""
         self._choices: dict[str, LiveChoice] = {}
         self._max_tokens = max_tokens
         self._weight = 0
@@ -118,10 +120,12 @@ class LiveStreams:
         """While it runs, it can be found. An earlier answer with the same id no longer can."""
         choices = {request_id: LiveChoice() for request_id in card.request_ids}
         self._cards[card.id] = card
+        self._opened.append(card)
         self._choices |= choices
         try:
             yield
         finally:
+            self._opened.remove(card)
             if self._cards.get(card.id) is card:
                 del self._cards[card.id]
             for request_id, choice in choices.items():
@@ -129,6 +133,15 @@ class LiveStreams:
                 self._weight -= choice.weight
                 if self._choices.get(request_id) is choice:
                     del self._choices[request_id]
+
+    def request_ids_of(self, name: str, key_id: str | None) -> set[str]:
+        """The choices of all requests that their clients call so; with a key_id, of those that came with this key."""
+        return {
+            request_id
+            for card in self._opened
+            if name in (card.id, *card.names) and key_id in (None, card.key_id)
+            for request_id in card.request_ids
+        }
 
     def choice(self, request_id: str) -> LiveChoice | None:
         """What keeps the events of a request, if somebody may read them."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import Fault, Frame, MemoryStanding, Op, Row, StageReport
+from exo_mesh.domain.frame import Fault, Frame, MemoryStanding, Op, Row, StageReport, UnknownOp
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.printable import printable
@@ -153,7 +153,32 @@ def _split_header(message: bytes) -> tuple[_Header, memoryview]:
     try:
         return _decoder.decode(view[5 : 5 + size]), view[5 + size :]
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise MalformedError(f"malformed frame header: {exc}") from exc
+        newer = _newer_header(view[5 : 5 + size])
+        if newer is None:
+            raise MalformedError(f"malformed frame header: {exc}") from exc
+        return newer, view[5 + size :]
+
+
+def _newer_header(data: memoryview) -> _Header | None:
+    """The header of a frame with operations of a newer version; None if it is malformed. Only reached where the fast
+    decoder has failed."""
+    try:
+        fields = msgspec.msgpack.decode(data)
+        sent = fields[_OPS]
+        header = msgspec.convert([*fields[:_OPS], [], *fields[_OPS + 1 :]], _Header)
+        ops = tuple(_op(one) for one in sent)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, IndexError, KeyError):
+        return None
+    return msgspec.structs.replace(header, ops=ops)
+
+
+def _op(sent: Any) -> Op | UnknownOp:
+    """Raises msgspec.ValidationError for what is no operation of any version."""
+    if isinstance(sent, list) and len(sent) > 1 and sent[0] not in _OP_NAMES:
+        name, sequence, *rest = sent
+        return UnknownOp(printable(msgspec.convert(name, str), 64), msgspec.convert(sequence, int), tuple(rest))
+    op: Op = msgspec.convert(sent, Op)
+    return op
 
 
 def _tensor_bytes(header: _Header) -> int:
@@ -197,6 +222,8 @@ class _Header(msgspec.Struct, array_like=True):
     upto: _Size = 0
 
 
+_OPS = _Header.__struct_fields__.index("ops")
+_OP_NAMES = {one.__name__ for one in get_args(Op)}
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Header)
 
@@ -209,12 +236,18 @@ def _header(frame: Frame) -> _Header:
         frame.batch,
         frame.rows,
         frame.token_ids,
-        frame.ops,
+        _ops_as_sent(frame.ops),
         [_TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in frame.tensors.items()],
         frame.faults,
         frame.reports,
         frame.upto,
     )
+
+
+def _ops_as_sent(ops: tuple[Op | UnknownOp, ...]) -> tuple[Any, ...]:
+    if not any(isinstance(op, UnknownOp) for op in ops):
+        return ops
+    return tuple(op.as_sent if isinstance(op, UnknownOp) else op for op in ops)
 
 
 def _frame(header: _Header, body: memoryview) -> Frame:

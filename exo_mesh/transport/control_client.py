@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from exo_mesh.errors import DeadlineError, StrangerError, TransportError, error_from_code
+from exo_mesh.errors import DeadlineError, PeerVersionError, StrangerError, TransportError, error_from_code
 from exo_mesh.printable import printable
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import control_pb2_grpc as rpc
@@ -308,6 +308,8 @@ class ControlClient:
         code = dict(exc.trailing_metadata() or ()).get(CODE_KEY)
         if code is not None:
             return error_from_code(printable(str(code), 64), details)
+        if exc.code() == grpc.StatusCode.UNIMPLEMENTED:
+            return PeerVersionError(f"the peer at {self.address} runs another version of exo-mesh: {details}")
         if exc.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineError(f"the peer at {self.address} did not answer in time")
         if self._credentials is not None and "handshake failed" in details.lower():

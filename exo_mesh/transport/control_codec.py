@@ -10,13 +10,24 @@ from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
 from exo_mesh.domain.shared.settings import SharedSettings
-from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
+from exo_mesh.domain.view import (
+    KINDS,
+    MAX_CARD_BYTES,
+    MAX_FOREIGN_BYTES,
+    CardInfo,
+    ForeignInfo,
+    InstanceInfo,
+    InstanceState,
+    Record,
+    RecordKey,
+)
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
 from exo_mesh.transport.settings_codec import settings_from_proto, settings_to_proto
 
 MAX_REASON = 256  # characters
+MAX_KIND = 40
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
 
@@ -69,6 +80,7 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         files_port=peer.files_port,
         partial_models=peer.partial_models[: _num_within(peer.partial_models)],
         has_store=peer.has_store,
+        newest_protocol=peer.newest_protocol,
     )
 
 
@@ -99,6 +111,7 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         files_port=message.files_port if message.files_port < 65_536 else 0,
         partial_models=tuple(message.partial_models[:MAX_ITEMS]),
         has_store=message.has_store,
+        newest_protocol=message.newest_protocol,
     )
 
 
@@ -170,7 +183,7 @@ def instance_from_proto(message: pb.InstanceInfo) -> InstanceInfo:
         plan = plan_from_proto(message.plan)
     except ValueError as exc:
         raise TransportError(f"a peer sent an impossible plan: {exc}") from exc
-    state = _STATES_BACK.get(message.state, InstanceState.FAILED)
+    state = _STATES_BACK.get(message.state, InstanceState.LOADING)  # a newer version's step on the way to ready
     adopted = ballot_from_proto(message.adopted) if message.HasField("adopted") else NO_BALLOT
     return InstanceInfo(plan, state, tuple(message.endpoints), tuple(message.pids), message.reason, adopted)
 
@@ -196,7 +209,7 @@ def download_to_proto(download: DownloadInfo) -> pb.DownloadInfo:
 def download_from_proto(message: pb.DownloadInfo) -> DownloadInfo:
     return DownloadInfo(
         message.model[:MAX_REASON],
-        _DOWNLOAD_STATES_BACK.get(message.state, DownloadState.FAILED),
+        _DOWNLOAD_STATES_BACK.get(message.state, DownloadState.PENDING),
         message.done_bytes,
         message.total_bytes,
         message.bytes_per_s,
@@ -223,6 +236,8 @@ def card_info_from_proto(message: pb.Record) -> CardInfo:
 
 def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
     """deleted_s: how long ago it was deleted, if it is."""
+    if isinstance(record.value, ForeignInfo):
+        return pb.Record.FromString(record.value.content)
     message = pb.Record(**record.key._asdict(), version=record.version, deleted=record.deleted, deleted_s=deleted_s)
     if isinstance(record.value, PeerInfo):
         message.peer.CopyFrom(peer_to_proto(record.value))
@@ -238,10 +253,12 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
 
 
 def record_from_proto(message: pb.Record) -> Record:
-    """Raises TransportError if kind and content disagree."""
+    """A kind that only a newer version knows is kept as it is. Raises TransportError if kind and content disagree."""
     key = RecordKey(message.kind, message.id, message.owner)
     if message.deleted:
         return Record(key, message.version, None)
+    if message.kind not in KINDS:
+        return Record(key, message.version, ForeignInfo(_foreign_bytes(message)))
     if message.kind == "peer" and message.HasField("peer"):
         return Record(key, message.version, peer_from_proto(message.peer))
     if message.kind == "instance" and message.HasField("instance"):
@@ -253,6 +270,12 @@ def record_from_proto(message: pb.Record) -> Record:
     if message.kind == "settings" and message.HasField("settings"):
         return Record(key, message.version, settings_from_proto(message.settings))
     raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
+
+
+def _foreign_bytes(message: pb.Record) -> bytes:
+    if message.ByteSize() > MAX_FOREIGN_BYTES or not 0 < len(message.kind) <= MAX_KIND:
+        raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} with {message.ByteSize()} bytes")
+    return message.SerializeToString()
 
 
 def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:

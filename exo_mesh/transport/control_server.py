@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.proto import control_pb2 as pb
@@ -24,11 +25,22 @@ from exo_mesh.transport.doorkeeper import Doorkeeper
 from exo_mesh.transport.gate import CODE_KEY, Gate
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, first_text, read_message
 from exo_mesh.transport.path_probe import PathProbeServicer
+from exo_mesh.transport.unknown_fields import require_known
 
 _FROM_PEERS = ("/exo_mesh.Control/Probe", "/exo_mesh.Control/Exchange")
 """Calls whose first field is the id of the caller, and which carry records; all others are short."""
 
 _HELLO = "/exo_mesh.Control/Hello"
+
+_NEWS = (
+    pb.HelloRequest,
+    pb.ProbeRequest,
+    pb.IndirectProbeRequest,
+    pb.ExchangeRequest,
+    pb.GoodbyeRequest,
+    pb.ShareKeysRequest,
+)
+"""Requests that tell something. What is unknown in them changes nothing; in all others it is refused."""
 
 NUM_PORTS = 65_536
 """gRPC takes a higher port modulo this, so that 65536 would be any free one."""
@@ -230,28 +242,31 @@ class _Servicer(rpc.ControlServicer):
         return await _answer(context, self._handler.drop_model, request)
 
     async def ReadTextFiles(self, request: pb.ReadTextFilesRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.read_text_files(request)):
+        async for item in _stream(context, self._handler.read_text_files, request):
             yield item
 
     async def FollowStream(self, request: pb.FollowStreamRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.follow_stream(request)):
+        async for item in _stream(context, self._handler.follow_stream, request):
             yield item
 
     async def Commit(self, request: pb.CommitRequest, context: Any) -> AsyncIterator[Any]:
-        async for item in _stream(context, self._handler.commit(request)):
+        async for item in _stream(context, self._handler.commit, request):
             yield item
 
 
 async def _answer(context: Any, method: Callable[[Any], Awaitable[Any]], request: Any) -> Any:
     try:
+        if not isinstance(request, _NEWS):
+            require_known(request)
         return await method(request)
     except MeshError as exc:
         await _abort(context, exc)
 
 
-async def _stream(context: Any, items: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _stream(context: Any, method: Callable[[Any], AsyncIterator[Any]], request: Message) -> AsyncIterator[Any]:
     try:
-        async for item in items:
+        require_known(request)
+        async for item in method(request):
             yield item
     except MeshError as exc:
         await _abort(context, exc)

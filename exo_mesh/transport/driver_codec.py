@@ -20,6 +20,7 @@ from exo_mesh.domain.request import (
     TokenEvent,
     TokenLogprob,
 )
+from exo_mesh.errors import PeerVersionError
 from exo_mesh.proto import driver_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_to_proto
 
@@ -211,10 +212,17 @@ def trace_from_proto(message: pb.FrameTrace) -> FrameTrace:
 
 
 def event_from_proto(message: pb.TokenEvent) -> TokenEvent:
+    """Raises PeerVersionError for an end that only a newer version knows."""
     return TokenEvent(
         index=message.index,
         token_id=message.token_id if message.HasField("token_id") else None,
         logprob=message.logprob if message.HasField("logprob") else None,
         top=tuple(TokenLogprob(entry.token_id, entry.logprob) for entry in message.top),
-        finish=FinishReason(message.finish) if message.finish else None,
+        finish=_finish(message.finish) if message.finish else None,
     )
+
+
+def _finish(text: str) -> FinishReason:
+    if text not in set(FinishReason):
+        raise PeerVersionError(f"the driver ended the answer with {text[:40]!r}, which this version does not know")
+    return FinishReason(text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
+from exo_mesh.errors import PeerVersionError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.key_table import MAX_KEYS, MAX_REVOKED, ApiKey, Role
+from exo_mesh.transport.unknown_fields import require_known
 
 
 def keys_to_proto(keys: Iterable[ApiKey]) -> list[pb.SharedKey]:
@@ -32,5 +34,9 @@ def keys_from_proto(messages: Iterable[pb.SharedKey]) -> list[ApiKey]:
 def _from_proto(message: pb.SharedKey) -> ApiKey | None:
     role = Role.USE if message.revoked else message.role
     if role not in set(Role):
+        return None
+    try:
+        require_known(message)  # what is unknown may be a limit of what the key allows
+    except PeerVersionError:
         return None
     return ApiKey(message.id, Role(role), message.salt, message.digest, message.created, message.revoked)

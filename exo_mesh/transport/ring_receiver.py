@@ -14,6 +14,7 @@ from exo_mesh.domain.frame import Frame, MemoryStanding
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.protocol import ProtocolRange
 from exo_mesh.transport.codec import FrameAssembler, decode_hello, encode_ack
 from exo_mesh.transport.incoming import MalformedError
 from exo_mesh.transport.plan_codec import ballot_from_proto
@@ -34,7 +35,7 @@ class RingReceiver:
 
     def __init__(
         self,
-        protocol: int,
+        spoken: ProtocolRange,
         instance_id: str,
         ballot: Ballot,
         from_stage: int,
@@ -43,7 +44,8 @@ class RingReceiver:
     ) -> None:
         """standing: of the memory here, where the sender is the leader of the same tensor group: it is told with the
         acknowledgements, and at once when it has changed."""
-        self._expected = (protocol, instance_id, from_stage)
+        self._spoken = spoken
+        self._expected = (instance_id, from_stage)
         self._ballot = ballot
         self._deliver = deliver
         self._standing = standing
@@ -62,7 +64,7 @@ class RingReceiver:
 
     def change(self, ballot: Ballot, from_stage: int) -> None:
         """From now on only that stage with that ballot is let in; steps begin anew."""
-        self._expected = (*self._expected[:2], from_stage)
+        self._expected = (self._expected[0], from_stage)
         self._ballot = ballot
         self._last_step = 0
         self._stream += 1
@@ -103,8 +105,11 @@ class RingReceiver:
 
     def _refusal(self, hello: pb.RingHello) -> str:
         ballot = ballot_from_proto(hello.ballot)
-        if (hello.protocol, hello.instance_id, hello.from_stage) != self._expected:
-            return f"stage {hello.from_stage} of {hello.instance_id!r} (protocol {hello.protocol}) is not my neighbour"
+        said = ProtocolRange.said(hello.protocol, hello.newest_protocol)
+        if self._spoken.agreed(said) is None:
+            return f"stage {hello.from_stage} speaks protocol {said}, this stage {self._spoken}"
+        if (hello.instance_id, hello.from_stage) != self._expected:
+            return f"stage {hello.from_stage} of {hello.instance_id!r} is not my neighbour"
         if ballot != self._ballot:
             return f"ballot {ballot} is not in force here, {self._ballot} is"
         return ""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.api.scripted_mesh import Served
+from exo_mesh.api.access import AccessPolicy
+from exo_mesh.api.context import ApiOptions
+from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
 
@@ -63,6 +66,19 @@ async def test_a_key_gives_the_same_id_seed_and_fingerprint_wherever_it_comes_in
     assert other.key_hash != first.key_hash and other.sampling.seed != first.sampling.seed
     assert without.key_hash == b"" and len(first.key_hash) == len(first.fingerprint) == 32
     assert b"one" not in first.key_hash
+
+
+@pytest.mark.parametrize("mesh_is_open", [True, False])
+async def test_the_local_token_counts_as_no_key_on_an_open_mesh_only(model_dir: Path, mesh_is_open: bool) -> None:
+    mesh = ScriptedMesh(model_dir)
+    access = AccessPolicy(local_token="local", needs_key=not mesh_is_open)
+    async with served(mesh, ApiOptions(access=access)) as api:
+        for headers in ({"Authorization": "Bearer local"}, {}):
+            await post(api, {"Idempotency-Key": "one", **headers})
+    hashes = [request.key_hash for request in mesh.requests]
+    assert len(hashes) == (2 if mesh_is_open else 1), "a closed mesh refuses the caller without a key"
+    if mesh_is_open:
+        assert hashes[0] == hashes[1], "another peer, which does not know the token, finds the answer"
 
 
 async def test_a_stream_goes_on_after_each_of_its_events(api: Served) -> None:

@@ -16,6 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import VERBS, main, usage
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser, add_node_flags
+from exo_mesh.cli.verb_hints import VERB_HINTS
 from exo_mesh.settings.config import SETTINGS
 from tests.cli.closed_port import closed_port
 
@@ -42,6 +43,7 @@ ASKING = {
     "topology": [],
     "preview": ["m"],
     "ps": [],
+    "top": [],
     "models": [],
     "pull": ["m"],
     "list": [],
@@ -226,4 +228,21 @@ def test_the_documentation_says_which_verbs_ask_a_node_and_which_print_json() ->
 
 
 def test_the_help_fits_a_small_terminal() -> None:
-    assert usage().count("\n") < 34
+    assert usage().count("\n") < 36
+
+
+@pytest.mark.parametrize("verb", sorted(VERB_HINTS))
+def test_verbs_of_similar_programs_name_ours(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each hint is one line, and the verbs that it names exist."""
+    assert verb not in ALL_VERBS
+    assert main([verb, "something"]) == exit_codes.USAGE
+    said = capsys.readouterr().err
+    assert said == f"exo-mesh: there is no verb {verb}: {VERB_HINTS[verb]}\n"
+    assert set(re.findall(r"`exo-mesh (\w+)", VERB_HINTS[verb])) <= set(ALL_VERBS)
+
+
+@pytest.mark.parametrize(
+    "verb", ["serve", "run", "pull", "list", "ls", "ps", "show", "stop", "rm", "search", "top", "version"]
+)
+def test_what_exists_under_the_same_name_elsewhere_has_no_hint(verb: str) -> None:
+    assert verb in ALL_VERBS

@@ -10,10 +10,14 @@ from tests.support.peers import Peer, mesh
 
 
 @pytest.fixture(scope="package")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of the peer that does not drive the ring; the demo model is half on one and half on the other."""
+def entry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    """The peer that does not drive the ring; the demo model is half on one and half on the other."""
     with mesh(tmp_path_factory.mktemp("clients"), [["--min-peers", "2"]] * 2) as peers:
         instance = peers[0].place()
         driver = instance["stages"][-1]["peer"]
-        entry: Peer = next(peer for peer in peers if peer.id != driver)
-        yield entry.url
+        yield next(peer for peer in peers if peer.id != driver)
+
+
+@pytest.fixture(scope="package")
+def url(entry: Peer) -> str:
+    return entry.url

@@ -36,8 +36,7 @@ def test_every_cell_comes_once_before_any_comes_twice() -> None:
     cells = [(case.fault, case.phase, case.peers) for case in itertools.islice(cases(7), 144)]
     assert len(set(cells[:72])) == len(set(cells[72:])) == 72 and cells[:72] != cells[72:]
     assert list(itertools.islice(cases(7), 5)) == list(itertools.islice(cases(7), 5)), "the seed tells all"
-    for case in itertools.islice(cases(7), 200):
-        assert not (case.fault.hits_the_node and case.victim == case.entry)
+    assert any(case.strikes_the_entry for case in itertools.islice(cases(7), 72))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,27 @@
-"""Every peer of a mesh is taken away and comes back, one by one, while clients ask: none of them sees an error."""
+"""Every peer of a mesh is taken away and comes back, one by one, while clients ask.
+
+Clients that choose a ready peer see no error. Of peers that stop at once, clients that retry with an
+Idempotency-Key lose no answer, and neither do those behind a plain load balancer.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from exo_mesh.cli import exit_codes
+from tests.support.nginx import NGINX, nginx
 from tools.faults.drawn import HOP_S
 from tools.faults.invariants import check_all
+from tools.faults.keyed import KeyedClients
 from tools.faults.load import Clients
-from tools.faults.mesh import Meshes, Node, wait_until
+from tools.faults.mesh import FaultMesh, Meshes, Node, fault_mesh, wait_until
 from tools.faults.record import Row, keep
 
 STREAMS = 4
@@ -68,3 +76,65 @@ def test_no_client_sees_an_error_when_all_peers_restart_one_by_one(
             note,
         )
     )
+
+
+API_PORT = 52415
+
+BALANCER = """
+    upstream mesh {
+        %s
+    }
+    server {
+        listen 127.0.0.1:PORT;
+        location / {
+            proxy_pass http://mesh;
+            proxy_set_header Host $host;
+            proxy_http_version 1.1;
+            proxy_buffering off;
+            proxy_connect_timeout 2s;
+            proxy_read_timeout 60s;
+            proxy_next_upstream error timeout http_502 http_503 non_idempotent;
+        }
+    }
+"""
+"""non_idempotent: a POST is sent to the next peer, too, which an Idempotency-Key allows."""
+
+
+@contextlib.contextmanager
+def way_to(mesh: FaultMesh, way: str, folder: Path) -> Iterator[list[str]]:
+    """Where clients ask: each peer, or one nginx before all of them."""
+    if way == "directly":
+        yield [node.url for node in mesh.nodes]
+        return
+    if NGINX is None:
+        pytest.skip("not installed: nginx")
+    servers = " ".join(f"server {node.address}:{API_PORT} max_fails=0;" for node in mesh.nodes)
+    with nginx(folder, BALANCER % servers) as url:
+        yield [url]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("way", ["directly", "nginx"])
+def test_a_rolling_restart_loses_no_answer_of_clients_that_retry_with_their_key(way: str, tmp_path: Path) -> None:
+    flags = ("--api-port", str(API_PORT), "--stop-grace", "0")
+    with fault_mesh(tmp_path, 3, *flags) as mesh, way_to(mesh, way, tmp_path / "nginx") as urls:
+        mesh.proxy.shape(*mesh.ways(), delay_s=HOP_S / 2)
+        mesh.place(mesh.nodes)
+        since = time.time()
+        clients = KeyedClients(lambda: urls, STREAMS, seed=2)
+        clients.await_answers(STREAMS)
+        for node in mesh.nodes:
+            wait_until(lambda node=node: node.metric("exo_mesh_requests_running"), 60, "there is something to cut")
+            terminate(node)
+            mesh.start()
+            clients.await_answers(STREAMS)
+        clients.stop()
+        check_all(mesh, [], since, visible=False)
+    assert clients.troubles["node_stopping"], "nobody was cut, so nobody had to try again"
+    test = "test_rolling_restart.py::test_a_rolling_restart_loses_no_answer_of_clients_that_retry_with_their_key"
+    asked = "directly" if way == "directly" else "through nginx"
+    what = f"three peers stopped at once, one by one; clients ask {asked}"
+    note = f"{len(clients.answers)} answers of {STREAMS} clients, tried again after {dict(clients.troubles)}"
+    longest_s = max(answer.seconds for answer in clients.answers)
+    keep(Row("rolling restart", what, test, None, longest_s, None, 0, note))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -109,6 +110,25 @@ def test_cancel_ends_a_stream(running: list[Peer], canceller: int) -> None:
     await_all(running, Peer.idle)
     with pytest.raises(MeshError, match="no request"):
         running[canceller].api.post(f"/v1/cancel/{request_id}", {})
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(("name", "choices"), [("id of the reply", 2), ("x-request-id", 2), ("x-trace-id", 1)])
+def test_every_id_that_a_client_saw_cancels_at_any_peer(running: list[Peer], name: str, choices: int) -> None:
+    address = urlsplit(running[0].url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=30)
+    headers = {"Content-Type": "application/json", "traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    connection.request("POST", "/v1/chat/completions", json.dumps({**ENDLESS, "n": choices}), headers)
+    with contextlib.closing(connection), connection.getresponse() as reply:
+        first = json.loads(reply.readline().removeprefix(b"data: "))
+        given = first["id"] if name == "id of the reply" else reply.getheader(name)
+        await_all(running, Peer.busy)
+        assert running[1].api.post(f"/v1/cancel/{given}", {})["cancelled"]
+        assert b'"code":"cancelled"' in reply.read()
+    await_all(running, Peer.idle)
 
 
 def test_a_client_that_vanishes_frees_the_ring(running: list[Peer]) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.plan import Plan, PlanInputs, StagePlan
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.tensor_group import RankWiring, TensorGroup
 from exo_mesh.engine.contract import Capabilities, LoadProgress, LoadRequest, StageInput, StageOutput
+from exo_mesh.protocol import SPOKEN
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.ranks import RankLinks
@@ -86,7 +86,7 @@ class Following(Receiving):
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
-        self.receiver = RingReceiver(PROTOCOL_VERSION, "i", BALLOT, 0, self._deliver, lambda: worker.standing)
+        self.receiver = RingReceiver(SPOKEN, "i", BALLOT, 0, self._deliver, lambda: worker.standing)
 
     async def _deliver(self, frame: Frame) -> None:
         await self._worker.accept(frame)

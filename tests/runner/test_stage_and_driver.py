@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from exo_mesh.domain.frame import HIDDEN, Fault, Frame
+from exo_mesh.domain.frame import HIDDEN, Fault, Frame, Insert, UnknownOp
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.request import GenerateRequest, SamplingParams
 from exo_mesh.domain.tensor import Tensor
@@ -309,6 +309,25 @@ async def test_a_fault_poisons_its_sequence_only() -> None:
     assert bad.error == "bad_row", "the fault's code reaches the caller"
     assert ids(await good.collect()) == expected([5, 6], 8, 3)
     assert ring.kv_rows == 0
+
+
+async def test_an_operation_of_a_newer_version_ends_its_request_only() -> None:
+    """A driver of a newer version, in a ring with stages of today."""
+    ring, bad, good = Ring(3), Caller(), Caller()
+    ring.driver.submit(request("bad", [1, 2]), bad.mailbox)
+    ring.driver.submit(request("good", [5, 6]), good.mailbox)
+    [begin] = [op for op in ring.sent[0].ops if isinstance(op, Insert) and op.sequence == 1]
+    newer = UnknownOp("InsertWithPrefix", 1, (begin.max_tokens, [7]))
+    ring.sent[0] = ring.sent[0].changed(ops=tuple(newer if op is begin else op for op in ring.sent[0].ops))
+    ring.run()
+    await bad.collect()
+    assert bad.error == "peer_version" and "InsertWithPrefix" in bad.messages[-1].error_message
+    assert ids(await good.collect()) == expected([5, 6], 8, 3)
+    assert ring.kv_rows == 0
+    after = Caller()
+    ring.driver.submit(request("after", [5]), after.mailbox)
+    ring.run()
+    assert ids(await after.collect()) == expected([5], 8, 3), "no stage holds it against a later sequence"
 
 
 async def test_an_engine_that_raises_ends_the_rows_of_that_frame_and_the_next_request_works() -> None:

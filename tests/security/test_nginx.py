@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,51 +13,25 @@ import pytest
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.client.child_node import ChildNode
-from exo_mesh.client.local_mesh import free_port
 from exo_mesh.security.local_token import PREFIX, read_token
 from exo_mesh.security.secret import new_secret, write_new
 from tests.api.scripted_mesh import ScriptedMesh, served
-from tests.support.processes import QUIET_FLAGS, clean_environ, eventually
+from tests.support.nginx import NGINX, nginx
+from tests.support.processes import QUIET_FLAGS, clean_environ
 from tests.text.text_models import write_text_model
 
-NGINX = shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
 pytestmark = pytest.mark.skipif(NGINX is None, reason="not installed: nginx")
 
 TOKEN = PREFIX + "A" * 43
 CALLS = [("GET", "/health"), ("GET", "/state"), ("POST", "/drain"), ("DELETE", "/instance/i1")]
 STRANGER = {"open": [200, 200, 403, 403], "closed": [200, 401, 401, 401]}
-CONFIG = """
-daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
-events {{ worker_connections 64; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-    server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {upstream}; {extra} }} }}
-}}
-"""
 
 
 @contextmanager
-def nginx(folder: Path, upstream: str, extra: str = "") -> Iterator[str]:
-    """The address of an nginx before `upstream`; all its files are in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    (folder / "nginx.conf").write_text(CONFIG.format(folder=folder, port=port, upstream=upstream, extra=extra))
-    assert NGINX is not None
-    command = [NGINX, "-p", str(folder), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    try:
-        assert eventually(lambda: _answers(port)), (folder / "error.log").read_text()
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def proxied(folder: Path, upstream: str, extra: str = "") -> Iterator[str]:
+    """The address of an nginx before `upstream`."""
+    with nginx(folder, f"server {{ listen 127.0.0.1:PORT; location / {{ proxy_pass {upstream}; {extra} }} }}") as url:
+        yield url
 
 
 async def statuses(url: str, token: str = "", host: str = "") -> list[int]:
@@ -81,11 +52,11 @@ async def test_a_stranger_behind_nginx_is_no_admin(tmp_path: Path, mesh: str) ->
     access = AccessPolicy(needs_key=mesh == "closed", local_token=TOKEN)
     model_dir = write_text_model(tmp_path)
     async with served(ScriptedMesh(model_dir), ApiOptions(access=access)) as api:
-        with nginx(tmp_path / "plain", api.url) as url:
+        with proxied(tmp_path / "plain", api.url) as url:
             assert await statuses(url) == STRANGER[mesh]
             assert not api.mesh.draining and api.mesh.instances
             assert await statuses(url, TOKEN) == [200, 200, 200, 200]
-        with nginx(tmp_path / "host", api.url, "proxy_set_header Host $host;") as url:
+        with proxied(tmp_path / "host", api.url, "proxy_set_header Host $host;") as url:
             assert await statuses(url, host="mesh.example.org") == [421] * 4
             assert await statuses(url, TOKEN, host="mesh.example.org") == [200, 200, 200, 404]
 
@@ -100,7 +71,7 @@ async def test_a_stranger_behind_nginx_is_no_admin_of_a_real_node(tmp_path: Path
     try:
         api_url = node.wait_ready(60)["api_url"]
         assert urlsplit(api_url).hostname == "127.0.0.1"
-        with nginx(tmp_path / "nginx", api_url) as url:
+        with proxied(tmp_path / "nginx", api_url) as url:
             assert await statuses(url) == STRANGER[mesh]
             assert await statuses(url, read_token(home)) == [200, 200, 200, 404]
     finally:

@@ -9,12 +9,12 @@ import grpc
 import numpy as np
 import pytest
 
-from exo_mesh import PROTOCOL_VERSION
 from exo_mesh.domain.frame import HIDDEN, Frame, Row
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import Tensor
 from exo_mesh.errors import StageLostError
 from exo_mesh.proto import ring_pb2 as pb
+from exo_mesh.protocol import SPOKEN
 from exo_mesh.transport.channel_options import SERVER_OPTIONS
 from exo_mesh.transport.codec import encode_frame, encode_hello
 from exo_mesh.transport.plan_codec import ballot_to_proto
@@ -25,9 +25,7 @@ BALLOT = Ballot(2, "me")
 
 
 def hello(ballot: Ballot = BALLOT, instance: str = "i", stage: int = 0) -> pb.RingHello:
-    return pb.RingHello(
-        protocol=PROTOCOL_VERSION, instance_id=instance, ballot=ballot_to_proto(ballot), from_stage=stage
-    )
+    return pb.RingHello(protocol=SPOKEN.oldest, instance_id=instance, ballot=ballot_to_proto(ballot), from_stage=stage)
 
 
 def frame(step: int, floats: int = 16) -> Frame:
@@ -42,7 +40,7 @@ class Receiving:
         self.frames: list[Frame] = []
         self.changed = asyncio.Event()
         self.gate: asyncio.Event | None = None
-        self.receiver = RingReceiver(PROTOCOL_VERSION, "i", BALLOT, 0, self._deliver)
+        self.receiver = RingReceiver(SPOKEN, "i", BALLOT, 0, self._deliver)
         self.server: grpc.aio.Server | None = None
         self.port = 0
 

@@ -69,6 +69,7 @@ CLASSES: Mapping[str, FaultClass] = {
          f"{_AROUND}::test_a_cable_that_is_pulled_costs_an_answer_nothing_but_time",
          "mesh/test_recovery.py::test_a_node_stopped_for_ten_seconds_costs_no_token_and_nothing_is_planned_anew",
          "mesh/test_continuation.py::test_the_answer_of_a_killed_entry_peer_goes_on_at_another",
+         "faults/test_entry_peer.py::test_requests_without_a_key_end_on_all_members",
          "node/test_out_of_reach.py::test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for"),
     ),
     "F8": FaultClass(
@@ -174,8 +175,10 @@ CLASSES: Mapping[str, FaultClass] = {
     "F25": FaultClass(
         "two versions in one mesh",
         ("membership/test_service.py::test_other_namespaces_and_protocols_are_refused_with_the_reason",
-         "machine/test_this_machine.py::test_a_peer_of_an_older_version_has_one_engine_for_every_model"),
-        "no older release exists to run against",
+         "machine/test_this_machine.py::test_a_peer_of_an_older_version_has_one_engine_for_every_model",
+         "faults/test_rolling_upgrade.py::test_no_request_fails_while_three_nodes_are_upgraded",
+         "mesh/test_newer_peer.py::test_a_ring_over_both_answers_and_an_old_driver_refuses_one_request",
+         "mesh/test_newer_peer.py::test_old_stages_refuse_the_operation_of_a_newer_driver_for_its_request_only"),
     ),
     "F26": FaultClass(
         "state that only grows",

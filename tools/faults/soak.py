@@ -14,11 +14,16 @@ import psutil
 from tools.faults.drawn import HOP_S
 from tools.faults.faults import Fault, Struck, strike
 from tools.faults.invariants import check_all
+from tools.faults.keyed import KeyedClients
 from tools.faults.load import Clients
 from tools.faults.mesh import DETERMINISTIC, FaultMesh, Node, fault_mesh, wait_until
 
 PEERS, ENTRIES, STREAMS = 4, 2, 4
-"""Clients ask the first ENTRIES peers, whose nodes are never killed or stopped: a dead entry peer ends its requests."""
+"""Clients ask the first ENTRIES peers, whose nodes are never killed or stopped: they see no error."""
+
+KEYED = 2
+"""Clients that ask the other peers, and are left by them again and again. They send a request again with its
+Idempotency-Key, and lose no answer."""
 
 MAX_GROWTH_BYTES = 48 * 2**20
 """Of one node over the whole soak, after its first quarter. A mesh of the demo model takes 110 MiB a node, and what
@@ -31,12 +36,17 @@ are there twice for a moment."""
 
 @dataclass(slots=True)
 class Soak:
-    """What happened. rss: bytes of each entry node, sampled after each fault. fds: at begin and end."""
+    """What happened. rss: bytes of each entry node, sampled after each fault. fds: at begin and end.
+
+    keyed: answers of the clients with a key. troubles: what they got over.
+    """
 
     seed: int
     seconds: float = 0.0
     faults: dict[str, int] = field(default_factory=dict)
     answers: int = 0
+    keyed: int = 0
+    troubles: dict[str, int] = field(default_factory=dict)
     longest_gap_s: float = 0.0
     rss: dict[int, list[int]] = field(default_factory=dict)
     fds: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -52,6 +62,8 @@ class Soak:
             "seed": self.seed,
             "seconds": round(self.seconds),
             "answers": self.answers,
+            "keyed": self.keyed,
+            "troubles": self.troubles,
             "faults": self.faults,
             "longest_gap_s": round(self.longest_gap_s, 2),
             "growth_bytes": self.growth_bytes,
@@ -69,14 +81,18 @@ def soak(root: Path, seconds: float, seed: int) -> Soak:
         before = {node.number: _fds(node) for node in entries}
         begin = time.monotonic()
         clients = Clients(entries, STREAMS, seed)
+        keyed = KeyedClients(lambda: [node.url for node in mesh.nodes[ENTRIES:]], KEYED, seed)
         while (elapsed_s := time.monotonic() - begin) < seconds:
             clients.await_answers(rng.randrange(2, 6))
             fault = _strike_somewhere(mesh, rng, clients)
+            keyed.await_answers(1)
             result.faults[fault.value] = result.faults.get(fault.value, 0) + 1
             for node in entries:
                 result.rss.setdefault(node.number, []).append(psutil.Process(node.pid).memory_info().rss)
             print(f"{elapsed_s:6.0f} s: {fault.value}, {len(clients.answers)} answers", flush=True)
         clients.stop()
+        keyed.stop()
+        result.keyed, result.troubles = len(keyed.answers), dict(keyed.troubles)
         result.seconds = time.monotonic() - begin
         result.answers = len(clients.answers)
         result.longest_gap_s = max(answer.gap_s(answer.sent_at) for answer in clients.answers)

@@ -6,6 +6,8 @@ import http.client
 import json
 import threading
 import time
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,6 +17,14 @@ from tools.faults.mesh import MODEL, Node
 
 SILENCE_S = 120.0
 """The API says something at least every 10 s."""
+
+PATIENCE_S = 4.0
+"""Of a client that can ask another peer. While a stream waits it gets a comment every 2 s."""
+
+PAUSE_S = 0.05
+"""Of such a client between two peers."""
+
+ENTRY_LOST = ("broken_off", "node_stopping", "not_ready")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +42,13 @@ def counting(first: int, last: int) -> Question:
 
 
 class Stream:
-    """Asks at once, in a thread. `text` grows; `ended` is set after the one end: `finish` or `error`."""
+    """Asks at once, in a thread. `text` grows; `ended` is set after the one end: `finish` or `error`.
 
-    def __init__(self, node: Node, question: Question, **fields: Any) -> None:
+    elsewhere: peers that it asks for the rest, by its Idempotency-Key, once the first one has broken off, has been
+    silent for PATIENCE_S, or stops.
+    """
+
+    def __init__(self, node: Node, question: Question, *, elsewhere: Sequence[Node] = (), **fields: Any) -> None:
         self.question = question
         self.pieces: list[tuple[float, str]] = []
         """(Unix time, text)"""
@@ -49,7 +63,10 @@ class Stream:
         self.ended_at = 0.0
         body = {"model": MODEL, "messages": [{"role": "user", "content": question.text}], "temperature": 0}
         self._body = json.dumps({**body, "stream": True, **question.fields, **fields})
-        self._url = urlsplit(node.url)
+        self._urls = [node.url, *(other.url for other in elsewhere)]
+        self._key = uuid.uuid4().hex if elsewhere else ""
+        self._last_event = self._coming = ""
+        """Ids of the last event that was read, and of the one whose data comes."""
         self._changed = threading.Condition()
         threading.Thread(target=self._run, daemon=True, name="stream").start()
 
@@ -83,9 +100,30 @@ class Stream:
         return max(after - before for before, after in pairwise(times))
 
     def _run(self) -> None:
-        connection = http.client.HTTPConnection(self._url.hostname or "", self._url.port, timeout=SILENCE_S)
+        give_up_at, pause = time.monotonic() + SILENCE_S, threading.Event()
         try:
-            headers = {"Content-Type": "application/json"}
+            self._ask(self._urls[0])
+            while self._key and self.error in ENTRY_LOST and time.monotonic() < give_up_at:
+                self.error, self.num_ends = "", 0
+                pause.wait(PAUSE_S)
+                self._urls.append(self._urls.pop(0))
+                self._ask(self._urls[0])
+        finally:
+            self.ended_at = time.time()
+            with self._changed:
+                self.ended.set()
+                self._changed.notify_all()
+
+    def _ask(self, url: str) -> None:
+        address = urlsplit(url)
+        silence_s = PATIENCE_S if self._key else SILENCE_S
+        connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=silence_s)
+        headers = {"Content-Type": "application/json"}
+        if self._key:
+            headers["Idempotency-Key"] = self._key
+        if self._last_event:
+            headers["Last-Event-ID"] = self._last_event
+        try:
             connection.request("POST", "/v1/chat/completions", self._body, headers)
             reply = connection.getresponse()
             if reply.status != 200:
@@ -93,16 +131,16 @@ class Stream:
                 return
             for line in reply:
                 self._take(line)
+            if not self.num_ends:
+                self._fail({"code": "broken_off", "message": "the stream ended before the answer"})
         except (OSError, http.client.HTTPException, ValueError) as exc:
             self._fail({"code": "broken_off", "message": repr(exc)})
         finally:
             connection.close()
-            self.ended_at = time.time()
-            with self._changed:
-                self.ended.set()
-                self._changed.notify_all()
 
     def _take(self, line: bytes) -> None:
+        if line.startswith(b"id: "):
+            self._coming = line[4:].decode().strip()
         if line.startswith(b": "):
             self.comments.append(line[2:].decode().strip())
         if not line.startswith(b"data: {"):
@@ -111,6 +149,7 @@ class Stream:
         if "error" in event:
             self._fail(event["error"])
             return
+        self._last_event = self._coming
         for choice in event["choices"]:
             text, finish = choice["delta"].get("content"), choice["finish_reason"]
             with self._changed:

@@ -9,7 +9,7 @@ from exo_mesh.api.openai.lenient import refuse_unless, show_json
 from exo_mesh.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from exo_mesh.errors import InputError
 
-MAX_STOPS = 16
+MAX_STOPS = 64  # completion of code in editors sends more than 16: marks of the model and words of the language
 MAX_STOP_IDS = 64
 MAX_TOOLS = 512
 MAX_CHOICES = 128
@@ -126,6 +126,7 @@ def _check_chat(body: ChatBody) -> None:
         raise InputError(f"tools has {len(body.tools or ())} tools, but at most {MAX_TOOLS} are allowed", param="tools")
     if body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs is only allowed together with logprobs: true", param="top_logprobs")
+    _check_thinking(body)
     if not body.continue_final_message:
         return
     if body.add_generation_prompt:
@@ -137,6 +138,19 @@ def _check_chat(body: ChatBody) -> None:
             f"continue_final_message needs a last message of the assistant, not of {body.messages[-1].role}",
             param="continue_final_message",
         )
+
+
+def _check_thinking(body: ChatBody) -> None:
+    if body.reasoning is not None and body.reasoning.exclude:
+        message = "reasoning.exclude is true, which is not supported yet; it may be false"
+        raise InputError(message, param="reasoning.exclude")
+    budgets = {
+        "reasoning.max_tokens": body.reasoning.max_tokens if body.reasoning else None,
+        "thinking.budget_tokens": body.thinking.budget_tokens if body.thinking else None,
+    }
+    for name, value in budgets.items():
+        if value is not None and not 0 <= value < 2**31:
+            raise InputError(f"{name} is {show_json(value)}, but must be between 0 and {2**31 - 1}", param=name)
 
 
 def _check_logprobs_count(logprobs: int | None) -> None:

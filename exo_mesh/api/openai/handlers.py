@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from exo_mesh.api.access import CALLER
+from exo_mesh.api.access import CALLER, LOCAL
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext
 from exo_mesh.api.core.answer import Answer, AnswerStep
@@ -129,7 +129,7 @@ class OpenAIRoutes:
         delivery = delivery_of(body)
         changing = {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
         can_resume = delivery.stream and asked.num_choices == 1 and not has_several_prompts(asked)
-        key = idempotency_of(request, changing, request[CALLER].key_id, can_resume=can_resume)
+        key = idempotency_of(request, changing, self._key_scope(request), can_resume=can_resume)
         defaults = self._context.options.defaults()
         asked = with_defaults(asked, defaults, is_unlimited=asks_for_no_limit(body))
         asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
@@ -164,7 +164,17 @@ class OpenAIRoutes:
             key_id,
             b"" if key_id else hash_of_secret(new_secret(request)),
             partial(msgspec.json.encode, recipe),
+            tuple(filter(None, (request[REQUEST_ID], request.get(TRACE_ID)))),
         )
+
+    def _key_scope(self, request: web.Request) -> str:
+        """The API key that an Idempotency-Key is valid with.
+
+        Other peers do not know the local token of this node. So on an open mesh its holder asks like a caller without a
+        key, and the answer can go on at another peer.
+        """
+        caller = request[CALLER]
+        return "" if caller == LOCAL and self._context.options.access.is_open else caller.key_id
 
     def _asker(self, request: web.Request, request_id: str, priority: int, key: Idempotency | None) -> Asker:
         """Raises InputError for a priority that the caller may not ask for.

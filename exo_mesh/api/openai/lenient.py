@@ -84,28 +84,77 @@ LLAMA_CPP_AND_OLLAMA: Mapping[str, tuple[Any, ...]] = {
     "xtc_threshold": ANY,
 }
 
-CLIENTS: Mapping[str, tuple[Any, ...]] = {
-    "chat_id": ANY,
-    "session_id": ANY,
-    "extra_body": ({},),
-    "safe_prompt": (False,),
+OPENROUTER_AND_GROQ: Mapping[str, tuple[Any, ...]] = {
+    "include_reasoning": (True,),
+    "plugins": ([],),
+    "provider": ANY,  # which of many providers may answer: here is only the mesh
+    "reasoning_format": ("auto", "deepseek", "parsed"),
+    "route": ("fallback",),
+    "transforms": ([],),
 }
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {**OPENAI, **VLLM_AND_SGLANG, **LLAMA_CPP_AND_OLLAMA, **CLIENTS}
+CLIENTS: Mapping[str, tuple[Any, ...]] = {
+    "chat_id": ANY,
+    "draft_model": ANY,
+    "session_id": ANY,
+    "extra_body": ({},),
+    "parse_tool_calls": (True,),
+    "safe_prompt": (False,),
+    "tool_stream": ANY,
+    "ttl": ANY,
+}
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **OPENAI,
+    **VLLM_AND_SGLANG,
+    **LLAMA_CPP_AND_OLLAMA,
+    **OPENROUTER_AND_GROQ,
+    **CLIENTS,
+}
 """The values of each field that do nothing; null does nothing anywhere."""
 
+IN_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("id", "message_id", "messageId", "parent_id", "index", "agent", "model", "provider"), ANY),
+    **dict.fromkeys(("created", "created_at", "createdAt", "timestamp", "date", "cycle", "opts", "metadata"), ANY),
+    **dict.fromkeys(("usage", "status", "finish_reason", "logprobs", "provider_specific_fields"), ANY),
+    # what other servers give along with a thought whose text is in reasoning or reasoning_content
+    **dict.fromkeys(("reasoning_details", "reasoning_opaque", "thinking_blocks"), ANY),
+    **dict.fromkeys(("images", "files", "attachments"), ([],)),
+    **dict.fromkeys(("prefix", "partial"), (False,)),
+}
+"""The same for fields of messages: applications keep notes of their own in the messages that they send."""
 
-def without_neutral_fields(body: bytes, known: Collection[str]) -> bytes:
-    """The JSON object `body` without fields of NEUTRAL that are not `known` to its route.
+
+def without_neutral_fields(body: bytes, known: Collection[str], known_in_messages: Collection[str] = ()) -> bytes:
+    """The JSON object `body` without neutral fields that are not known to its route, also in its messages.
 
     Raises InputError for one with another value, and what msgspec raises for malformed JSON.
     """
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    for name in [name for name in fields if name in NEUTRAL and name not in known]:
-        raw, allowed = fields.pop(name), NEUTRAL[name]
-        if allowed is not ANY:
-            refuse_unless(name, msgspec.json.decode(raw), allowed)
+    _drop(fields, NEUTRAL, known, "")
+    if "messages" in known and (messages := fields.get("messages")) is not None:
+        fields["messages"] = _without_notes(messages, known_in_messages)
     return msgspec.json.encode(fields)
+
+
+def _without_notes(messages: msgspec.Raw, known: Collection[str]) -> msgspec.Raw:
+    """The messages without neutral fields. What is no list of objects comes back as it is, for the struct to refuse."""
+    try:
+        turns = msgspec.json.decode(messages, type=list[dict[str, msgspec.Raw]])
+    except msgspec.ValidationError:
+        return messages
+    for index, turn in enumerate(turns):
+        _drop(turn, IN_MESSAGES, known, f"messages[{index}].")
+    return msgspec.Raw(msgspec.json.encode(turns))
+
+
+def _drop(
+    fields: dict[str, msgspec.Raw], neutral: Mapping[str, tuple[Any, ...]], known: Collection[str], where: str
+) -> None:
+    for name in [name for name in fields if name in neutral and name not in known]:
+        raw, allowed = fields.pop(name), neutral[name]
+        if allowed is not ANY:
+            refuse_unless(where + name, msgspec.json.decode(raw), allowed)
 
 
 def refuse_unless(name: str, value: Any, allowed: Collection[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -9,6 +10,9 @@ import msgspec
 from exo_mesh.api.core.request import ToolCall, Turn
 from exo_mesh.api.openai.schema import Message
 from exo_mesh.errors import InputError
+
+INVALID = "invalid_arguments"
+"""The name under which templates get the arguments of a call that are no JSON object."""
 
 
 def turns_of(messages: list[Message]) -> tuple[Turn, ...]:
@@ -20,31 +24,63 @@ def _turn(message: Message, where: str) -> Turn:
     if message.tool_calls and message.role != "assistant":
         raise InputError(f"{where}.tool_calls: only the assistant calls tools", param=f"{where}.tool_calls")
     calls = [_tool_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
-    text, has_cache_marks = _content(message, where)
-    reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    return Turn(message.role, text, where, message.name, tuple(calls), message.tool_call_id, reasoning, has_cache_marks)
+    said = _said(message, where)
+    given = (message.reasoning_content, message.reasoning, message.thinking, said.thought)
+    reasoning = next((text for text in given if text is not None), None)
+    has_cache_marks = said.has_cache_marks or message.cache_control is not None
+    return Turn(
+        message.role, said.text, where, message.name, tuple(calls), message.tool_call_id, reasoning, has_cache_marks
+    )
 
 
-def _content(message: Message, where: str) -> tuple[str, bool]:
-    """The text, and whether the client marks in it up to where its prompt is cached. Parts are joined by newlines, as
-    other servers do for templates that know strings only."""
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """The content of a message. has_cache_marks: the client marks in it up to where its prompt is cached."""
+
+    text: str
+    thought: str | None = None
+    has_cache_marks: bool = False
+
+
+def _said(message: Message, where: str) -> _Said:
+    """Texts of parts are joined by newlines, as other servers do for templates that know strings only.
+
+    An assistant that was stopped before its first word, or that only thought or called tools, and a tool without output
+    have no content.
+    """
     if message.content is None:
-        if message.role == "assistant" and message.tool_calls:
-            return "", False
+        if message.role in ("assistant", "tool"):
+            return _Said(message.refusal or "")
         raise InputError(f"{where}.content is missing", param=f"{where}.content")
     if isinstance(message.content, str):
-        return message.content, False
+        return _Said(message.content or message.refusal or "")
     texts: list[str] = []
-    has_cache_marks = False
+    thoughts: list[str] = []
     for index, part in enumerate(message.content):
-        place = f"{where}.content[{index}]"
-        if part.get("type") != "text":
-            raise InputError(f"{place}: parts of type {part.get('type')!r} are not supported; text is", param=place)
-        if not isinstance(part.get("text"), str) or part.keys() - {"type", "text", "cache_control"}:
-            raise InputError(f"{place}: a text part has exactly `type` and `text`, which is a string", param=place)
-        texts.append(part["text"])
-        has_cache_marks |= part.get("cache_control") is not None
-    return "\n".join(texts), has_cache_marks
+        is_thought, text = _part(part, message.role == "assistant", f"{where}.content[{index}]")
+        (thoughts if is_thought else texts).append(text)
+    has_cache_marks = any(part.get("cache_control") is not None for part in message.content)
+    return _Said("\n".join(texts), "\n".join(thoughts) if thoughts else None, has_cache_marks)
+
+
+_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text"}
+_TEXT_OF_ASSISTANT = {**_TEXT_OF, "refusal": "refusal", "thinking": "thinking", "reasoning": "text"}
+_THOUGHTS = ("thinking", "reasoning")
+_PART_NOTES = {"type", "id", "annotations", "logprobs", "metadata", "cache_control", "signature"}
+
+
+def _part(part: dict[str, Any], is_assistant: bool, where: str) -> tuple[bool, str]:
+    """Whether it is a thought, and its text. Parts with names of OpenAI's responses come from clients of both APIs."""
+    kind = part.get("type")
+    known = _TEXT_OF_ASSISTANT if is_assistant else _TEXT_OF
+    if not isinstance(kind, str) or kind not in known:
+        raise InputError(f"{where}: parts of type {kind!r} are not supported; text is", param=where)
+    text = part.get(known[kind])
+    if not isinstance(text, str):
+        raise InputError(f"{where}: a part of type {kind!r} has a string `{known[kind]}`", param=where)
+    if unknown := sorted(part.keys() - {known[kind]} - _PART_NOTES):
+        raise InputError(f"{where}.{unknown[0]}: exo-mesh does not support this field", param=f"{where}.{unknown[0]}")
+    return kind in _THOUGHTS, text
 
 
 def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
@@ -53,11 +89,23 @@ def _tool_call(call: dict[str, Any], where: str) -> ToolCall:
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InputError(f"{where}: a tool call has a `function` with a `name`", param=where)
     arguments, call_id = function.get("arguments"), call.get("id")
-    if isinstance(arguments, str):
-        try:
-            arguments = msgspec.json.decode(arguments or "{}")
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
-            raise InputError(f"{where}.function.arguments is not valid JSON: {exc}", param=where) from exc
     if not isinstance(call_id, str | None):
         raise InputError(f"{where}.id is not a string", param=f"{where}.id")
-    return ToolCall(call_id or "", function["name"], {} if arguments is None else arguments)
+    return ToolCall(call_id or "", function["name"], _object_of(arguments))
+
+
+def _object_of(arguments: Any) -> dict[str, Any]:
+    """The arguments as an object, whatever the model wrote.
+
+    A model's call may be malformed, or cut by a limit of tokens. Clients send it back with every later request, and a
+    conversation must not end there: the model then sees what it wrote under the name INVALID.
+    """
+    decoded = arguments
+    if isinstance(arguments, str):
+        try:
+            decoded = msgspec.json.decode(arguments or "{}")
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return {INVALID: arguments}
+    if decoded is None:
+        return {}
+    return decoded if isinstance(decoded, dict) else {INVALID: arguments}

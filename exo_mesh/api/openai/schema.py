@@ -26,7 +26,10 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One turn. Clients send assistant replies back as they got them, with their empty fields."""
+    """One turn. Clients send assistant replies back as they got them, with their empty fields.
+
+    reasoning_content, reasoning and thinking name one thing. refusal: what the assistant said instead of content.
+    """
 
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
@@ -35,10 +38,12 @@ class Message(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    refusal: None = None
+    thinking: str | None = None
+    refusal: str | None = None
     audio: None = None
     function_call: None = None
     annotations: list[Any] | None = None
+    cache_control: dict[str, Any] | None = None
 
 
 class FunctionBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +110,34 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     json_object: bool | None = None
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model shall think, as OpenRouter has it. The thought is always part of the reply, so only exclude: false
+    and the hints about a summary are honoured."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: int | None = None
+    exclude: bool | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ThinkingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the model shall think, as DeepSeek, Kimi, Z.ai and Anthropic have it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: int | None = None
+
+
+class UsageBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether a stream ends with the numbers of tokens, as OpenRouter has it; a whole reply always has them."""
+
+    include: bool | None = None
+
+
 class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What chat and plain completions have in common. None is the same as absent everywhere."""
 
@@ -158,7 +191,11 @@ class ChatBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningBody | None = None
+    thinking: ThinkingBody | None = None
+    think: bool | Effort | None = None
+    usage: UsageBody | None = None
     enable_thinking: bool | None = None
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None
@@ -179,7 +216,9 @@ class CompletionBody(GenerationBody, kw_only=True, forbid_unknown_fields=True):
 
 def decode_generation_body(body: bytes, kind: type[G]) -> G:
     """The body as a struct, without fields that change nothing. Raises InputError that names the field at fault."""
-    return decode_body(body, kind, lambda text: without_neutral_fields(text, kind.__struct_fields__))
+    return decode_body(
+        body, kind, lambda text: without_neutral_fields(text, kind.__struct_fields__, Message.__struct_fields__)
+    )
 
 
 G = TypeVar("G", bound=GenerationBody)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from exo_mesh.api.core.request import (
     Conversation,
     FieldNames,
@@ -24,6 +26,7 @@ from exo_mesh.api.openai.schema import (
     GenerationBody,
     GrammarBody,
     NamedTool,
+    ReasoningBody,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
@@ -39,14 +42,12 @@ COMPLETION_MAX_TOKENS = 16  # what OpenAI documents for /v1/completions
 def neutral_chat(body: ChatBody) -> NeutralRequest:
     """Raises InputError that names the field at fault."""
     variables = dict(body.chat_template_kwargs or {})
-    enabled = body.enable_thinking
-    thinking = Thinking(enabled, body.reasoning_effort, _first(body.thinking_budget, body.thinking_token_budget))
     conversation = Conversation(
         turns_of(body.messages),
         tuple(_tool(tool, index) for index, tool in enumerate(body.tools or ())),
         _tool_choice(body),
         body.parallel_tool_calls is not False,
-        thinking,
+        thinking_of(body),
         variables,
         bool(body.continue_final_message),
         body.add_generation_prompt,
@@ -64,6 +65,23 @@ def neutral_chat(body: ChatBody) -> NeutralRequest:
         prompt_logprobs=body.prompt_logprobs,
         names=_names(field),
         **_common(body),
+    )
+
+
+def thinking_of(body: ChatBody) -> Thinking:
+    """How the model shall think, from all the fields that servers have for it. Of several, the first here decides."""
+    reasoning, thinking, think = body.reasoning or ReasoningBody(), body.thinking, body.think
+    asked = None if thinking is None or thinking.type in ("adaptive", "auto") else thinking.type == "enabled"
+    as_ollama = think if isinstance(think, bool) else None
+    return Thinking(
+        _first(body.enable_thinking, reasoning.enabled, asked, as_ollama),
+        _first(body.reasoning_effort, reasoning.effort, think if isinstance(think, str) else None),
+        _first(
+            body.thinking_budget,
+            body.thinking_token_budget,
+            reasoning.max_tokens,
+            thinking.budget_tokens if thinking else None,
+        ),
     )
 
 
@@ -97,6 +115,8 @@ def delivery_of(body: GenerationBody) -> Delivery:
     shows_logprobs = body.logprobs is not None and body.logprobs is not False
     shows_timings = bool(body.timings or body.timings_per_token)
     options = body.stream_options or StreamOptions()
+    if isinstance(body, ChatBody) and body.usage is not None and body.usage.include:
+        options = msgspec.structs.replace(options, include_usage=True)
     shows_scores = body.prompt_logprobs is not None
     return Delivery(bool(body.stream), options, names_tier, shows_logprobs, shows_scores, shows_timings)
 

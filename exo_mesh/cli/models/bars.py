@@ -58,7 +58,8 @@ class Bars:
         rows = {_key(entry): (label(entry), entry["done_bytes"], entry["total_bytes"]) for entry in downloads}
         texts = {_key(entry): figures(entry) for entry in downloads}
         if phase:
-            rows[""] = phase_row(phase)
+            rows[""] = row = phase_row(phase)
+            texts[""] = f"{100 * row[1] // row[2]} %" if row[2] else ""
         for key in self._tasks.keys() - rows.keys():
             progress.update(self._tasks[key], visible=False)
         for key, (text, done, total) in rows.items():
@@ -76,13 +77,12 @@ class Bars:
     def _started(self) -> Any:
         if self._progress is None:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
             console = Console(file=self._stream, highlight=False)
             texts = [TextColumn("{task.description}", markup=False), TextColumn("{task.fields[figures]}", markup=False)]
-            self._progress = Progress(
-                texts[0], BarColumn(), texts[1], console=console, transient=not self._keeps, refresh_per_second=4
-            )
+            columns = [SpinnerColumn(finished_text=" "), texts[0], BarColumn(), texts[1]]
+            self._progress = Progress(*columns, console=console, transient=not self._keeps, refresh_per_second=8)
             self._progress.start()
         return self._progress
 

@@ -9,7 +9,8 @@ from typing import Any, Self
 
 from exo_mesh.cli.models.bars import Bars
 from exo_mesh.cli.models.facts import UNFINISHED
-from exo_mesh.client.api_client import ApiClient
+from exo_mesh.cli.tables import peer_names, ring_line
+from exo_mesh.client.mesh_nodes import MeshNodes
 from exo_mesh.errors import MeshError
 
 _POLL_S = 0.5
@@ -22,11 +23,12 @@ class WaitingScreen:
     """Shows on standard error what a request waits for, until `end`. A thread of its own asks the node: while a model
     is looked up at the hub, the request itself says nothing yet."""
 
-    def __init__(self, client: ApiClient, model: str) -> None:
-        self._client = client
+    def __init__(self, members: MeshNodes, model: str) -> None:
+        self._members = members
         self._model = model
         self._bars = Bars(sys.stderr, keeps=False)
-        self._phase = ""
+        self._phase = "waiting for the model"
+        self._is_unknown = True
         self._fetching: dict[tuple[str, str], dict[str, Any]] = {}
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -47,7 +49,9 @@ class WaitingScreen:
 
     def comment(self, text: str) -> None:
         """Take a comment of the request's stream."""
-        self._phase = "" if text.partition(" ")[0] in _QUIET else text
+        says_less = text == "loading" and self._phase.startswith("loading:")
+        if text.partition(" ")[0] not in _QUIET and not says_less:
+            self._is_unknown, self._phase = False, text
 
     def end(self) -> None:
         """The first token is there: clear the screen. May be called again."""
@@ -58,12 +62,28 @@ class WaitingScreen:
     def _watch(self) -> None:
         while not self._ended.wait(_POLL_S):
             try:
-                downloads = self._client.get("/v1/download/progress", _DEADLINE_S)["data"]
+                downloads = self._members.client.get("/v1/download/progress", _DEADLINE_S)["data"]
+                if self._is_unknown and sys.stderr.isatty():
+                    self._guess_phase()
             except MeshError:
                 continue  # the request itself will say what is wrong
             with self._lock:
                 if not self._ended.is_set():
                     self._show(downloads)
+
+    def _guess_phase(self) -> None:
+        """What a node says before the first comment of the stream."""
+        state = self._members.client.get("/state", _DEADLINE_S)
+        names = peer_names(state)
+        found = [one for one in state["view"]["instances"] if one["model"] == self._model]
+        if not found:
+            phase = "looking for a place for the model"
+        elif any(one.get("state") == "ready" for one in found):
+            phase = "waiting for the first token"
+        else:
+            phase = f"loading: {ring_line(found[0], names)}"
+        if self._is_unknown:
+            self._phase = phase
 
     def _show(self, downloads: list[dict[str, Any]]) -> None:
         """Downloads that were under way at some time since the question, and what is done besides."""

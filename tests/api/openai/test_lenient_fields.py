@@ -65,9 +65,22 @@ ACCEPTED: list[dict[str, Any]] = [
     {"timings_per_token": False},
     {"keep_alive": "5m"},
     {"options": {}},
+    # OpenRouter, Groq, DeepSeek, Kimi and Z.ai
+    {"usage": {"include": True}},
+    {"provider": {"sort": "throughput"}, "route": "fallback", "transforms": [], "plugins": []},
+    {"include_reasoning": True, "reasoning_format": "parsed"},
+    {"reasoning": {"effort": "low", "exclude": False}},
+    {"reasoning": {"enabled": False, "max_tokens": 100}},
+    {"thinking": {"type": "disabled"}},
+    {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+    {"think": False},
+    {"think": "high"},
     # applications
     {"session_id": "s", "chat_id": "c"},
     {"safe_prompt": False},
+    {"tool_stream": True, "parse_tool_calls": True},
+    {"ttl": 300, "draft_model": "small"},
+    {"stop": [f"<mark-{i}>" for i in range(64)]},
 ]
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -100,6 +113,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 0}, "max_tokens", "between 1"),
     ({"max_tokens": -2}, "max_tokens", "or -1 for no limit"),
     ({"extra_body": {"top_k": 3}}, "extra_body", "it may be {}"),
+    ({"include_reasoning": False}, "include_reasoning", "it may be true"),
+    ({"reasoning_format": "hidden"}, "reasoning_format", 'it may be "auto"'),
+    ({"reasoning": {"exclude": True}}, "reasoning.exclude", "it may be false"),
+    ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens", "between 0"),
+    ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens", "between 0"),
+    ({"transforms": ["middle-out"]}, "transforms", "it may be []"),
+    ({"think": "deeply"}, "think", "deeply"),
 ]
 
 

@@ -46,7 +46,7 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
         ({"seed": 10**4000}, "seed", ""),
         ({"n": 0}, "n", "0 between 1 and 128"),
         ({"n": True}, "n", "bool"),
-        ({"stop": ["a"] * 17}, "stop", "17 at most 16"),
+        ({"stop": ["a"] * 65}, "stop", "65 at most 64"),
         ({"stop": ""}, "stop", "0 characters"),
         ({"stop": "x" * 1025}, "stop", "1025"),
         ({"stop": [1]}, "stop[0]", "got `int`"),

@@ -1,0 +1,1 @@
+"""`exo-mesh run`: questions, conversations, and what they look like in a terminal."""

@@ -1,0 +1,145 @@
+"""Follows an answer to its end, also when the node that gives it dies: then another member goes on with it.
+
+Each attempt carries the same Idempotency-Key and asks for the whole answer, which the mesh sends at once as far as it
+was computed; what was shown already is left out. docs/continuation.md has the contract.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from exo_mesh.cli.chat.answer import PATH, AnswerSoFar, ChatAnswer, body_of
+from exo_mesh.client.api_client import STREAM_SILENCE_S, ApiClient, NoNodeError
+from exo_mesh.client.mesh_nodes import MeshNodes
+from exo_mesh.errors import (
+    DeadlineError,
+    MeshError,
+    NodeStoppingError,
+    NotReadyError,
+    OverloadError,
+    StageLostError,
+    TransportError,
+    UnknownModelError,
+)
+
+SILENCE_S = 15.0
+"""A node sends a comment every 2 s while an answer waits; this much silence of a loaded model means that it is gone."""
+PATIENCE_S = 90.0
+"""Give up when nothing new has come for this long after a failure."""
+PAUSE_S = 0.7
+"""Between two rounds over all members."""
+
+_MOVES = (TransportError, DeadlineError, NodeStoppingError, NotReadyError)
+"""Another member may do it."""
+_WAITS = (OverloadError, UnknownModelError, StageLostError)
+"""Passes by itself once an answer has begun: the other members are about to notice what happened."""
+
+
+class AnswerSink(Protocol):
+    """Where an answer is shown as it comes."""
+
+    def text(self, piece: str) -> None: ...
+
+    def reasoning(self, piece: str) -> None: ...
+
+    def waiting(self, what: str) -> None: ...
+
+    def restarted(self) -> None:
+        """What was shown is void: the answer had to be computed again and is another one. May raise MeshError."""
+
+
+def follow(
+    members: MeshNodes,
+    model: str,
+    messages: Sequence[Mapping[str, str]],
+    parameters: Mapping[str, Any],
+    sink: AnswerSink,
+    *,
+    is_loaded: bool = False,
+) -> ChatAnswer:
+    """Ask, show each piece once, and return the whole answer. Raises MeshError if no member can finish it.
+
+    is_loaded: the model answers at once, so that silence has a meaning from the beginning on.
+    """
+    following = _Following(body_of(model, messages, parameters), sink, is_loaded)
+    while True:
+        client = members.client
+        try:
+            return following.attempt(client)
+        except MeshError as exc:
+            if not following.may_go_on(exc, len(members)):
+                raise
+            sink.waiting(f"{members.name_of(client)} is gone, asking another member")
+            members.leave(client)
+            following.pause(len(members))
+
+
+class _Following:
+    """The attempts of one question."""
+
+    def __init__(self, body: dict[str, Any], sink: AnswerSink, is_loaded: bool) -> None:
+        self._body = body
+        self._sink = sink
+        self._headers = {"Idempotency-Key": str(uuid.uuid4())}
+        self._silence_s = SILENCE_S if is_loaded else STREAM_SILENCE_S
+        self._shown = AnswerSoFar()
+        self._began = time.monotonic()
+        self._failing_since: float | None = None
+        self._first: float | None = None
+        self._num_attempts = 0
+
+    def attempt(self, client: ApiClient) -> ChatAnswer:
+        """One try at one node."""
+        self._num_attempts += 1
+        made = AnswerSoFar()
+        for event in client.stream(
+            PATH, self._body, self._sink.waiting, headers=self._headers, silence_s=self._silence_s
+        ):
+            self._silence_s = SILENCE_S
+            made.add(event)
+            self._show(made)
+        return made.answer(self._began, self._first, time.monotonic())
+
+    def may_go_on(self, error: MeshError, num_members: int) -> bool:
+        """Whether another attempt makes sense."""
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since > PATIENCE_S:
+            return False
+        if isinstance(error, NoNodeError) and num_members == 1:
+            return False
+        has_begun = self._num_attempts > 1 or bool(self._shown.text or self._shown.reasoning)
+        if isinstance(error, _MOVES):
+            return has_begun or num_members > 1
+        return has_begun and isinstance(error, _WAITS)
+
+    def pause(self, num_members: int) -> None:
+        """Wait after each round, so that a mesh in which nobody can answer is not asked all the time."""
+        if self._num_attempts % num_members == 0:
+            time.sleep(PAUSE_S)
+
+    def _show(self, made: AnswerSoFar) -> None:
+        """Show what of `made` was not shown yet."""
+        if not (made.text or made.reasoning):
+            return
+        self._first = self._first or time.monotonic()
+        shown = self._shown
+        if not (_agree(made.text, shown.text) and _agree(made.reasoning, shown.reasoning)):
+            self._sink.restarted()
+            shown.text = shown.reasoning = ""
+        if piece := made.reasoning[len(shown.reasoning) :]:
+            self._failing_since = None
+            shown.reasoning += piece
+            self._sink.reasoning(piece)
+        if piece := made.text[len(shown.text) :]:
+            self._failing_since = None
+            shown.text += piece
+            self._sink.text(piece)
+
+
+def _agree(one: str, other: str) -> bool:
+    """Whether one of the two is the beginning of the other."""
+    return one.startswith(other) or other.startswith(one)

@@ -1,0 +1,158 @@
+"""Where an answer goes as it comes: a terminal with markdown, plain text, or nowhere."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from exo_mesh.cli.models.waiting import WaitingScreen
+from exo_mesh.client.mesh_nodes import MeshNodes
+from exo_mesh.errors import MeshError
+from exo_mesh.printable import escaped
+
+if TYPE_CHECKING:
+    from exo_mesh.cli.chat.markdown import MarkdownWriter
+
+
+class SilentSink:
+    """For --json, which prints one object at the end. Base of the others; each is used for one answer, in a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def text(self, piece: str) -> None:
+        """A piece of the answer."""
+
+    def reasoning(self, piece: str) -> None:
+        """A piece of the thoughts before it."""
+
+    def waiting(self, what: str) -> None:
+        """What the answer waits for."""
+
+    def restarted(self) -> None:
+        """All that came is void; the answer begins again."""
+
+    def close(self) -> None:
+        """The answer has ended, or was stopped."""
+
+
+class PlainSink(SilentSink):
+    """The text of the answer as it is, without its thoughts; what is waited for on standard error."""
+
+    def __init__(self, members: MeshNodes, model: str, kept: list[str], *, is_terminal: bool) -> None:
+        """kept: gets the pieces of the text. is_terminal: control characters are shown, not obeyed."""
+        self._kept = kept
+        self._waiting = WaitingScreen(members, model)
+        self._is_terminal = is_terminal
+
+    def __enter__(self) -> Self:
+        self._waiting.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        if kind is None or self._kept:
+            self.end_line()
+        self._waiting.__exit__(kind, error, trace)
+
+    def text(self, piece: str) -> None:
+        """Written at once."""
+        self._kept.append(piece)
+        self._waiting.end()
+        sys.stdout.write(escaped(piece.expandtabs(4), keep_newlines=True) if self._is_terminal else piece)
+        sys.stdout.flush()
+
+    def waiting(self, what: str) -> None:
+        """Shown until the first token."""
+        self._waiting.comment(what)
+
+    def restarted(self) -> None:
+        """What a pipe has got cannot be taken back."""
+        raise MeshError("the answer was computed again and differs from what was printed; ask once more")
+
+    def close(self) -> None:
+        """Nothing is waited for any more."""
+        self._waiting.end()
+
+    def end_line(self) -> None:
+        """Models do not end their last line."""
+        print(flush=True)
+
+
+class TerminalSink(PlainSink):
+    """Markdown, with the thoughts of the model dimmed above it."""
+
+    def __init__(self, members: MeshNodes, model: str, kept: list[str]) -> None:
+        from rich.console import Console
+
+        from exo_mesh.cli.chat.markdown import MarkdownWriter
+
+        super().__init__(members, model, kept, is_terminal=True)
+        self._console = Console(highlight=False, soft_wrap=False)
+        self._make_writer = partial(MarkdownWriter, self._console)
+        self._writer: MarkdownWriter | None = None
+        self._is_thinking = False
+
+    def text(self, piece: str) -> None:
+        """A new block is drawn as it grows."""
+        self._kept.append(piece)
+        self._waiting.end()
+        self._end_thoughts()
+        if self._writer is None:
+            self._writer = self._make_writer()
+        self._writer.write(piece)
+
+    def reasoning(self, piece: str) -> None:
+        """Dimmed, as plain text."""
+        from rich.text import Text
+
+        self._waiting.end()
+        self._end_text()
+        if not self._is_thinking:
+            self._is_thinking = True
+            piece = piece.lstrip("\n")
+        shown = escaped(piece.expandtabs(4), keep_newlines=True)
+        self._console.print(Text(shown, style="dim italic"), end="", soft_wrap=True)
+
+    def restarted(self) -> None:
+        """Say so, and begin below."""
+        from rich.text import Text
+
+        self._kept.clear()
+        self.close()
+        self._console.print(Text("(that answer is lost; another member computes it again)", style="yellow"))
+
+    def waiting(self, what: str) -> None:
+        """Shown until the first token, and again below the answer when it does not go on."""
+        if self._writer is not None:
+            self._writer.note("" if what == "keep-alive" else what)
+        elif not self._is_thinking:
+            super().waiting(what)
+
+    def close(self) -> None:
+        """Prints what is not drawn yet."""
+        self._waiting.end()
+        self._end_thoughts()
+        self._end_text()
+
+    def end_line(self) -> None:
+        """Blocks of markdown end with one."""
+
+    def _end_thoughts(self) -> None:
+        if self._is_thinking:
+            self._is_thinking = False
+            self._console.print("\n")
+
+    def _end_text(self) -> None:
+        if self._writer is not None:
+            self._writer.end()
+            self._writer = None

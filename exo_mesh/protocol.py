@@ -1,0 +1,31 @@
+"""Versions of the peer-to-peer protocol: each side speaks a range, and two sides use the newest that both speak."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION
+
+
+class ProtocolRange(NamedTuple):
+    """Versions from `oldest` to `newest`, both included."""
+
+    oldest: int
+    newest: int
+
+    @classmethod
+    def said(cls, oldest: int, newest: int) -> ProtocolRange:
+        """The range in a message. Packages before version 5 say one number: `newest` is then 0."""
+        return cls(oldest, max(oldest, newest))
+
+    def agreed(self, other: ProtocolRange) -> int | None:
+        """The version that the two use with each other; None if they have none in common."""
+        newest = min(self.newest, other.newest)
+        return newest if newest >= max(self.oldest, other.oldest) else None
+
+    def __str__(self) -> str:
+        return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+
+
+SPOKEN = ProtocolRange(OLDEST_PROTOCOL, PROTOCOL_VERSION)
+"""What this package speaks."""

@@ -1,0 +1,1 @@
+"""aider's one-shot edit, with a tiny model that is trained on what aider really sends."""
