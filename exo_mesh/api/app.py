@@ -36,6 +36,7 @@ from exo_mesh.api.seed_routes import SeedRoutes
 from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
+from exo_mesh.api.trace_routes import TraceRoutes
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.api.web.live_routes import LiveRoutes
 from exo_mesh.api.web.page_routes import PageRoutes
@@ -119,6 +120,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *TextRoutes(context).table(),
         *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),
+        *TraceRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),
         *KeyRoutes(context).table(),

@@ -116,6 +116,7 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "usable_bytes": reading.usable_bytes,
         "total_bytes": reading.total_bytes,
         "reserved_bytes": reading.reserved_bytes,
+        "headroom_bytes": reading.headroom_bytes,
         "load": round(reading.load, 2),
         "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
         "tokens": dict(sorted(reading.tokens.items())),

@@ -31,6 +31,7 @@ from exo_mesh.hosting.own_reading import own_reading
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.stage_host import HostLimits
+from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.instances.previews import preview, previews, with_peer_ids
@@ -222,7 +223,7 @@ class Node:
             models.self_tests,
             self._owning.instances,
             self._serving.journal,
-            self.observation.diagnostics,
+            self.observation.inspection,
             self.keys,
             self._desk,
             models.shelf,
@@ -313,6 +314,7 @@ class Node:
         keep(self.keys.keep, "API keys")
         keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
+        keep(self.inspection.keep_traces, "traces")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
             renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
@@ -427,6 +429,10 @@ class Node:
             return max(instance.plan.context_limit for instance in placed)
         card = await self._models.catalogue.card(name)
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
+
+    @property
+    def inspection(self) -> Inspection:
+        return self.observation.inspection
 
     @property
     def streams(self) -> StreamDesk:

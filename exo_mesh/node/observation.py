@@ -12,6 +12,7 @@ from exo_mesh.clock import monotonic
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.instances import Instances
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
@@ -24,10 +25,8 @@ from exo_mesh.node.describe import (
     describe_topology,
     describe_view,
 )
-from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.health import Health
 from exo_mesh.serving.parts import ServingParts
-from exo_mesh.serving.traces import chrome_trace
 from exo_mesh.settings.config import Settings
 
 
@@ -53,15 +52,7 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
-        self.diagnostics = Diagnostics(
-            membership,
-            hosting.keeping.flights,
-            serving.journal,
-            hosting.monitor,
-            disk,
-            self._host.beats,
-            self.health,
-        )
+        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health)
 
     def state(self) -> dict[str, Any]:
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]
@@ -169,13 +160,6 @@ class Observation:
     def request_stats(self) -> dict[str, Any]:
         return self._serving.journal.history.stats()
 
-    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
-        return [trace.describe() for trace in self._serving.router.traces.all(key_id)]
-
-    def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
-        found = self._serving.router.traces.find(wanted, key_id)
-        return None if found is None else chrome_trace(found)
-
     # memory
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
@@ -190,14 +174,3 @@ class Observation:
 
     def memory_live(self) -> list[dict[str, float]]:
         return [snapshot.describe() for snapshot in self._hosting.monitor.kept]
-
-    # what went wrong
-
-    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        return await self.diagnostics.of(peer_id)
-
-    async def cluster_diagnostics(self) -> dict[str, Any]:
-        return await self.diagnostics.cluster()
-
-    async def cluster_timeline(self) -> dict[str, Any]:
-        return await self.diagnostics.cluster_timeline()

@@ -780,18 +780,22 @@ class ReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("request_id", "key_id")
+    __slots__ = ("request_id", "key_id", "instance_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     key_id: str
-    def __init__(self, request_id: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
+    instance_id: str
+    def __init__(self, request_id: _Optional[str] = ..., key_id: _Optional[str] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class CancelReply(_message.Message):
-    __slots__ = ("found",)
+    __slots__ = ("found", "count")
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     found: bool
-    def __init__(self, found: bool = ...) -> None: ...
+    count: int
+    def __init__(self, found: bool = ..., count: _Optional[int] = ...) -> None: ...
 
 class StreamViewer(_message.Message):
     __slots__ = ("key_id", "secret_hash")
@@ -928,6 +932,46 @@ class DiagnoseRequest(_message.Message):
     def __init__(self, timeline: bool = ...) -> None: ...
 
 class DiagnoseReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class ReadTracesRequest(_message.Message):
+    __slots__ = ("key_id", "id")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    id: str
+    def __init__(self, key_id: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ReadTracesReply(_message.Message):
+    __slots__ = ("traces",)
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    traces: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, traces: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class DeleteTracesRequest(_message.Message):
+    __slots__ = ("trace_ids", "all")
+    TRACE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    trace_ids: _containers.RepeatedScalarFieldContainer[str]
+    all: bool
+    def __init__(self, trace_ids: _Optional[_Iterable[str]] = ..., all: bool = ...) -> None: ...
+
+class DeleteTracesReply(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class CaptureRequest(_message.Message):
+    __slots__ = ("runner",)
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    runner: str
+    def __init__(self, runner: _Optional[str] = ...) -> None: ...
+
+class CaptureReply(_message.Message):
     __slots__ = ("json",)
     JSON_FIELD_NUMBER: _ClassVar[int]
     json: bytes

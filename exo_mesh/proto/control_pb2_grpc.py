@@ -144,6 +144,21 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.FromString,
                 _registered_method=True)
+        self.ReadTraces = channel.unary_unary(
+                '/exo_mesh.Control/ReadTraces',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesReply.FromString,
+                _registered_method=True)
+        self.DeleteTraces = channel.unary_unary(
+                '/exo_mesh.Control/DeleteTraces',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesReply.FromString,
+                _registered_method=True)
+        self.Capture = channel.unary_unary(
+                '/exo_mesh.Control/Capture',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.CaptureRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.CaptureReply.FromString,
+                _registered_method=True)
         self.ShareKeys = channel.unary_unary(
                 '/exo_mesh.Control/ShareKeys',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.ShareKeysRequest.SerializeToString,
@@ -266,7 +281,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels a request that entered at this peer.
+        """Cancels a request that entered at this peer, or those that run on an instance.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -323,6 +338,27 @@ class ControlServicer(object):
 
     def Diagnose(self, request, context):
         """What this peer can tell of itself when something is wrong; numbers and names only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadTraces(self, request, context):
+        """The traced requests that entered at this peer, or one of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTraces(self, request, context):
+        """Deletes traces that this peer keeps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Capture(self, request, context):
+        """Stacks and memory maps of this node and its runners, taken now; no values of variables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -475,6 +511,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Diagnose,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.SerializeToString,
+            ),
+            'ReadTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadTraces,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesReply.SerializeToString,
+            ),
+            'DeleteTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTraces,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesReply.SerializeToString,
+            ),
+            'Capture': grpc.unary_unary_rpc_method_handler(
+                    servicer.Capture,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.CaptureRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.CaptureReply.SerializeToString,
             ),
             'ShareKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.ShareKeys,
@@ -1096,6 +1147,87 @@ class Control(object):
             '/exo_mesh.Control/Diagnose',
             exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/ReadTraces',
+            exo__mesh_dot_proto_dot_control__pb2.ReadTracesRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.ReadTracesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/DeleteTraces',
+            exo__mesh_dot_proto_dot_control__pb2.DeleteTracesRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DeleteTracesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Capture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Capture',
+            exo__mesh_dot_proto_dot_control__pb2.CaptureRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.CaptureReply.FromString,
             options,
             channel_credentials,
             insecure,

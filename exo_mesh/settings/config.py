@@ -121,6 +121,8 @@ class Settings:
     response_timeout: int = 300
     stop_grace: int = 30
     trace_sample: float = 0.01
+    trace_retention_days: int = 3
+    hang_debug: int = 0
     request_log: str = "logs/requests.jsonl"
     request_log_max: int = 10_000
     wait_for_peers: int = 0
@@ -353,6 +355,10 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 86400), toml=(int,)),
         Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
                 values.share, toml=(int, float)),
+        Setting("trace_retention_days", "DAYS", "how long traces are kept; 0: until newer ones need their place",
+                values.whole(0, 36_500), toml=(int,)),
+        Setting("hang_debug", "SECONDS", "log the stacks of a runner that makes no progress, so often; 0: never",
+                values.whole(0, 86400), toml=(int,)),
         Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",
                 values.matching(r"\S.*", "a file, or none")),
         Setting("request_log_max", "N", "how many of the last requests are kept in memory, for /requests/recent",

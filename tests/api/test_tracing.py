@@ -44,7 +44,7 @@ async def test_the_reply_names_the_trace_and_the_trace_is_found_by_it(api: Serve
     async with api.http.post("/v1/chat/completions", json=body) as reply:
         assert "x-trace-id" not in reply.headers
     async with api.http.get("/v1/traces") as reply:
-        assert (await reply.json())["data"] == [{"trace_id": ID}]
+        assert [row["trace_id"] for row in (await reply.json())["data"]] == [ID]
     async with api.http.get(f"/v1/traces/{ID}") as reply:
         assert reply.status == 200
     async with api.http.get("/v1/traces/unknown") as reply:

@@ -49,8 +49,16 @@ READ = {
     "/queue",
     "/requests/recent",
     "/requests/stats",
+    "/v1/tracing",
     "/v1/traces",
     "/v1/traces/{id}",
+    "/v1/traces/{id}/stats",
+    "/v1/traces/{id}/raw",
+    "/v1/traces/cluster",
+    "/v1/traces/cluster/{id}",
+    "/v1/traces/cluster/{id}/stats",
+    "/v1/traces/cluster/{id}/raw",
+    "/events",
     "/v1/diagnostics/node",
     "/v1/diagnostics/cluster",
     "/v1/diagnostics/cluster/timeline",
@@ -119,6 +127,12 @@ ROUTES: dict[tuple[str, str], str] = {
     ("GET", "/admin/log"): "change",
     ("HEAD", "/admin/log"): "change",
     ("DELETE", "/v1/diagnostics/node/quarantine"): "change",
+    ("PUT", "/v1/tracing"): "change",
+    ("POST", "/v1/traces/delete"): "change",
+    ("POST", "/v1/diagnostics/node/capture"): "change",
+    ("POST", "/v1/diagnostics/cluster/{id}/capture"): "change",
+    ("POST", "/v1/diagnostics/node/runners/{runner}/cancel"): "change",
+    ("POST", "/v1/diagnostics/cluster/{id}/runners/{runner}/cancel"): "change",
     ("DELETE", "/v1/invite"): "change",
     ("PUT", "/config"): "change",
     ("GET", "/v1/keys"): "change",
@@ -181,7 +195,7 @@ async def test_who_may_call_what(model_dir: Path, tmp_path: Path, mesh: str) -> 
 async def status_of(api: Served, method: str, path: str, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    path = path.replace("{id}", "i1").replace("{node}/{model}", "peer1/m")
+    path = path.replace("{id}", "i1").replace("{runner}", "i1").replace("{node}/{model}", "peer1/m")
     async with api.http.request(method, path, headers=headers, json=chat if method == "POST" else None) as reply:
         if reply.content_type != "text/event-stream" or method == "POST":  # the live data never ends
             await reply.read()

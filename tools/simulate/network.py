@@ -326,6 +326,18 @@ class SimClient(PeerClient):
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         raise NotImplementedError
 
+    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
+        raise NotImplementedError
+
+    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
+        raise NotImplementedError
+
+    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
+        raise NotImplementedError
+
+    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
+        raise NotImplementedError
+
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         raise NotImplementedError
 

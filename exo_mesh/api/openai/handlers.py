@@ -111,7 +111,7 @@ class OpenAIRoutes:
         return json_response(model_object(await self._service.model(name), self._context.started_at))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """POST /v1/cancel/{id}: the id of a reply, or the x-request-id or x-trace-id of a request, that entered at any
+        """POST /v1/cancel/{id}: by any id that the client saw, of the reply, its x-request-id or its x-trace-id, at any
         peer."""
         given = request.match_info["id"]
         if not await self._service.cancel(given, request[CALLER].limited_to):
@@ -189,7 +189,13 @@ class OpenAIRoutes:
         if trace_id:
             request[TRACE_ID] = trace_id
         return Asker(
-            request_id, caller.key_id or request.remote or "", trace_id, key, caller.key_id, caller.may_download
+            request_id,
+            caller.key_id or request.remote or "",
+            trace_id,
+            key,
+            caller.key_id,
+            caller.may_download,
+            request[REQUEST_ID],
         )
 
     def _unusable_objects(self) -> list[dict[str, Any]]:
