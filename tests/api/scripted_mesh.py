@@ -38,8 +38,8 @@ from exo_mesh.node.service import ModelEntry, StoreService
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.stream_desk import StreamDesk
-from exo_mesh.tasks import ChangeSignal
 from exo_mesh.serving.traces import RequestTrace, TraceStore
+from exo_mesh.tasks import ChangeSignal
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
