@@ -63,7 +63,7 @@ async def test_views_show_the_mesh_also_on_a_phone(slow_mesh: LocalMesh) -> None
         for name in await view_names(page):
             await page.locator(f"nav a[href='#/{name}']").tap()
             assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), name
-        await page.get_by_label("Language").select_option("de")
+        await page.get_by_label("Language", exact=True).select_option("de")
         await expect(page.get_by_role("link", name="Modelle")).to_be_visible()
 
 
