@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -269,14 +270,23 @@ async def starve(mesh: Mesh, seconds: float, mean_pause_s: float, longest_delay_
     up to longest_delay_s through the threads of both ends, as on a machine with far more to do than it has cores. No
     peer is gone meanwhile."""
     mesh.take_left()
+    async with starved(mesh, mean_pause_s, longest_delay_s):
+        await asyncio.sleep(seconds)
+    return mesh.take_left()
+
+
+@contextlib.asynccontextmanager
+async def starved(mesh: Mesh, mean_pause_s: float, longest_delay_s: float) -> AsyncIterator[None]:
+    """See `starve`."""
     usual, mesh.network.delay_s = mesh.network.delay_s, (longest_delay_s / 5, longest_delay_s)
     turns = [asyncio.create_task(_take_turns(mesh, peer, mean_pause_s)) for peer in mesh.peers]
-    await asyncio.sleep(seconds)
-    for turn in turns:
-        turn.cancel()
-    await asyncio.gather(*turns, return_exceptions=True)
-    mesh.network.delay_s = usual
-    return mesh.take_left()
+    try:
+        yield
+    finally:
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+        mesh.network.delay_s = usual
 
 
 async def _take_turns(mesh: Mesh, peer: SimPeer, mean_pause_s: float) -> None:
