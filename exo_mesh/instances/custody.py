@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.domain.view import InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import MeshError
 from exo_mesh.instances.idle import IdleClock
-from exo_mesh.instances.liveness import lives
+from exo_mesh.instances.liveness import SilentSeats, StageLook
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
 from exo_mesh.instances.placer import BallotBeatenError
@@ -51,6 +52,13 @@ SHORT_IDLE_S = 10.0
 ORDER_EVERY_S = 1.0
 """Also without a change of the view: an adoption that failed is tried again, and orphans grow older."""
 
+TAKE_OVER_S = 2.0
+"""A ring that nobody uses is taken over from a dead owner without the members that are dead with it, though a runner of
+theirs still answers, after this: a verdict that is false is often taken back sooner."""
+
+LOOK_EVERY_S = 0.2
+"""How often this node checks for rings of others whose owner does not answer."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -77,12 +85,14 @@ class Custody:
         self._highest: dict[str, Ballot] = {}
         self._ownerless: dict[str, InstanceInfo] = {}
         self._orphans = Orphans()
+        self._silent: dict[tuple[str, Ballot], SilentSeats] = {}
         self._idle = IdleClock(idle_s)
         self._short = IdleClock(SHORT_IDLE_S)
         self._tasks = TaskOwner()
 
     def start(self) -> None:
         self._tasks.keep(self._keep_order, "order of instances")
+        self._tasks.keep(self._keep_looking, "silent owners")
 
     @property
     def ended_tasks(self) -> Mapping[str, str]:
@@ -98,6 +108,7 @@ class Custody:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self._tasks.close()
+        await asyncio.gather(*(looks.close() for looks in self._silent.values()))
 
     def owner_left(self, peer: PeerInfo, records: list[Record]) -> None:
         """A peer is gone: its ready rings wait for the lowest-id live member of each to adopt them."""
@@ -401,11 +412,49 @@ class Custody:
         if not is_heir or instance_id in self._recoveries:
             return
         gone = [seat for seat in plan.seats if not self._membership.is_alive(seat.peer_id)]
-        looks = (lives(plan, seat, self._doors(instance, seat), self._members) for seat in gone)
-        if any(await asyncio.gather(*looks)):
+        looks = await asyncio.gather(*map(self._looks_at(instance).result, gone))
+        if StageLook.LIVES in looks and not self._is_idle(instance):
             return
         _log.info("%s has lost its owner and %d of its seats", instance_id, len(gone))
         self._start_recovery(instance_id, instance.ballot, self._take_over(plan, instance.ballot))
+
+    def _looks_at(self, instance: InstanceInfo) -> SilentSeats:
+        """What has been seen of the stages of a ring since their nodes fell silent."""
+        key = instance.plan.instance_id, instance.ballot
+        if key not in self._silent:
+            self._silent[key] = SilentSeats(instance.plan, self._members, functools.partial(self._doors, instance))
+        return self._silent[key]
+
+    def _is_idle(self, instance: InstanceInfo) -> bool:
+        """Has the owner of a ring been dead for TAKE_OVER_S, and no request used the stage here?
+
+        Then nothing is lost by going on without the dead. New requests could not use it: nobody speaks for it."""
+        instance_id = instance.plan.instance_id
+        is_used = self._members.stages_here().get((instance_id, instance.ballot), False)
+        now = asyncio.get_running_loop().time()
+        _, lapsed_at = self._lapsed.get(instance_id, (None, now))
+        return not is_used and now - lapsed_at >= TAKE_OVER_S
+
+    async def _keep_looking(self) -> None:
+        """Look at the stages of rings that may have to be taken over before the mesh agrees on the owner's death."""
+        while True:
+            rings = self._rings_of_silent_owners()
+            for key in [key for key in self._silent if key not in rings]:
+                await self._silent.pop(key).close()
+            for instance in rings.values():
+                self._looks_at(instance).step({})
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _rings_of_silent_owners(self) -> dict[tuple[str, Ballot], InstanceInfo]:
+        """Ready rings with a stage here whose owner is dead or does not answer this node."""
+        own_id = self._membership.own.id
+        silent = [
+            one
+            for owner, one in self._membership.view.records_of_instances()
+            if own_id in one.plan.member_ids and self._membership.unanswered_s(owner) > 0
+        ]
+        rings = [one for one in (*silent, *self._ownerless.values()) if one.state is InstanceState.READY]
+        return {(one.plan.instance_id, one.ballot): one for one in rings}
 
     def _doors(self, instance: InstanceInfo, seat: Seat) -> list[str]:
         """Where the runner of a seat may be reached; the mesh is told where leaders listen, and not the other ranks."""

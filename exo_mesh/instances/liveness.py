@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 
 from exo_mesh.domain.plan import Plan, Seat
 from exo_mesh.errors import MeshError
 from exo_mesh.instances.members import Members
+from exo_mesh.tasks import TaskOwner
 
 CONNECT_S = 1.5
 """How long a runner may take to answer at its data port: a LAN needs 3 ms, Wi-Fi 100, and TLS on a slow board 500."""
 
-
-async def is_refused(doors: Sequence[str], members: Members) -> bool:
-    """Does the machine answer, at each "host:port" by which it is reached, that nobody listens there? Then the process
-    is gone; silence says less."""
-    return bool(doors) and all(await asyncio.gather(*(members.is_refused(door, CONNECT_S) for door in doors)))
+LOOK_AGAIN_S = 1.0
+"""Pause between two looks at a stage whose node stays silent."""
 
 
-async def lives(plan: Plan, seat: Seat, doors: Sequence[str], members: Members) -> bool:
-    """Is a stage there, or a rank of it, as far as anybody can tell whose word is not its node's?
+class StageLook(Enum):
+    """What the data port of a stage has shown."""
+
+    LIVES = "lives"
+    SILENT = "silent"
+    REFUSED = "refused"
+    """The machine answers, and says that nobody listens: the process is gone. Silence says less."""
+
+
+async def look_at(plan: Plan, seat: Seat, doors: Sequence[str], members: Members) -> StageLook:
+    """Check a stage, or a rank of one, by evidence that does not come from its node; takes CONNECT_S at the most.
 
     doors: "host:port" by which this node may reach its data port; none of a rank whose owner did not bring it up. Its
     runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on. Where the
     next stage is this node's own, only an answer that arrives here counts: the frames of the ring go the same way.
     """
-    if await is_refused(doors, members):
-        return False
+    lives = asyncio.create_task(_lives(plan, seat, doors, members))
+    try:
+        if doors and all(await asyncio.gather(*(members.is_refused(door, CONNECT_S) for door in doors))):
+            return StageLook.REFUSED
+        return StageLook.LIVES if await lives else StageLook.SILENT
+    finally:
+        lives.cancel()
+        await asyncio.gather(lives, return_exceptions=True)
+
+
+async def _lives(plan: Plan, seat: Seat, doors: Sequence[str], members: Members) -> bool:
     answers = [members.connects(door, CONNECT_S) for door in doors]
     if seat.rank:
         answers.append(_is_led(plan, seat, members))
@@ -52,3 +69,68 @@ async def _is_led(plan: Plan, seat: Seat, members: Members) -> bool:
         return not await members.member(plan.stages[seat.stage].peer_id).look(plan.instance_id, plan.ballot)
     except MeshError:
         return False
+
+
+class SilentSeats:
+    """Looks at the stages of one ring whose nodes do not answer, from the first unanswered probe on.
+
+    A look takes CONNECT_S where a machine is frozen. When the mesh agrees that its node is dead, the result is there.
+    """
+
+    def __init__(self, plan: Plan, members: Members, doors: Callable[[Seat], Sequence[str]]) -> None:
+        self._plan = plan
+        self._members = members
+        self._doors = doors
+        self._looks: dict[Seat, tuple[StageLook, int, float]] = {}
+        self._under_way: dict[Seat, asyncio.Task[None]] = {}
+        self._tasks = TaskOwner()
+
+    def step(self, broken: Mapping[Seat, object]) -> None:
+        """Start the looks that are due. Call this several times a second. broken: seats whose reports do not arrive."""
+        now = asyncio.get_running_loop().time()
+        for seat in self._plan.seats:
+            if seat not in broken and not self._is_silent(seat.peer_id):
+                self._looks.pop(seat, None)
+                continue
+            looked_at = self._looks[seat][2] if seat in self._looks else now - LOOK_AGAIN_S
+            if seat not in self._under_way and now >= looked_at + LOOK_AGAIN_S:
+                self._start(seat)
+
+    def last(self, seat: Seat) -> tuple[StageLook, int] | None:
+        """The last result, and how often in a row it was that; None if the node of the seat answers, or before the
+        first look has ended."""
+        held = self._looks.get(seat)
+        return None if held is None else held[:2]
+
+    async def result(self, seat: Seat) -> StageLook:
+        """The last result; without one, that of the look that is under way, or of a new one."""
+        if (last := self.last(seat)) is not None:
+            return last[0]
+        task = self._under_way.get(seat) or self._start(seat)
+        await asyncio.wait((task,))
+        return self._looks[seat][0] if seat in self._looks else StageLook.LIVES
+
+    def heard(self, seat: Seat) -> None:
+        """The seat has reported: what looks have shown before does not count."""
+        self._looks.pop(seat, None)
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    def _is_silent(self, peer_id: str) -> bool:
+        is_here = peer_id == self._members.own_id
+        return not is_here and (not self._members.is_alive(peer_id) or self._members.unanswered_s(peer_id) > 0)
+
+    def _start(self, seat: Seat) -> asyncio.Task[None]:
+        task = self._tasks.start(self._look(seat), f"look at {seat} of {self._plan.instance_id}")
+        self._under_way[seat] = task
+        return task
+
+    async def _look(self, seat: Seat) -> None:
+        try:
+            look = await look_at(self._plan, seat, self._doors(seat), self._members)
+        finally:
+            self._under_way.pop(seat, None)
+        before, count, _ = self._looks.get(seat, (look, 0, 0.0))
+        now = asyncio.get_running_loop().time()
+        self._looks[seat] = look, count + 1 if look is before else 1, now

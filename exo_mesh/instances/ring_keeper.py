@@ -22,7 +22,7 @@ from exo_mesh.errors import (
     TransportError,
     error_from_code,
 )
-from exo_mesh.instances.liveness import is_refused, lives
+from exo_mesh.instances.liveness import SilentSeats, StageLook
 from exo_mesh.instances.members import Members
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2
@@ -33,12 +33,16 @@ MARGIN_S = 30.0
 """On top of a stage's own load deadline, which its peer keeps: the owner steps in only if that peer does not."""
 
 REATTACH_S = 3.0
-"""A broken report stream alone is no lost stage: the owner asks again for this long, then looks at the data plane."""
+"""A broken report stream alone is no lost stage: the owner asks again for this long, unless the mesh agrees that the
+node is dead."""
+
+MANY_LOOKS = 2
+"""Looks at a silent data port, one after the other, that count as a loss while the mesh holds the node for alive."""
 
 REATTACH_PAUSE_S = 0.2
 
-LOOK_AGAIN_S = 1.0
-"""A stage whose node is silent, and which works, is looked at again after this."""
+JUDGE_EVERY_S = 0.1
+"""How soon after a verdict of the mesh a lost stage is given up: recovery is to start within 0.3 s."""
 
 FETCH_SILENCE_S = 300.0
 """A stage may fetch for hours, but not stand still for longer than this: its peer gives up much earlier."""
@@ -109,6 +113,8 @@ class RingKeeper:
         self._loading: dict[Seat, tuple[int, int]] = {}
         self._fetching: dict[Seat, tuple[int, int]] = {}
         self._fetched_at = 0.0
+        self._broken: dict[Seat, tuple[float, MeshError]] = {}
+        self._silent = SilentSeats(plan, members, self._doors_of)
         self._tasks = TaskOwner()
 
     async def bring_up(self) -> InstanceInfo:
@@ -137,10 +143,12 @@ class RingKeeper:
         """Commit at all members and follow their reports; for a running ring, this takes it over."""
         for seat in self.plan.seats:
             self._tasks.start(self._follow(seat), f"{seat} of {self.plan.instance_id}")
+        self._tasks.start(self._judge(), f"silent stages of {self.plan.instance_id}")
 
     async def close(self) -> None:
         """Stop watching; the stages go on."""
         await self._tasks.close()
+        await self._silent.close()
         waits: list[asyncio.Future[Any]] = [*self._listening.values(), *self._ready.values(), self.lost]
         for future in waits:
             future.cancel()
@@ -174,36 +182,41 @@ class RingKeeper:
 
     async def _follow(self, seat: Seat) -> None:
         loop = asyncio.get_running_loop()
-        broke_at = look_at = 0.0
 
         def heard() -> None:
-            nonlocal broke_at
-            broke_at = 0.0
+            if self._broken.pop(seat, None) is not None:
+                self._silent.heard(seat)
 
-        while True:
+        while not self.lost.done():
             try:
                 await self._reports(seat, heard)
             except (TransportError, DeadlineError) as exc:
-                if self.lost.done():
-                    return
-                if not broke_at:
-                    broke_at, look_at = loop.time(), loop.time() + REATTACH_S
-                if await self._is_lost(seat, loop.time() > look_at):
-                    self.trouble_s = loop.time() - broke_at
-                    self._lose(StageLostError(f"{seat} is out of reach: {exc}"), seat)
-                    return
-                look_at = max(look_at, loop.time() + LOOK_AGAIN_S) if loop.time() > look_at else look_at
+                self._broken[seat] = self._broken.get(seat, (loop.time(), exc))[0], exc
+                self._silent.step(self._broken)
             except MeshError as exc:
                 self._lose(exc, seat)
                 return
             await asyncio.sleep(REATTACH_PAUSE_S)
 
-    async def _is_lost(self, seat: Seat, for_long: bool) -> bool:
-        """Of a seat whose node cannot be asked now: a node that stands still ends no ring whose runners go on."""
-        doors = self._doors_of(seat)
-        return await is_refused(doors, self._members) or (
-            for_long and not await lives(self.plan, seat, doors, self._members)
-        )
+    async def _judge(self) -> None:
+        """Give up a stage whose reports do not arrive, once its data port shows that it is gone."""
+        loop = asyncio.get_running_loop()
+        while not self.lost.done():
+            self._silent.step(self._broken)
+            for seat, (broke_at, error) in self._broken.items():
+                if self._is_lost(seat, loop.time() - broke_at):
+                    self.trouble_s = loop.time() - broke_at
+                    self._lose(StageLostError(f"{seat} is out of reach: {error}"), seat)
+                    return
+            await asyncio.sleep(JUDGE_EVERY_S)
+
+    def _is_lost(self, seat: Seat, broken_s: float) -> bool:
+        """A node that stands still ends no ring whose runners go on, whatever the mesh says of it. Where its runner is
+        silent, too, the verdict of the mesh is enough; without one, both must stay silent."""
+        look, times = self._silent.last(seat) or (StageLook.LIVES, 0)
+        if look is not StageLook.SILENT:
+            return look is StageLook.REFUSED
+        return not self._members.is_alive(seat.peer_id) or (broken_s > REATTACH_S and times >= MANY_LOOKS)
 
     async def _reports(self, seat: Seat, heard: Callable[[], None]) -> None:
         """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""

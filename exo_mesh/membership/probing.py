@@ -80,7 +80,7 @@ class Probing:
         timeout_s = swim.probe_timeout_s
         try:
             await self._ask(peer, timeout_s)
-            swim.acked(peer.id, roster.clock())
+            swim.acked(peer.id, roster.clock(), roster.clock() - began)
             return
         except MeshError as exc:
             reason = exc
@@ -99,7 +99,7 @@ class Probing:
         )
         answers = [reply for reply in replies if isinstance(reply, pb.IndirectProbeReply)]
         if answers_elsewhere is True or any(reply.reached for reply in answers):
-            swim.acked(peer.id, roster.clock())
+            swim.acked(peer.id, roster.clock(), roster.clock() - began)
         else:
             if roster.peers.get(peer.id) is not peer:
                 return  # it is gone, or has restarted meanwhile

@@ -49,6 +49,14 @@ PATIENCE = 2.0
 MAX_HEALTH = 8
 """As in Lifeguard: the worst local health stretches the period and the patience of a probe ninefold."""
 
+MAX_STRETCH = 4
+"""Bad local health stretches the time of a suspect up to this much: enough for no false verdict in simulated meshes
+whose messages take up to 2 s (`tools.simulate.mesh.starve`), and a death is still seen within half a minute."""
+
+PROMPT, LATE = 0.25, 0.5
+"""Shares of the time for an answer: one within PROMPT of the shortest time makes local health better, one after LATE of
+the time that it had makes it worse. A LAN takes 3 ms, and Wi-Fi 100, of the 750 that are the shortest."""
+
 MAX_GONE = 1024
 GONE_S = 60.0
 """How long, and how many, verdicts are remembered: far longer than old news of that peer can be on its way."""
@@ -241,10 +249,17 @@ class Swim:
             self._worse()
         return Update(self.own_id, SwimState.ALIVE, self.life)
 
-    def acked(self, peer_id: str, now: float) -> None:
-        """A probe of this peer was answered. If others hold it for dead, it was told so, and gets time to answer."""
+    def acked(self, peer_id: str, now: float, took_s: float = 0.0) -> None:
+        """A probe of this peer was answered. If others hold it for dead, it was told so, and gets time to answer.
+
+        took_s: since the probe was sent, also where only a helper got an answer. One that nearly came too late shows
+        that this node, or what it reaches others by, is slow: then the next ones get more time.
+        """
         self._notice_stall(now)
-        self.health = max(0, self.health - 1)
+        if took_s <= self._timing.probe_s * PROMPT:
+            self.health = max(0, self.health - 1)
+        elif took_s > self.probe_timeout_s * LATE:
+            self._worse()
         held = self._members.get(peer_id)
         if held is not None and held.doubted:
             held.since = now
@@ -291,7 +306,7 @@ class Swim:
         held_all = self._members.values()
         num_others = sum(1 for held in held_all if held.state not in GONE)
         num_able = sum(1 for held in held_all if held.state is SwimState.ALIVE or held.doubted)
-        base_s = self._timing.suspicion_s
+        base_s = self._timing.suspicion_s * min(1 + self.health, MAX_STRETCH)
         return [
             peer_id
             for peer_id, held in self._suspects.items()

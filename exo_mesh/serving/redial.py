@@ -6,7 +6,7 @@ import asyncio
 from enum import Enum
 
 from exo_mesh.clock import Clock
-from exo_mesh.domain.plan import Plan
+from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.errors import MeshError, StageLostError, TransportError
 from exo_mesh.instances.members import Members
 
@@ -14,13 +14,38 @@ REDIAL_S = 5.0
 """How long a ring that is not known to be lost is dialled again without a word from it: as long as a hop may be down
 (LOST_AFTER_S of transport/ring_link.py), and longer than the membership needs to find another address or a death."""
 
+WELL_S = 60.0
+"""How long a driver that this node has reached before is dialled again while its members say that the ring is healthy:
+a machine that runs something else besides may take this long to answer a new connection."""
+
 REDIAL_FIRST_S, REDIAL_MOST_S = 0.05, 0.5
+
+REDIAL_WELL_S = 2.0
+"""Longest pause between two dials after REDIAL_S: more of them would be more work for a machine that is overloaded."""
 
 ALIVE_EVERY_S = 0.1
 """While a member is asked, the membership may give it up, and then its answer is not waited for."""
 
 MAX_REDIALS = 10
-"""Without a new token in between. A long prefill begins anew each time, so this is not for ever."""
+"""How often a driver may answer and break off without a new token: a long prefill begins again each time."""
+
+MAX_REACHED = 256
+"""Rings whose driver this node has reached; the oldest are forgotten."""
+
+
+class ReachedDrivers:
+    """Remembers from which drivers this node has heard: what lies on the way to them now is no firewall."""
+
+    def __init__(self) -> None:
+        self._rings: dict[tuple[str, Ballot], None] = {}
+
+    def note(self, plan: Plan) -> None:
+        self._rings[plan.instance_id, plan.ballot] = None
+        while len(self._rings) > MAX_REACHED:
+            del self._rings[next(iter(self._rings))]
+
+    def __contains__(self, plan: Plan) -> bool:
+        return (plan.instance_id, plan.ballot) in self._rings
 
 
 class RingVerdict(Enum):
@@ -68,11 +93,13 @@ async def _ask(plan: Plan, peer_id: str, members: Members) -> tuple[RingVerdict,
 class Redial:
     """When one request may dial the driver of one ring again, each time that the stream from it breaks."""
 
-    def __init__(self, plan: Plan, members: Members, clock: Clock) -> None:
+    def __init__(self, plan: Plan, members: Members, clock: Clock, reached: ReachedDrivers | None = None) -> None:
         self._plan = plan
         self._members = members
         self._clock = clock
-        self._give_up_at: float | None = None
+        self._reached = ReachedDrivers() if reached is None else reached
+        self._silent_at: float | None = None
+        self._is_answered = False
         self._pause_s = REDIAL_FIRST_S
         self._tokens = 0
         self._in_vain = 0
@@ -86,23 +113,26 @@ class Redial:
 
     def heard(self) -> None:
         """The driver has said something."""
+        if not self._is_answered:
+            self._is_answered = True
+            self._reached.note(self._plan)
         self._unheard = 0
-        self._give_up_at = None
+        self._silent_at = None
         self._pause_s = REDIAL_FIRST_S
 
     async def wait(self, tokens: int) -> None:
         """After a break: return once the driver is to be dialled again. tokens: how many the request has by now.
 
         Raises StageLostError if the ring is lost, or if nobody knows REDIAL_S after the last word from the driver, or
-        from its node where that is longer ago; and
-        TransportError if it is well and only cannot be reached from here: then it is not to be placed anew for that.
+        from its node where that is longer ago; and TransportError if the ring is healthy and its driver does not answer
+        here: for REDIAL_S, or for WELL_S if it has answered this node before. The ring is not placed again for that.
         """
         if tokens > self._tokens:
             self._tokens, self._in_vain = tokens, 0
-        if self._give_up_at is None:
-            silent_s = self._members.unanswered_s(self._plan.peer_ids[-1])
-            self._give_up_at = self._clock() + max(0.0, REDIAL_S - silent_s)
-        self._in_vain += 1
+        if self._silent_at is None:
+            self._silent_at = self._clock() - self._members.unanswered_s(self._plan.peer_ids[-1])
+        self._in_vain += self._is_answered
+        self._is_answered = False
         self._unheard += 1
         while True:
             if (newer := self._members.newer_plan(self._plan)) is not None:
@@ -110,17 +140,29 @@ class Redial:
             verdict, reason = await look_at(self._plan, self._members)
             if verdict is RingVerdict.LOST:
                 raise StageLostError(f"{self._plan.instance_id} is lost: {reason}")
-            if self._in_vain > MAX_REDIALS or self._clock() >= self._give_up_at:
-                raise self._given_up(verdict, reason)
+            silent_s = self._clock() - self._silent_at
+            is_patient = verdict is RingVerdict.WELL and self._plan in self._reached
+            if self._in_vain > MAX_REDIALS or silent_s >= (WELL_S if is_patient else REDIAL_S):
+                raise self._given_up(verdict, reason, silent_s)
             await asyncio.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, REDIAL_MOST_S)
+            self._pause_s = min(2 * self._pause_s, REDIAL_MOST_S if silent_s < REDIAL_S else REDIAL_WELL_S)
             if verdict is RingVerdict.WELL:
                 return
 
-    def _given_up(self, verdict: RingVerdict, reason: str) -> MeshError:
-        if verdict is RingVerdict.WELL:
+    def _given_up(self, verdict: RingVerdict, reason: str, silent_s: float) -> MeshError:
+        if verdict is not RingVerdict.WELL:
+            return StageLostError(f"nobody knows of {self._plan.instance_id}: {reason}")
+        driver = f"its last stage, at peer {self._plan.peer_ids[-1][:8]},"
+        well = f"the ring of {self._plan.instance_id} is well, but {driver}"
+        if self._plan not in self._reached:
             return TransportError(
-                f"the ring of {self._plan.instance_id} is well, but its last stage, at peer "
-                f"{self._plan.peer_ids[-1][:8]}, cannot be reached from here: look at the firewall, or ask another peer"
+                f"{well} cannot be reached from here, and never was: look at the firewall, or ask another peer"
             )
-        return StageLostError(f"nobody knows of {self._plan.instance_id}: {reason}")
+        if self._in_vain > MAX_REDIALS:
+            return TransportError(
+                f"{well} broke off {self._in_vain} times without a new token: that machine may be overloaded; ask again"
+            )
+        return TransportError(
+            f"{well} has not answered for {silent_s:.0f} s: that machine or the network may be overloaded; "
+            "ask again, or ask another peer"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.plan import Ballot
@@ -15,7 +15,7 @@ from exo_mesh.instances.instances import Instances, Load
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.serving.journal import Journal, JournalEntry
-from exo_mesh.serving.redial import Redial
+from exo_mesh.serving.redial import ReachedDrivers, Redial
 from exo_mesh.transport.control_driver import DriverCall, DriverChannels, Silences
 
 
@@ -28,6 +28,7 @@ class Rings:
     drivers: DriverChannels
     journal: Journal
     clock: Clock
+    reached: ReachedDrivers = field(default_factory=ReachedDrivers)
 
     async def find(
         self, entry: JournalEntry, refused: tuple[InstanceInfo, MemoryPressureError] | None = None
@@ -79,7 +80,7 @@ class Rings:
 
     def redial(self, instance: InstanceInfo) -> Redial:
         """Decides when the driver of this instance may be dialled again."""
-        return Redial(instance.plan, self.members, self.clock)
+        return Redial(instance.plan, self.members, self.clock, self.reached)
 
     def call(
         self,

@@ -14,7 +14,7 @@ from tools.faults.faults import Fault, Phase
 from tools.faults.mesh import Meshes
 from tools.faults.record import keep
 
-SEED = 108
+SEED = 212
 """The first eight runs of it have every fault, every moment and every size."""
 
 FIRST = sorted(itertools.islice(cases(SEED), 8), key=lambda case: case.peers)
@@ -33,10 +33,10 @@ def test_the_first_runs_have_every_fault_every_moment_and_every_size() -> None:
 
 
 def test_every_cell_comes_once_before_any_comes_twice() -> None:
-    cells = [(case.fault, case.phase, case.peers) for case in itertools.islice(cases(7), 144)]
-    assert len(set(cells[:72])) == len(set(cells[72:])) == 72 and cells[:72] != cells[72:]
+    cells = [(case.fault, case.phase, case.peers) for case in itertools.islice(cases(7), 168)]
+    assert len(set(cells[:84])) == len(set(cells[84:])) == 84 and cells[:84] != cells[84:]
     assert list(itertools.islice(cases(7), 5)) == list(itertools.islice(cases(7), 5)), "the seed tells all"
-    assert any(case.strikes_the_entry for case in itertools.islice(cases(7), 72))
+    assert any(case.strikes_the_entry for case in itertools.islice(cases(7), 84))
 
 
 @pytest.mark.parametrize(

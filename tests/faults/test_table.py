@@ -57,7 +57,10 @@ def test_a_run_is_measured_against_its_bars() -> None:
         "nothing was loaded: there is nothing to compare with"
     )
     assert misses({**RUN, "outcome": "stage_lost", "tokens_lost": 7}) == ["stage_lost, 7 characters lost"]
-    assert misses({**RUN, "fault": "one-way loss", "gap_s": 9.0}) == [], "nothing is promised of it but the text"
+    for fault in ("machine STOP", "one-way loss"):
+        assert misses({**RUN, "fault": fault, "gap_s": 7.4}) == [], "the mesh must agree first, which takes its time"
+        assert misses({**RUN, "fault": fault, "gap_s": 7.6}) == ["gap 7.6 s, bar 7.5 s"]
+    assert misses({**RUN, "fault": "TCP reset", "gap_s": 9.0}) == [], "nothing is promised of it but the text"
 
 
 def test_runs_are_summed_up_by_fault() -> None:

@@ -11,7 +11,7 @@ from exo_mesh.domain.plan import Ballot, Plan, Seat
 from exo_mesh.domain.stage import StageStanding
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import TransportError
-from exo_mesh.instances.liveness import lives
+from exo_mesh.instances.liveness import StageLook, look_at
 from tests.instances.test_ownership import an_instance
 
 
@@ -71,4 +71,4 @@ class Others:
 async def test_a_seat_lives_as_far_as_others_can_tell(
     seat: Seat, doors: list[str], others: Any, expected: bool
 ) -> None:
-    assert await lives(PLAN, seat, doors, others) is expected
+    assert (await look_at(PLAN, seat, doors, others) is StageLook.LIVES) is expected

@@ -73,6 +73,9 @@ class Ring:
     def is_alive(self, peer_id: str) -> bool:
         return peer_id in self.alive
 
+    def unanswered_s(self, peer_id: str) -> float:
+        return 0.0
+
     def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
         return self.other_owner
 

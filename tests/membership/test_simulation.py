@@ -11,7 +11,7 @@ import pytest
 
 from exo_mesh.hosting.stage_host import StageHost
 from tools.simulate.ballots import play
-from tools.simulate.mesh import Mesh, Report, address_of, report
+from tools.simulate.mesh import Mesh, Report, address_of, report, starve, starved
 from tools.simulate.virtual_loop import VirtualLoop, run
 
 NUM_SCHEDULES = (8, pytest.param(60, marks=pytest.mark.slow))
@@ -46,6 +46,37 @@ def test_when_a_partition_heals_no_half_believes_the_other_about_its_own_members
 @pytest.mark.parametrize("count", COUNTS)
 def test_nobody_is_given_up_for_lost_messages_or_by_those_who_stood_still(count: int) -> None:
     assert simulated(count).loss_false == 0 and simulated(count).stalled_false == 0
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(8, marks=pytest.mark.extended)])
+def test_nobody_is_given_up_on_machines_that_are_starved_and_they_agree_soon_afterwards(count: int) -> None:
+    """As at a load average of 60: live nodes called each other dead 15 times in two minutes."""
+
+    async def story(loop: VirtualLoop) -> tuple[int, float]:
+        mesh = Mesh(loop, count, 1)
+        for peer in mesh.peers:
+            peer.begin([address for address in mesh.seeds if address != peer.address])
+        await mesh.until(mesh.agreed)
+        num_dead = await starve(mesh, 120, mean_pause_s=0.2, longest_delay_s=1.3)
+        return num_dead, await mesh.until(mesh.agreed)
+
+    num_dead, agreed_s = run(story)
+    assert num_dead == 0 and agreed_s <= 5
+
+
+@pytest.mark.extended
+def test_24_starved_nodes_that_start_at_once_become_a_mesh() -> None:
+    """Before local health counted for suspicions they gave each other up 3,182 times and did not agree in 120 s."""
+
+    async def story(loop: VirtualLoop) -> tuple[float, int]:
+        mesh = Mesh(loop, 24, 1)
+        async with starved(mesh, mean_pause_s=0.3, longest_delay_s=1.3):
+            for peer in mesh.peers:
+                peer.begin([address for address in mesh.seeds if address != peer.address])
+            return await mesh.until(mesh.agreed), mesh.take_left()
+
+    agreed_s, num_dead = run(story)
+    assert agreed_s <= 60 and num_dead == 0
 
 
 @pytest.mark.extended

@@ -202,8 +202,9 @@ def test_a_node_that_stood_still_asks_before_it_judges() -> None:
     run_ticks(one, 0.75, 1.0)
     assert one.failed("p", 0.9, 100.0, asked=1, answered=0) is None
     assert one.tick(100.1).dead == [] and set(one.living) == {"p", "q"}
-    assert run_ticks(one, 100.25, 103.9) == []
-    assert run_ticks(one, 104.0, 104.25) == [Update("q", DEAD, Life(1))], "q had its whole time once more"
+    assert run_ticks(one, 100.25, 111.9) == []
+    assert one.health == 2, "it stood still, and its helper did not answer"
+    assert run_ticks(one, 112.0, 112.25) == [Update("q", DEAD, Life(1))], "q had its whole time once more, three times"
 
 
 def test_local_health_falls_when_nobody_answers_and_stretches_the_period() -> None:
@@ -215,6 +216,30 @@ def test_local_health_falls_when_nobody_answers_and_stretches_the_period() -> No
     one.acked("q", 0.2)
     assert one.health == MAX_HEALTH - 1
     assert one.failed("q", 0.0, 0.3, asked=2, answered=2) and one.health == MAX_HEALTH - 1, "helpers say it is not us"
+
+
+def test_answers_that_nearly_come_too_late_make_local_health_worse_and_prompt_ones_better() -> None:
+    one = swim("p")
+    one.acked("p", 0.4, took_s=0.4)
+    assert one.health == 1
+    one.acked("p", 0.5, took_s=0.3)
+    assert one.health == 1, "neither late by the longer time that it had nor prompt"
+    one.acked("p", 0.6, took_s=0.01)
+    assert one.health == 0
+
+
+def test_bad_local_health_gives_a_suspect_up_to_four_times_as_long() -> None:
+    def dead_after(health: int) -> float:
+        one = swim("p")
+        one.tick(0.0)
+        one.failed("p", 0.0, 0.0, asked=0, answered=0)
+        one.health = health
+        now = 0.0
+        while not one.tick(now).dead:
+            now += 0.25
+        return now
+
+    assert [dead_after(health) for health in (0, 1, 3, MAX_HEALTH)] == [2.0, 4.0, 8.0, 8.0]
 
 
 @pytest.mark.parametrize("count", [ALL_PROBED + 2, 101])

@@ -133,7 +133,7 @@ async def test_a_ring_that_is_well_is_not_placed_anew_because_one_peer_cannot_re
     async with mesh(tmp_path, 1) as (node,):
         before = await node.create_instance(InstanceSpec(MODEL))
         monkeypatch.setattr(Redial, "door", lambda redial, endpoint: "127.0.0.1:1")
-        with pytest.raises(TransportError, match=r"is well, but .* cannot be reached from here"):
+        with pytest.raises(TransportError, match=r"is well, but .* cannot be reached from here, .* firewall"):
             await tokens(node, a_request())
         monkeypatch.undo()
         assert len(await tokens(node, a_request())) == 12 and instances(node) == [before]

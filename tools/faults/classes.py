@@ -70,7 +70,14 @@ CLASSES: Mapping[str, FaultClass] = {
          "mesh/test_recovery.py::test_a_node_stopped_for_ten_seconds_costs_no_token_and_nothing_is_planned_anew",
          "mesh/test_continuation.py::test_the_answer_of_a_killed_entry_peer_goes_on_at_another",
          "faults/test_entry_peer.py::test_requests_without_a_key_end_on_all_members",
-         "node/test_out_of_reach.py::test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for"),
+         "node/test_out_of_reach.py::test_a_ring_whose_driver_does_not_answer_here_is_not_waited_for",
+         "instances/test_silent_machines.py::"
+         "test_a_ring_goes_on_at_once_when_the_mesh_agrees_that_a_frozen_machine_is_dead",
+         "instances/test_silent_machines.py::"
+         "test_an_idle_ring_whose_owner_stands_still_is_taken_over_though_a_runner_of_the_owner_lives",
+         "serving/test_busy_drivers.py::test_an_answer_goes_on_at_a_driver_that_is_silent_for_half_a_minute",
+         "membership/test_simulation.py::"
+         "test_nobody_is_given_up_on_machines_that_are_starved_and_they_agree_soon_afterwards"),
     ),
     "F8": FaultClass(
         "the peer that owns the ring dies",

@@ -18,6 +18,7 @@ from tools.faults.mesh import MODEL, FaultMesh, Node
 from tools.faults.stream import Stream, counting
 
 SIZES = (2, 3, 4)
+NUM_CELLS = len(Fault) * len(Phase) * len(SIZES)
 HOP_S = 0.008
 """Every piece between two nodes takes so long: a lap of tens of milliseconds, in which a moment can be met."""
 

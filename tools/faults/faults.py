@@ -1,4 +1,4 @@
-"""The six faults of the drawn runs and the four moments at which they come."""
+"""The seven faults of the drawn runs and the four moments at which they come."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Fault(Enum):
     RUNNER_STOP = "runner STOP"
     NODE_KILL = "node KILL"
     NODE_STOP = "node STOP"
+    MACHINE_STOP = "machine STOP"
     RESET = "TCP reset"
     ONE_WAY_LOSS = "one-way loss"
 
     @property
     def hits_the_node(self) -> bool:
-        return self in (Fault.NODE_KILL, Fault.NODE_STOP)
+        return self in (Fault.NODE_KILL, Fault.NODE_STOP, Fault.MACHINE_STOP)
 
 
 class Phase(Enum):
@@ -78,7 +79,7 @@ class Moment:
 
 
 def strike(fault: Fault, mesh: FaultMesh, instance: dict[str, Any], victim: int) -> Struck:
-    """Do it to the victim-th stage of a ring: to its runner, its node, or its hop to the next stage."""
+    """Do it to the victim-th stage of a ring: to its runner, its node, both, or its hop to the next stage."""
     stages = instance["stages"]
     stage, following = stages[victim], stages[(victim + 1) % len(stages)]
     node, after = mesh.node_of(stage["peer"]), mesh.node_of(following["peer"])
@@ -95,6 +96,9 @@ def strike(fault: Fault, mesh: FaultMesh, instance: dict[str, Any], victim: int)
     if fault is Fault.NODE_STOP:
         node.send(signal.SIGSTOP)
         return Struck(f"node of {where}", lambda: node.send(signal.SIGCONT))
+    if fault is Fault.MACHINE_STOP:
+        node.freeze()
+        return Struck(f"machine of {where}", node.thaw)
     if fault is Fault.RESET:
         mesh.proxy.reset(node.number, after.number)
         return Struck(f"all connections between stages {victim} and {(victim + 1) % len(stages)}")

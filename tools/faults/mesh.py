@@ -113,6 +113,7 @@ class Node(AskedNode):
         return self._before + self.log_path.read_text(errors="replace")
 
     _before: str = ""
+    _frozen: list[int] = field(default_factory=list)
 
     @property
     def alive(self) -> bool:
@@ -162,6 +163,20 @@ class Node(AskedNode):
         self.stopped = sign is signal.SIGSTOP or (self.stopped and sign is not signal.SIGCONT)
         if sign is signal.SIGKILL and self.child is not None:
             wait_until(lambda: not self.alive, 10, "a killed process ends")
+
+    def freeze(self) -> None:
+        """The node and its runners stand still together, as when the lid of a laptop is closed."""
+        self.send(signal.SIGSTOP)
+        self._frozen = self.runners()
+        for pid in self._frozen:
+            _signal(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """All of it goes on, runners first: the node must not take one for dead that was asleep with it."""
+        for pid in self._frozen:
+            _signal(pid, signal.SIGCONT)
+        self._frozen = []
+        self.send(signal.SIGCONT)
 
 
 class FaultMesh:
@@ -288,7 +303,7 @@ class FaultMesh:
         self.proxy.release()
         for node in self.nodes:
             if node.stopped:
-                node.send(signal.SIGCONT)
+                node.thaw()
         for node in self.nodes:
             if node.child is not None:
                 node.child.ask_to_stop()
@@ -301,6 +316,11 @@ class FaultMesh:
         finally:
             for pid in self.orphans():
                 os.kill(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, sign: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, sign)
 
 
 def _descendants(pid: int) -> list[int]:

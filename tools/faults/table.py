@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.faults.classes import CLASSES
+from tools.faults.drawn import NUM_CELLS
 from tools.faults.verdicts import summary
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
@@ -75,6 +76,6 @@ def _told(drawn: Sequence[Mapping[str, Any]]) -> str:
         f" The machine has {os.cpu_count()} cores; its load average was {min(busy):g} to {max(busy):g}." if busy else ""
     )
     return (
-        f"Seed {seeds}: {len(drawn)} runs over {len(cells)} of the 72 cells. "
+        f"Seed {seeds}: {len(drawn)} runs over {len(cells)} of the {NUM_CELLS} cells. "
         f"Placing the model with warm files took {min(loads):.2f} to {max(loads):.2f} s.{crowd}"
     )

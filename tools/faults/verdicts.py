@@ -13,11 +13,16 @@ MAX_GAP_S = {
     Fault.NODE_KILL: 5.0,
     Fault.RUNNER_STOP: 8.0,
     Fault.NODE_STOP: 8.0,
+    Fault.MACHINE_STOP: 7.5,
+    Fault.ONE_WAY_LOSS: 7.5,
 }
 """The longest pause that a client may see, on a quiet machine with the demo model."""
 
 WARM_LOADS = 2.0
 """From the first sign of a fault to the next text: so many times what placing the model takes with warm files."""
+
+MUST_BE_AGREED = (Fault.MACHINE_STOP, Fault.ONE_WAY_LOSS)
+"""After the first sign of these the mesh must agree that a peer is gone, which takes longer than to load the model."""
 
 Outcome = Mapping[str, Any]
 """Of a run, as `tools.faults.drawn.Outcome.describe` gives it."""
@@ -30,7 +35,8 @@ def misses(outcome: Outcome) -> list[str]:
     if bar_s is not None and outcome["gap_s"] > bar_s:
         found.append(f"gap {outcome['gap_s']:.1f} s, bar {bar_s:g} s")
     allowed_s = WARM_LOADS * outcome["warm_load_s"]
-    if bar_s is not None and outcome["bytes_loaded"] and (work_s := recovery_s(outcome)) > allowed_s:
+    is_timed = bar_s is not None and Fault(outcome["fault"]) not in MUST_BE_AGREED
+    if is_timed and outcome["bytes_loaded"] and (work_s := recovery_s(outcome)) > allowed_s:
         found.append(f"{work_s:.1f} s from the first sign to text, bar {allowed_s:.1f} s")
     if outcome["outcome"] != "stop" or outcome["tokens_lost"]:
         found.append(f"{outcome['outcome']}, {outcome['tokens_lost']} characters lost")

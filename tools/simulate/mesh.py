@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,10 @@ from tools.simulate.virtual_loop import VirtualLoop, run
 
 MAX_DEATHS = 5
 """Of which the slowest to be seen counts."""
+
+RUN_S, LONGEST_PAUSE_S = 0.02, 4.0
+"""How long a starved process runs when its turn comes, and the longest wait for it. Assumed; with delays of up to 1.3 s
+they bring as many false verdicts as were seen at a load average of 60 (15 in two minutes)."""
 
 NUM_SEEDS = 3
 """Peers of which every peer knows the address at its start."""
@@ -258,6 +263,42 @@ async def stall(mesh: Mesh) -> int:
     await asyncio.sleep(10)
     ids = {peer.membership.own.id for peer in stalled}
     return sum(1 for peer in mesh.peers for one in peer.left if one not in ids)
+
+
+async def starve(mesh: Mesh, seconds: float, mean_pause_s: float, longest_delay_s: float) -> int:
+    """Verdicts of death while every process runs for RUN_S at a time and then waits for its turn, and a message takes
+    up to longest_delay_s through the threads of both ends, as on a machine with far more to do than it has cores. No
+    peer is gone meanwhile."""
+    mesh.take_left()
+    async with starved(mesh, mean_pause_s, longest_delay_s):
+        await asyncio.sleep(seconds)
+    return mesh.take_left()
+
+
+@contextlib.asynccontextmanager
+async def starved(mesh: Mesh, mean_pause_s: float, longest_delay_s: float) -> AsyncIterator[None]:
+    """See `starve`."""
+    usual, mesh.network.delay_s = mesh.network.delay_s, (longest_delay_s / 5, longest_delay_s)
+    turns = [asyncio.create_task(_take_turns(mesh, peer, mean_pause_s)) for peer in mesh.peers]
+    try:
+        yield
+    finally:
+        for turn in turns:
+            turn.cancel()
+        await asyncio.gather(*turns, return_exceptions=True)
+        mesh.network.delay_s = usual
+
+
+async def _take_turns(mesh: Mesh, peer: SimPeer, mean_pause_s: float) -> None:
+    name = peer.process.name
+    try:
+        while True:
+            mesh.loop.stop_process(name)
+            await asyncio.sleep(min(LONGEST_PAUSE_S, mesh.rng.expovariate(1 / mean_pause_s)))
+            mesh.loop.wake_process(name)
+            await asyncio.sleep(RUN_S)
+    finally:
+        mesh.loop.wake_process(name)
 
 
 async def kill(mesh: Mesh, *, silent: bool = False) -> float:

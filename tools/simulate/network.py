@@ -24,6 +24,10 @@ PING_S = 2.0
 """A stream on which nothing can pass any more is broken after this, by unanswered pings."""
 
 
+def host_of(address: str) -> str:
+    return address.partition(":")[0]
+
+
 @dataclass(slots=True)
 class Process:
     """One start of a node. `handler` speaks control.proto, as behind a ControlServer."""
@@ -50,6 +54,8 @@ class Network:
     """Is there a runner at this data port?"""
     messages: Counter[str] = field(default_factory=Counter)
     num_bytes: Counter[str] = field(default_factory=Counter)
+    frozen: set[str] = field(default_factory=set)
+    """Hosts of which every process stands still, runners too; their kernels still take connections."""
     _starts: int = 0
 
     def begin(self, address: str) -> Process:
@@ -72,6 +78,16 @@ class Network:
         """As by SIGKILL: nothing of it runs again; its port refuses."""
         process.alive = False
         self.loop.stop_process(process.name)
+
+    def freeze(self, process: Process) -> None:
+        """As when the lid of a laptop is closed: its node and its runners stand still together."""
+        self.frozen.add(host_of(process.address))
+        self.loop.stop_process(process.name)
+
+    def wake(self, process: Process) -> None:
+        """The machine goes on, with all that runs there."""
+        self.frozen.discard(host_of(process.address))
+        self.loop.wake_process(process.name)
 
     def split(self, *islands: Collection[str]) -> None:
         """Only addresses of one island reach each other; no argument heals."""
@@ -109,8 +125,11 @@ class SimClient(PeerClient):
         """There is no connection to close; calls that are under way end by themselves."""
 
     async def connects(self, timeout_s: float) -> bool:
-        """Does a runner answer at its data port? One lives as long as its node, which may stand still."""
+        """Does a runner answer at its data port? One lives as long as its node, which may stand still alone."""
         await self._network.pause()
+        if host_of(self.address) in self._network.frozen:
+            await asyncio.sleep(timeout_s)
+            return False
         return self._network.listens(self.address) and self._reaches()
 
     async def is_refused(self, timeout_s: float) -> bool:
@@ -120,10 +139,10 @@ class SimClient(PeerClient):
         return not is_there and self._reaches()
 
     def _reaches(self) -> bool:
-        host = self.address.partition(":")[0]
+        host = host_of(self.address)
         return any(
-            self._network.connected(self._own, one) for one in self._network.processes if one.startswith(f"{host}:")
-        )
+            self._network.connected(self._own, one) for one in self._network.processes if host_of(one) == host
+        )  # fmt: skip
 
     async def close_when_idle(self) -> None:
         await self._idle.wait()

@@ -1,0 +1,97 @@
+"""Machines that fall silent, in simulated time: how soon after the verdict of the mesh their ring goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from exo_mesh.domain.view import InstanceInfo, InstanceState
+from exo_mesh.instances.spec import InstanceSpec
+from tools.simulate.control_plane import MODEL, Ledger, SimNode
+from tools.simulate.mesh import address_of
+from tools.simulate.network import Network
+from tools.simulate.virtual_loop import VirtualLoop, run
+
+RECOVERY_S = 0.3
+"""From the first verdict that a peer is dead to the start of the recovery of its ring."""
+
+
+@dataclass
+class World:
+    """A mesh with one ring over all its nodes."""
+
+    loop: VirtualLoop
+    network: Network
+    nodes: list[SimNode]
+
+    def ring(self, node: SimNode) -> InstanceInfo | None:
+        ready = [one for _, one in node.instances.all() if one.state is InstanceState.READY]
+        return ready[0] if ready else None
+
+    async def after(self, condition: object, limit_s: float = 30.0) -> float:
+        """The time at which this holds."""
+        assert callable(condition)
+        give_up_at = self.loop.time() + limit_s
+        while not condition():
+            assert self.loop.time() < give_up_at
+            await asyncio.sleep(0.01)
+        return self.loop.time()
+
+    def others(self, gone: SimNode) -> list[SimNode]:
+        return [node for node in self.nodes if node is not gone]
+
+    def is_dead(self, gone: SimNode) -> bool:
+        return any(not node.membership.is_alive(gone.membership.own.id) for node in self.others(gone))
+
+    def is_recovering(self, gone: SimNode) -> bool:
+        return any(node.custody._recoveries for node in self.others(gone))
+
+    def is_whole_without(self, gone: SimNode) -> bool:
+        rings = [self.ring(node) for node in self.others(gone)]
+        return all(ring is not None and gone.membership.own.id not in ring.plan.member_ids for ring in rings)
+
+
+async def a_world(loop: VirtualLoop, seed: int, count: int) -> World:
+    network, ledger = Network(loop, random.Random(seed)), Ledger(loop)
+    nodes = [SimNode(network, ledger, index, 1) for index in range(count)]
+    world = World(loop, network, nodes)
+    for node in nodes:
+        node.begin([address_of(index) for index in range(count) if index != node.index])
+    await world.after(lambda: all(node.membership.num_peers == count - 1 for node in nodes))
+    network.start(nodes[0].process, nodes[0].place(InstanceSpec(MODEL, min_peers=count)))
+    await world.after(lambda: all(world.ring(node) is not None for node in nodes))
+    await asyncio.sleep(10 + random.Random(seed).random())
+    return world
+
+
+@pytest.mark.parametrize("count", [2, 3, pytest.param(4, marks=pytest.mark.extended)])
+@pytest.mark.parametrize("victim", ["owner", "another"])
+def test_a_ring_goes_on_at_once_when_the_mesh_agrees_that_a_frozen_machine_is_dead(count: int, victim: str) -> None:
+    async def story(loop: VirtualLoop, seed: int) -> tuple[float, float]:
+        world = await a_world(loop, seed, count)
+        frozen = world.nodes[0 if victim == "owner" else -1]
+        began = loop.time()
+        world.network.freeze(frozen.process)
+        dead = await world.after(lambda: world.is_dead(frozen))
+        recovering = await world.after(lambda: world.is_recovering(frozen))
+        await world.after(lambda: world.is_whole_without(frozen))
+        return dead - began, recovering - dead
+
+    for seed in range(2):
+        verdict_s, recovery_s = run(lambda loop, seed=seed: story(loop, seed))
+        assert verdict_s <= 4.0 and recovery_s <= RECOVERY_S
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_idle_ring_whose_owner_stands_still_is_taken_over_though_a_runner_of_the_owner_lives(count: int) -> None:
+    async def story(loop: VirtualLoop) -> float:
+        world = await a_world(loop, 1, count)
+        stopped = world.nodes[0]
+        loop.stop_process(stopped.process.name)
+        dead = await world.after(lambda: world.is_dead(stopped))
+        return await world.after(lambda: world.is_recovering(stopped)) - dead
+
+    assert run(story) <= 3.2
