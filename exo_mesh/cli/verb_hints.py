@@ -28,8 +28,8 @@ VERB_HINTS = {
     "rmi": "`exo-mesh rm MODEL` deletes the files of a model",
     "network": "`exo-mesh topology` draws peers and links",
     # MLX
-    "mlx.launch": "start `exo-mesh` on each machine, they find each other; `mlx.launch --hostfile hosts.json -- exo-mesh` "
-    "works, too",
+    "mlx.launch": "start `exo-mesh` on each machine, they find each other; "
+    "`mlx.launch --hostfile hosts.json -- exo-mesh` works, too",
     "mlx.distributed_config": "cables between Macs are found without a file: `exo-mesh topology` shows them, "
     "`exo-mesh doctor rdma` what is missing; `exo-mesh hostfile FILE` checks a file that there is",
     "distributed_config": "cables between Macs are found without a file: `exo-mesh topology` shows them, "

@@ -213,9 +213,9 @@ class Placer:
                     raise ModelError(f"no peer can run {card.name} ({card.architecture}): {engine}: {exc}") from exc
         return replace(around, cards=cards), candidates
 
-    def note_of(self, plan: Plan) -> str:
+    def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
         """What is known of its tensor groups, or why it has none where one might be expected; "" if nothing."""
-        return self._groups.note_of(plan)
+        return self._groups.note_of(plan, spec)
 
     def context_for(self, spec: InstanceSpec) -> int:
         """Tokens of context that a placement for this wish needs at least."""
@@ -279,6 +279,8 @@ class Placer:
                 raise await self.judge(card, spec, exc) from exc
             plan, began = reserved.plan, monotonic()
             _log.info("placing %s: %s by ballot %s", instance_id, self._told(plan), plan.ballot)
+            if reserved.note:
+                _log.warning("%s: %s", instance_id, reserved.note)
             keeper = RingKeeper(
                 plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
             )
@@ -364,7 +366,7 @@ class Placer:
             answers = dict(zip(plan.seats, asked, strict=True))
             granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, ReserveAnswer) and a.granted}
             if len(granted) == len(answers):
-                return Reserved(plan, granted, refused.avoided, self._groups.demotion_of(plan))
+                return Reserved(plan, granted, refused.avoided, self._groups.demotion_of(plan, spec))
             await release_all(plan, self._members)
             for seat, answer in answers.items():
                 if seat not in granted:
