@@ -41,8 +41,8 @@ class GroupWish:
 class GroupFacts:
     """What grouping must know besides the peers. rdma: by (peer, other), the device by which the one reaches the other,
     where a cable with active ports joins them. obstacle: why an engine cannot split the model over so many ranks, with
-    the numbers, or "". unfit: sets of peers that are to be no group unless somebody insists, and why. tcp_fallback: peers
-    without RDMA meet over TCP where somebody asked for the group."""
+    the numbers, or "". unfit: sets of peers that are to be no group unless somebody insists, and why. tcp_fallback:
+    peers without RDMA meet over TCP where somebody asked for the group."""
 
     rdma: Mapping[tuple[str, str], str] = field(default_factory=dict)
     obstacle: Callable[[str, int], str] = lambda engine, size: f"engine {engine} cannot form tensor groups"

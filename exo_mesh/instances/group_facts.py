@@ -36,8 +36,8 @@ WIDEST_BYTES = 4
 """Of one element of the activations: float32, which is what counts against a group."""
 
 WITHOUT_RDMA = (
-    "over TCP, which is slower: no RDMA link is up between them, which takes Thunderbolt 5 cables and macOS 26.2 or newer "
-    "on each; exo-mesh doctor rdma says what is missing"
+    "over TCP, which is slower: no RDMA link is up between them, which takes Thunderbolt 5 cables and macOS 26.2 or "
+    "newer on each; exo-mesh doctor rdma says what is missing"
 )
 """How a tensor group came to meet over TCP, though nobody asked for that."""
 

@@ -205,7 +205,7 @@ async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) 
                 await anext(host.commit(plan.instance_id, plan.ballot, wiring=wiring))
 
 
-@pytest.mark.parametrize("backend", [None, "jaccl"])
+@pytest.mark.parametrize("backend", [None, pytest.param("jaccl", marks=pytest.mark.extended)])
 async def test_a_group_without_rdma_meets_over_tcp_and_says_so_once(tmp_path: Path, backend: Any) -> None:
     async with mesh(tmp_path, 2) as nodes:
         wish = InstanceSpec(MODEL, tensor_group=2, group_backend=backend)
