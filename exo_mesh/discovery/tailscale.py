@@ -69,7 +69,7 @@ class TailnetDevice:
 
 
 def devices_in(reply: Any) -> list[TailnetDevice]:
-    """The devices in the API's answer that may be on line. Raises TransportError if the answer is no list of devices."""
+    """The devices in the API's answer that may be on line. Raises TransportError for an answer of another shape."""
     devices = reply.get("devices") if isinstance(reply, Mapping) else None
     if not isinstance(devices, list):
         raise TransportError("the Tailscale API answered without a list of devices")
@@ -93,6 +93,11 @@ def port_in(reply: Any) -> int | None:
     attributes = reply.get("attributes") if isinstance(reply, Mapping) else None
     port = attributes.get(PORT_ATTRIBUTE) if isinstance(attributes, Mapping) else None
     return port if type(port) is int and 0 < port < 65536 else None
+
+
+def own_hosts() -> list[str]:
+    """The addresses of this machine."""
+    return [interface.address for interface in recent_interfaces()]
 
 
 class DevicePorts:
@@ -179,7 +184,7 @@ class TailscaleDiscovery:
         api_url: str = API_URL,
         ask_every_s: float = ASK_EVERY_S,
         first_backoff_s: float = FIRST_BACKOFF_S,
-        hosts: Callable[[], Iterable[str]] = lambda: [interface.address for interface in recent_interfaces()],
+        hosts: Callable[[], Iterable[str]] = own_hosts,
     ) -> None:
         self._headers = {"Authorization": f"Bearer {api_key}", "Accept": "application/json"}
         self._url = f"{api_url.rstrip('/')}/api/v2/tailnet/{quote(tailnet, safe='')}/devices"

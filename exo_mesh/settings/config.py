@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.domain.addresses import LINK_WORDS
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
 from exo_mesh.security.secret import parse_secret, read_secret_file
@@ -67,6 +68,8 @@ class Settings:
     tailscale_api_key_file: Path | None = None
     tailnet: str = "-"
     tailscale_api_url: str = "https://api.tailscale.com"
+    node_id_filter: tuple[str, ...] = ()
+    interface_type_filter: tuple[str, ...] = ()
     namespace: str = "default"
     secret_file: Path | None = None
     secret: str = field(default="", repr=False)
@@ -122,6 +125,7 @@ class Settings:
     request_log: str = "logs/requests.jsonl"
     request_log_max: int = 10_000
     wait_for_peers: int = 0
+    discovery_timeout: int = 30
     offline: bool = False
     log_format: str = "console"
     log_level: str = "info"
@@ -256,6 +260,10 @@ SETTINGS: Mapping[str, Setting] = {
                 values.matching(r"[A-Za-z0-9@._-]{1,253}", "the name of a tailnet"), alias="--tailnet-name"),
         Setting("tailscale_api_url", "URL", "where the Tailscale API is",
                 values.matching(r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com")),
+        Setting("node_id_filter", "PEER", "id (8 characters do) or name of the only peers to take in; all by default",
+                _NAME, separator=","),
+        Setting("interface_type_filter", "TYPE", "kinds of links on which peers are dialled: thunderbolt, ethernet, "
+                "wifi, bridge, vpn, loopback, other; all by default", values.one_of(*LINK_WORDS), separator=","),
         Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
         Setting("secret_file", "FILE", "closes the mesh: only peers with this secret can join", values.path),
         Setting("open_admin", "", "everybody may place, delete and drain on an open mesh, not only read and chat",
@@ -355,6 +363,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 1_000_000), toml=(int,)),
         Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
                 values.whole(0, 1024), toml=(int,)),
+        Setting("discovery_timeout", "SECONDS", "how long --wait-for-peers waits; then ready without them; 0 = no end",
+                values.whole(0, 86400), toml=(int,)),
         Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,
                 toml=(bool,), show=lambda on: str(on).lower()),
         Setting("log_format", "FORMAT", "console or json", values.one_of("console", "json")),
