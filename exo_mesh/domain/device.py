@@ -157,6 +157,16 @@ class PeerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkReading:
+    """How one peer reaches another. kind: of the link in use, such as "ethernet", "" if not known; mb_per_s: 10^6
+    bytes. None: not measured."""
+
+    kind: str = ""
+    rtt_ms: float | None = None
+    mb_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     """A volatile reading of one peer; a higher `sequence` is newer. Never part of the agreed view.
 
@@ -166,7 +176,7 @@ class Telemetry:
     keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
     now. capacity_bytes: what models could take if nothing else ran there; 0 of a peer of an older version.
     headroom_bytes: what could be taken of its memory before that is critical, after what is being loaded; None of a
-    peer of an older version.
+    peer of an older version. links: how it reaches other peers, by id; empty in a mesh of many.
     """
 
     peer_id: str
@@ -183,3 +193,4 @@ class Telemetry:
     fetch_room_bytes: int = 0
     capacity_bytes: int = 0
     headroom_bytes: int | None = None
+    links: Mapping[str, LinkReading] = field(default_factory=dict)

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, LinkReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.view import InstanceInfo, InstanceState, View
 from exo_mesh.errors import MemoryPressureError
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.instances.instances import Instances
+from exo_mesh.membership.links import link_of, links_of_others
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto.runner_pb2 import Heartbeat
@@ -176,13 +177,13 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
 
     rtt_ms: of the address in use, as measured, or that of the last exchanges until it is. mb_per_s: 10^6 bytes.
     """
-    used = peer.paths.get(peer.client.address)
+    link = link_of(peer)
     return {
         "from": own_id,
         "to": peer.id,
         "address": peer.client.address,
-        "rtt_ms": _rounded(used.rtt_ms if used is not None and used.works else peer.rtt_ms),
-        "mb_per_s": _rounded(used.mb_per_s) if used is not None else None,
+        "rtt_ms": link.rtt_ms,
+        "mb_per_s": link.mb_per_s,
         "paths": [
             {
                 "address": path.address,
@@ -194,6 +195,13 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
             for path in peer.paths.values()
         ],
     }
+
+
+def describe_told_link(teller: str, other: str, link: LinkReading) -> dict[str, Any]:
+    """The way by which one peer reaches another, as it told; its addresses are its own affair."""
+    figures = {"rtt_ms": _rounded(link.rtt_ms), "mb_per_s": _rounded(link.mb_per_s)}
+    paths = [{"address": "", "kind": link.kind, **figures, "works": True}] if link.kind else []
+    return {"from": teller, "to": other, "address": "", **figures, "paths": paths}
 
 
 def describe_cables(view: View) -> list[dict[str, Any]]:
@@ -214,7 +222,7 @@ def describe_cables(view: View) -> list[dict[str, Any]]:
 
 
 def describe_topology(membership: Membership, instances: Instances) -> dict[str, Any]:
-    """Peers, this node's links, who was refused and why, and the ring of each instance.
+    """Peers, this node's links and those between other peers, who was refused and why, and the ring of each instance.
 
     view_digest: equal at all peers that agree. capacity: of all peers together, as they said last.
     """
@@ -238,7 +246,10 @@ def describe_topology(membership: Membership, instances: Instances) -> dict[str,
             }
             for peer in membership.view.peers()
         ],
-        "links": [describe_link(own_id, peer) for peer in membership.peers],
+        "links": [
+            *(describe_link(own_id, peer) for peer in membership.peers),
+            *(describe_told_link(*link) for link in links_of_others(own_id, readings)),
+        ],
         "cables": describe_cables(membership.view),
         "refused": list(membership.refusals),
         "rings": [

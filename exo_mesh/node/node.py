@@ -39,6 +39,7 @@ from exo_mesh.machine.parts import MachineParts
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
 from exo_mesh.membership.key_sharing import KeySharing
+from exo_mesh.membership.links import own_links
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
@@ -524,6 +525,7 @@ class Node:
             self._models.downloads.room.num_bytes,
             self._hosting.host.capacity_bytes(),
             self._hosting.monitor.headroom_bytes,
+            own_links(self.membership.peers),
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
-from exo_mesh.domain.device import FETCHES, Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
+from exo_mesh.domain.device import FETCHES, Device, EngineInfo, LinkReading, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
@@ -27,6 +28,9 @@ from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, pl
 MAX_REASON = 256  # characters
 MAX_KIND = 40
 MAX_ITEMS = 1024
+MAX_LINKS = 16
+"""Links in one reading; see membership/links.py."""
+MAX_KIND_CHARS = 16
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
 
 MAX_NAMES_BYTES = 64 * 1024
@@ -291,6 +295,10 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         fetch_room_bytes=reading.fetch_room_bytes,
         capacity_bytes=reading.capacity_bytes,
         headroom_bytes=reading.headroom_bytes,
+        links={
+            peer_id: pb.LinkReading(kind=link.kind, rtt_ms=link.rtt_ms, mb_per_s=link.mb_per_s)
+            for peer_id, link in islice(reading.links.items(), MAX_LINKS)
+        },
     )
 
 
@@ -310,7 +318,14 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         message.fetch_room_bytes,
         message.capacity_bytes,
         message.headroom_bytes if message.HasField("headroom_bytes") else None,
+        {peer_id: _link_from_proto(link) for peer_id, link in islice(message.links.items(), MAX_LINKS)},
     )
+
+
+def _link_from_proto(message: pb.LinkReading) -> LinkReading:
+    rtt_ms = message.rtt_ms if message.HasField("rtt_ms") and math.isfinite(message.rtt_ms) else None
+    mb_per_s = message.mb_per_s if message.HasField("mb_per_s") and math.isfinite(message.mb_per_s) else None
+    return LinkReading(message.kind[:MAX_KIND_CHARS], rtt_ms, mb_per_s)
 
 
 def _reason_from_proto(message: pb.HealthReason) -> Reason:

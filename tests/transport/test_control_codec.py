@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, EngineInfo, LinkReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
@@ -84,7 +84,8 @@ def test_a_model_card_arrives_as_it_was_and_a_long_one_is_refused() -> None:
 
 
 def test_telemetry_keeps_speeds_and_tokens() -> None:
-    reading = Telemetry("a", 3, 10, 20, 5, 0.5, {"mlx": 0.25}, {"m-1": 77}, capacity_bytes=18, headroom_bytes=-3)
+    reading = Telemetry("a", 3, 10, 20, 5, 0.5, {"mlx": 0.25}, {"m-1": 77}, capacity_bytes=18, headroom_bytes=-3,
+                        links={"b": LinkReading("ethernet", 0.5, None), "c": LinkReading()})  # fmt: skip
     assert codec.telemetry_from_proto(codec.telemetry_to_proto(reading)) == reading
 
 
