@@ -33,6 +33,7 @@ from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.instances.previews import preview, previews, with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.stage_phases import with_phases
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.memory import MemoryReader, read_memory
 from exo_mesh.machine.parts import MachineParts
@@ -446,7 +447,8 @@ class Node:
         spec = replace(spec, model=(await self._models.catalogue.card(spec.model)).name)
         instance = await self._owning.instances.ensure(with_peer_ids(spec, self.membership.view.peers()))
         owners = [owner for owner, held in self._owning.instances.all() if held.plan.digest == instance.plan.digest]
-        return describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+        described = describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+        return with_phases([described], self._owning.instances.phases)[0]
 
     async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
         spec = with_peer_ids(spec, self.membership.view.peers())
