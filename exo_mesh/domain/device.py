@@ -157,13 +157,13 @@ class PeerInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkReading:
-    """How one peer reaches another. kind: of the link in use, such as "ethernet", "" if not known; mb_per_s: 10^6
-    bytes. None: not measured."""
+class HopReading:
+    """A way to another peer, as the peer that gives the reading measured it; 0: not measured. mb_per_s: 10^6 bytes."""
 
+    peer_id: str
+    rtt_ms: float = 0.0
+    mb_per_s: float = 0.0
     kind: str = ""
-    rtt_ms: float | None = None
-    mb_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,8 @@ class Telemetry:
     keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
     now. capacity_bytes: what models could take if nothing else ran there; 0 of a peer of an older version.
     headroom_bytes: what could be taken of its memory before that is critical, after what is being loaded; None of a
-    peer of an older version. links: how it reaches other peers, by id; empty in a mesh of many.
+    peer of an older version. temperature_c, power_w: 0 where they are unknown. frames: computed so far, by instance
+    whose driver runs there. is_draining: it takes nothing new. hops: its ways to peers with which it shares a ring.
     """
 
     peer_id: str
@@ -193,4 +194,8 @@ class Telemetry:
     fetch_room_bytes: int = 0
     capacity_bytes: int = 0
     headroom_bytes: int | None = None
-    links: Mapping[str, LinkReading] = field(default_factory=dict)
+    temperature_c: float = 0.0
+    power_w: float = 0.0
+    frames: Mapping[str, int] = field(default_factory=dict)
+    is_draining: bool = False
+    hops: tuple[HopReading, ...] = ()

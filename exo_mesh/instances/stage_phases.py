@@ -81,6 +81,5 @@ def _from_view(state: str, stage: dict[str, Any]) -> StagePhase:
     if state == "loading" and active:
         done, total = (sum(one[key] for one in active) for key in ("done_bytes", "total_bytes"))
         return StagePhase(LoadPhase.DOWNLOADING, done, total)
-    return StagePhase(
-        LoadPhase.READY if state == "ready" else LoadPhase.LOADING if state == "loading" else LoadPhase.PLANNED
-    )
+    known = {"ready": LoadPhase.READY, "loading": LoadPhase.LOADING}
+    return StagePhase(known.get(state, LoadPhase.PLANNED))

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from exo_mesh.domain.device import Device, LinkReading, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.view import InstanceInfo, InstanceState, View
 from exo_mesh.errors import MemoryPressureError
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.instances.instances import Instances
-from exo_mesh.membership.links import link_of, links_of_others
+from exo_mesh.membership.links import hops_of_others
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto.runner_pb2 import Heartbeat
@@ -117,10 +117,19 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "usable_bytes": reading.usable_bytes,
         "total_bytes": reading.total_bytes,
         "reserved_bytes": reading.reserved_bytes,
+        "headroom_bytes": reading.headroom_bytes,
         "load": round(reading.load, 2),
         "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
         "tokens": dict(sorted(reading.tokens.items())),
         "fetch_room_bytes": reading.fetch_room_bytes,
+        "temperature_c": round(reading.temperature_c, 1) or None,
+        "power_w": round(reading.power_w, 1) or None,
+        "frames": dict(sorted(reading.frames.items())),
+        "draining": reading.is_draining,
+        "hops": [
+            {"to": hop.peer_id, "rtt_ms": hop.rtt_ms or None, "mb_per_s": hop.mb_per_s or None, "kind": hop.kind}
+            for hop in reading.hops
+        ],
     }
 
 
@@ -177,13 +186,13 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
 
     rtt_ms: of the address in use, as measured, or that of the last exchanges until it is. mb_per_s: 10^6 bytes.
     """
-    link = link_of(peer)
+    used = peer.paths.get(peer.client.address)
     return {
         "from": own_id,
         "to": peer.id,
         "address": peer.client.address,
-        "rtt_ms": link.rtt_ms,
-        "mb_per_s": link.mb_per_s,
+        "rtt_ms": _rounded(used.rtt_ms if used is not None and used.works else peer.rtt_ms),
+        "mb_per_s": _rounded(used.mb_per_s) if used is not None else None,
         "paths": [
             {
                 "address": path.address,
@@ -197,11 +206,11 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
     }
 
 
-def describe_told_link(teller: str, other: str, link: LinkReading) -> dict[str, Any]:
-    """The way by which one peer reaches another, as it told; its addresses are its own affair."""
-    figures = {"rtt_ms": _rounded(link.rtt_ms), "mb_per_s": _rounded(link.mb_per_s)}
-    paths = [{"address": "", "kind": link.kind, **figures, "works": True}] if link.kind else []
-    return {"from": teller, "to": other, "address": "", **figures, "paths": paths}
+def describe_told_link(teller: str, hop: HopReading) -> dict[str, Any]:
+    """The way by which one peer reaches another, as it told, without addresses."""
+    figures = {"rtt_ms": hop.rtt_ms or None, "mb_per_s": hop.mb_per_s or None}
+    paths = [{"address": "", "kind": hop.kind, **figures, "works": True}] if hop.kind else []
+    return {"from": teller, "to": hop.peer_id, "address": "", **figures, "paths": paths}
 
 
 def describe_cables(view: View) -> list[dict[str, Any]]:
@@ -248,7 +257,7 @@ def describe_topology(membership: Membership, instances: Instances) -> dict[str,
         ],
         "links": [
             *(describe_link(own_id, peer) for peer in membership.peers),
-            *(describe_told_link(*link) for link in links_of_others(own_id, readings)),
+            *(describe_told_link(*told) for told in hops_of_others(own_id, readings)),
         ],
         "cables": describe_cables(membership.view),
         "refused": list(membership.refusals),

@@ -1,20 +1,18 @@
-"""What is told of links between peers, and how each pair comes to be shown once."""
+"""How each pair of other peers comes to be shown once, from what they tell of their links."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from exo_mesh.domain.device import LinkReading, Telemetry
-from exo_mesh.membership.links import links_of_others, own_links
-from exo_mesh.transport.control_codec import MAX_LINKS
+from exo_mesh.domain.device import HopReading, Telemetry
+from exo_mesh.membership.links import hops_of_others
 from tests.support.nodes import mesh, until
 
 
 def reading(peer_id: str, **links: float) -> Telemetry:
-    told = {other: LinkReading("ethernet", rtt_ms) for other, rtt_ms in links.items()}
-    return Telemetry(peer_id, 1, 1, 1, 0, links=told)
+    told = tuple(HopReading(other, rtt_ms, kind="ethernet") for other, rtt_ms in links.items())
+    return Telemetry(peer_id, 1, 1, 1, 0, hops=told)
 
 
 def test_each_pair_of_other_peers_is_shown_once_and_no_peer_that_has_gone() -> None:
@@ -24,15 +22,8 @@ def test_each_pair_of_other_peers_is_shown_once_and_no_peer_that_has_gone() -> N
         "c": reading("c", a=2.0, b=4.0, d=5.0, gone=6.0),
         "d": reading("d", d=7.0),
     }
-    shown = [(one, other, link.rtt_ms) for one, other, link in links_of_others("a", told)]
+    shown = [(teller, hop.peer_id, hop.rtt_ms) for teller, hop in hops_of_others("a", told)]
     assert shown == [("b", "c", 3.0), ("c", "d", 5.0)]
-
-
-def test_a_large_mesh_tells_no_links() -> None:
-    peer: Any = [
-        SimpleNamespace(id=str(n), paths={}, client=SimpleNamespace(address=""), rtt_ms=1.0) for n in range(17)
-    ]
-    assert len(own_links(peer[:MAX_LINKS])) == MAX_LINKS and own_links(peer) == {}
 
 
 async def test_the_topology_of_one_peer_has_the_link_between_two_others(tmp_path: Path) -> None:
