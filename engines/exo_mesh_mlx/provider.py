@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
+from exo_mesh.engine.floors import MACOS_FLOOR, is_older, too_old, upgrade
 from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.options import check_options
 
@@ -39,6 +40,11 @@ class MlxProvider:
         missing = [package for package in ("mlx", "mlx_lm") if util.find_spec(package) is None]
         if missing:
             return Availability(False, f"{' and '.join(missing)} not installed", _REMEDY)
+        if old := too_old("mlx"):
+            return Availability(False, old, upgrade("mlx"))
+        if sys.platform == "darwin" and (macos := platform.mac_ver()[0]) and is_older(macos, MACOS_FLOOR):
+            reason = f"macOS {macos} is too old, MLX needs {MACOS_FLOOR} or newer"
+            return Availability(False, reason, "update macOS")
         if sys.platform == "darwin" and platform.machine() == "arm64":
             return Availability(True, "Apple silicon", compute="metal", preference=100)
         backend = next((name for name in _LINUX_BACKENDS if _version(name)), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from exo_mesh.engine.contract import Availability, Compute, ModelSurvey, StageEngine
+from exo_mesh.engine.floors import too_old, upgrade
 
 _REMEDY = 'pip install "exo-mesh[torch]"'
 
@@ -46,8 +47,8 @@ class TorchProvider:
         missing = [package for package in ("torch", "transformers") if util.find_spec(package) is None]
         if missing:
             return Availability(False, f"{' and '.join(missing)} not installed", _REMEDY)
-        if int((_version("transformers") or "0").split(".")[0]) < 5:
-            return Availability(False, f"transformers {_version('transformers')} is older than 5", _REMEDY)
+        if old := too_old("torch"):
+            return Availability(False, old, upgrade("torch"))
         compute, reason = find_compute(_version("torch"), _library_names(), _device_names())
         return Availability(True, reason, compute=compute, preference=_PREFERENCE[compute])
 

@@ -14,8 +14,9 @@ _HINTS = {
     "--force-master": "exo-mesh has no master: all peers are equal",
     "--master": "exo-mesh has no master: all peers are equal",
     "--libp2p-port": "peers talk gRPC: use --grpc-port",
-    "--node-port": "use --grpc-port",
-    "--node-host": "use --host",
+    "--node-id": "each node makes its own id at its first start and keeps it in its home; --name names it for people",
+    "--tailscale-api-key": "`ps` shows flags to everybody: write the key into a file, and name that with "
+    "--tailscale-api-key-file",
     "--tui": "`exo-mesh top` shows the mesh live in another terminal",
     "--disable-tui": "there is nothing to turn off: a node prints lines; `exo-mesh top` shows the mesh live",
     "--nowordwrap": "use --plain: the text as the model writes it",
@@ -33,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; raises ConfigError for anything left over."""
-        if hint := next((_HINTS[word] for word in argv if word in _HINTS), None):
+        if hint := next((_HINTS[flag] for flag in (word.partition("=")[0] for word in argv) if flag in _HINTS), None):
             raise ConfigError(hint)
         args, rest = self.parse_known_args(argv)
         if rest:
@@ -60,8 +61,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         dest = f"setting_{setting.name}"
         if setting.is_switch:
             group.add_argument(setting.flag, dest=dest, action="append_const", const="true", help=text)
+        elif setting.bare:
+            group.add_argument(
+                *flags, dest=dest, action="append", nargs="?", const=setting.bare, metavar=setting.metavar, help=text
+            )
         else:
             group.add_argument(*flags, dest=dest, action="append", metavar=setting.metavar, help=text)
+    text = "the same as --fast-synch off"
+    group.add_argument("--no-fast-synch", dest="setting_fast_synch", action="append_const", const="off", help=text)
     for flag, level in (("-v", "debug"), ("-q", "warning")):
         text = f"the same as --log-level {level}"
         group.add_argument(flag, dest="setting_log_level", action="append_const", const=level, help=text)

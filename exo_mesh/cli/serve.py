@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_node_flags, node_flags
 from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
+from exo_mesh.engine import floors
 from exo_mesh.errors import InputError
 from exo_mesh.machine import open_files
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
@@ -35,6 +36,7 @@ OFFLINE_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_D
 if TYPE_CHECKING:
     from exo_mesh.cli.wiring import RunningNode
 
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> NoReturn:
     """Serve, then end the process. Raises MeshErrors for what keeps the node from starting."""
     loaded = load_settings(node_flags(args), os.environ)
+    _require_versions()
     environ = dict(os.environ)  # as it was given, for a restart
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)
@@ -71,6 +74,13 @@ def run(args: argparse.Namespace) -> NoReturn:
     if comes_back:
         _begin_again(environ)
     _leave()
+
+
+def _require_versions() -> None:
+    """Raises ConfigError if a library is older than what this version works with. Before it is imported: gRPC's
+    generated code would raise an error of its own."""
+    if old := floors.too_old():
+        raise ConfigError(f"{old}: {floors.upgrade()}")
 
 
 async def _serve(

@@ -25,9 +25,14 @@ def peer_names(state: dict[str, Any]) -> dict[str, str]:
 
 
 def ring_line(instance: dict[str, Any], names: dict[str, str]) -> str:
-    """`alpha 0-5 → beta 6-11`: the peers of an instance in ring order with the layers that each holds."""
-    stages = ((names.get(stage["peer"], stage["peer"][:8]), stage["layers"]) for stage in instance["stages"])
-    return " → ".join(f"{name} {layers_text(layers)}" for name, layers in stages)
+    """`alpha 0-5 → beta 6-11`: the peers of an instance in ring order with the layers that each holds; while they are
+    loaded also how far each is: `alpha 0-5 (loading 3/8) → beta 6-11 (ready)`."""
+    parts = []
+    for stage in instance["stages"]:
+        part = f"{names.get(stage['peer'], stage['peer'][:8])} {layers_text(stage['layers'])}"
+        progress = stage.get("progress") if instance.get("state") == "loading" else ""
+        parts.append(f"{part} ({progress})" if progress else part)
+    return " → ".join(parts)
 
 
 def layers_text(layers: Sequence[int]) -> str:

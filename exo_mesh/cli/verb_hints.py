@@ -27,6 +27,13 @@ VERB_HINTS = {
     "build": "there is nothing to build: `exo-mesh pull MODEL` fetches a model",
     "rmi": "`exo-mesh rm MODEL` deletes the files of a model",
     "network": "`exo-mesh topology` draws peers and links",
+    # MLX
+    "mlx.launch": "start `exo-mesh` on each machine, they find each other; "
+    "`mlx.launch --hostfile hosts.json -- exo-mesh` works, too",
+    "mlx.distributed_config": "cables between Macs are found without a file: `exo-mesh topology` shows them, "
+    "`exo-mesh doctor rdma` what is missing; `exo-mesh hostfile FILE` checks a file that there is",
+    "distributed_config": "cables between Macs are found without a file: `exo-mesh topology` shows them, "
+    "`exo-mesh doctor rdma` what is missing; `exo-mesh hostfile FILE` checks a file that there is",
     # LM Studio, llama.cpp, exo, and plain guesses
     "get": "`exo-mesh pull MODEL` fetches a model",
     "download": "`exo-mesh pull MODEL` fetches a model",

@@ -20,6 +20,7 @@ from exo_mesh.api.listening import bound_socket
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.cli.screen import NodeFacts
+from exo_mesh.engine.floors import too_old, upgrade
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.machine import open_files
@@ -35,6 +36,8 @@ from exo_mesh.settings.config import ConfigError, LoadedSettings
 from exo_mesh.settings.places import models_dirs
 
 API_PORT_TRIES = 50
+ENGINE_EXTRAS = ("mlx", "torch")
+"""Extras of this package with the libraries of engines."""
 
 
 _PATHS_BY_NAME = {"health": HEALTH_PATHS, "metrics": METRICS_PATHS}
@@ -69,6 +72,7 @@ class RunningNode:
         _check_model_engines(self._registry, settings.model_engines)
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
+        self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
         if settings.secret_file and settings.secret:
             self._notes += filter(None, [exposure(settings.secret_file)])
         if settings.api and settings.tls_cert and settings.tls_key:

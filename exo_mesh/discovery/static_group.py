@@ -25,6 +25,10 @@ from exo_mesh.errors import InputError
 MAX_HOSTS = 32
 MAX_FILE_BYTES = 1_000_000
 DEFAULT_PORT = 5000
+RANK_VARIABLE = "MLX_RANK"
+MPI_RANK_VARIABLE = "OMPI_COMM_WORLD_RANK"
+MPI_SIZE_VARIABLE = "OMPI_COMM_WORLD_SIZE"
+"""Open MPI sets the last two for each process that mpirun starts; older launchers of MLX did, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +181,7 @@ def launched_group(environ: Mapping[str, str]) -> tuple[StaticGroup, int] | None
 
     Raises InputError if the variables or files make no group.
     """
-    rank_text = environ.get("MLX_RANK", "")
+    rank_text = given_rank(environ)
     devices, hostfile = environ.get("MLX_IBV_DEVICES", ""), environ.get("MLX_HOSTFILE", "")
     if not rank_text or not (devices or hostfile):
         return None
@@ -188,9 +192,23 @@ def launched_group(environ: Mapping[str, str]) -> tuple[StaticGroup, int] | None
         group = _from_hosts(_json_file(hostfile, "MLX_HOSTFILE"))
     if group is None:
         return None
+    _check_size(environ, len(group.hosts))
     if not rank_text.isascii() or not rank_text.isdecimal() or int(rank_text) >= len(group.hosts):
-        raise InputError(f"MLX_RANK is {rank_text!r}, and the group has {len(group.hosts)} ranks", param="hostfile")
+        name = RANK_VARIABLE if environ.get(RANK_VARIABLE) else MPI_RANK_VARIABLE
+        raise InputError(f"{name} is {rank_text!r}, and the group has {len(group.hosts)} ranks", param="hostfile")
     return group, int(rank_text)
+
+
+def given_rank(environ: Mapping[str, str]) -> str:
+    """The rank that `mlx.launch` or mpirun gave this process, as text; "" if neither did."""
+    return environ.get(RANK_VARIABLE) or environ.get(MPI_RANK_VARIABLE, "")
+
+
+def _check_size(environ: Mapping[str, str], size: int) -> None:
+    """mpirun's number of processes must be that of the group's ranks, where mpirun gave the rank."""
+    said = "" if environ.get(RANK_VARIABLE) else environ.get(MPI_SIZE_VARIABLE, "")
+    if said and said != str(size):
+        raise InputError(f"{MPI_SIZE_VARIABLE} is {said!r}, and the group has {size} ranks", param="hostfile")
 
 
 def _json_file(path: str, variable: str) -> Any:

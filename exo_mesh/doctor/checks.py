@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from exo_mesh import OLDEST_PYTHON
+from exo_mesh.engine.floors import upgrade
 from exo_mesh.telemetry.tables import human_bytes
 
-MIN_PYTHON = (3, 11)
 MAX_SKEW_S = 5.0
 """Nothing but certificates and the times in logs depends on clocks; a log that is seconds off misleads people."""
 LITTLE_MEMORY_BYTES = 10**9
@@ -98,16 +99,19 @@ class ServiceReading:
 
 
 def check_versions(
-    python: tuple[int, ...], exo_mesh: str, protocol: int, libraries: Mapping[str, str | None]
+    python: tuple[int, ...], exo_mesh: str, protocol: int, libraries: Mapping[str, str | None], old: str = ""
 ) -> list[Finding]:
-    """libraries: installed version by package that a node cannot do without; None where it is absent."""
+    """libraries: installed version by package that a node cannot do without; None where it is absent. old: which are
+    too old."""
     said = ".".join(map(str, python))
-    if python[:2] < MIN_PYTHON:
-        remedy = f"install Python {'.'.join(map(str, MIN_PYTHON))} or newer"
+    if python[:2] < OLDEST_PYTHON:
+        remedy = f"install Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
         return [Finding("versions", Severity.FAIL, f"Python {said} is too old", remedy)]
     missing = [name for name, version in libraries.items() if version is None]
     if missing:
         return [Finding("versions", Severity.FAIL, f"not installed: {', '.join(missing)}", "pip install exo-mesh")]
+    if old:
+        return [Finding("versions", Severity.FAIL, old, upgrade())]
     versions = ", ".join(f"{name} {version}" for name, version in libraries.items())
     return [Finding("versions", Severity.OK, f"exo-mesh {exo_mesh}, protocol {protocol}, Python {said}, {versions}")]
 

@@ -14,6 +14,7 @@ from exo_mesh import PROTOCOL_VERSION, __version__
 from exo_mesh.client.api_client import ApiClient, NoNodeError
 from exo_mesh.doctor import checks
 from exo_mesh.doctor.checks import Finding, Severity
+from exo_mesh.engine.floors import too_old
 from exo_mesh.errors import MeshError
 from exo_mesh.machine.libraries import library_versions
 from exo_mesh.settings.config import LoadedSettings
@@ -152,7 +153,9 @@ def reserved_by(node: LocalNode) -> int:
 
 def version_findings() -> list[Finding]:
     """Findings about Python, the protocol and the packages that a node needs."""
-    return checks.check_versions(sys.version_info[:3], __version__, PROTOCOL_VERSION, library_versions(NEEDED))
+    return checks.check_versions(
+        sys.version_info[:3], __version__, PROTOCOL_VERSION, library_versions(NEEDED), too_old()
+    )
 
 
 def _config_finding(loaded: LoadedSettings) -> Finding:

@@ -43,6 +43,18 @@ class LinkKind(IntEnum):
         return self >= LinkKind.BRIDGE
 
 
+LINK_WORDS = {
+    "thunderbolt": LinkKind.THUNDERBOLT,
+    "ethernet": LinkKind.ETHERNET,
+    "wifi": LinkKind.WIFI,
+    "other": LinkKind.UNKNOWN,
+    "bridge": LinkKind.BRIDGE,
+    "vpn": LinkKind.VPN,
+    "loopback": LinkKind.LOOPBACK,
+}
+"""What people call them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interface:
     """One address (without scope) of one network interface that is up."""

@@ -14,7 +14,8 @@ from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
 from exo_mesh.errors import InputError, PlacementError
 
 WishedBackend = Literal["auto", "ring", "jaccl", "jaccl-ring"]
-"""auto: JACCL, where there is RDMA between the peers, and nothing elsewhere."""
+"""auto: JACCL, where there is RDMA between the peers. Elsewhere no group is made, except as GroupFacts.tcp_fallback
+says."""
 
 MAX_MEMBERS = 12
 """Peers among which groups are looked for, those with the most memory: more have never shared one table's cables."""
@@ -40,11 +41,13 @@ class GroupWish:
 class GroupFacts:
     """What grouping must know besides the peers. rdma: by (peer, other), the device by which the one reaches the other,
     where a cable with active ports joins them. obstacle: why an engine cannot split the model over so many ranks, with
-    the numbers, or "". unfit: sets of peers that are to be no group unless somebody insists, and why."""
+    the numbers, or "". unfit: sets of peers that are to be no group unless somebody insists, and why. tcp_fallback:
+    peers without RDMA meet over TCP where somebody asked for the group."""
 
     rdma: Mapping[tuple[str, str], str] = field(default_factory=dict)
     obstacle: Callable[[str, int], str] = lambda engine, size: f"engine {engine} cannot form tensor groups"
     unfit: Mapping[frozenset[str], str] = field(default_factory=dict)
+    tcp_fallback: bool = False
 
 
 def joined(members: Sequence[Candidate], backend: GroupBackend, rdma: Mapping[tuple[str, str], str]) -> Candidate:
@@ -73,18 +76,19 @@ def group_fault(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts
         return f"their engines differ: {', '.join(sorted(builds))}"
     if obstacle := facts.obstacle(members[0].engine, len(members)):
         return obstacle
-    return "" if backend_for(members, wish.backend, facts) else _missing_cables(members, wish.backend, facts)
+    return "" if backend_for(members, wish, facts) else _missing_cables(members, wish.backend, facts)
 
 
-def backend_for(members: Sequence[Candidate], wished: WishedBackend, facts: GroupFacts) -> GroupBackend | None:
+def backend_for(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> GroupBackend | None:
     """How these peers can reach each other; None if not as wished."""
+    wished = wish.backend
     if wished == "ring":
         return "ring"
     if wished in ("auto", "jaccl") and len(members) <= MAX_MESH_RANKS and not _gaps(members, facts, ring=False):
         return "jaccl"
     if wished == "jaccl-ring" and not _gaps(members, facts, ring=True):
         return "jaccl-ring"
-    return None
+    return "ring" if wish.is_forced and facts.tcp_fallback else None
 
 
 def _gaps(members: Sequence[Candidate], facts: GroupFacts, *, ring: bool) -> list[tuple[str, str]]:
@@ -161,9 +165,7 @@ def _with(
 ) -> list[Candidate]:
     """Groups first: the ring goes from the one with the most memory."""
     taken = {member.peer_id for group in groups for member in group}
-    merged = [
-        joined(group, cast(GroupBackend, backend_for(group, wish.backend, facts)), facts.rdma) for group in groups
-    ]
+    merged = [joined(group, cast(GroupBackend, backend_for(group, wish, facts)), facts.rdma) for group in groups]
     required = [replace(group, required=wish.is_forced) for group in merged]
     return [*required, *(candidate for candidate in candidates if candidate.peer_id not in taken)]
 

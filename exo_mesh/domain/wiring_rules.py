@@ -17,6 +17,9 @@ MAX_MESH_RANKS = 8
 MLX_VARIABLES = ("MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_COORDINATOR", "MLX_JACCL_RING")
 """By these MLX decides with whom a process forms a group. A runner gets those of its own rank and no others."""
 
+RING_VERBOSE = "MLX_RING_VERBOSE"
+"""If set, MLX's ring backend says on standard error how its ranks connect."""
+
 _DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 

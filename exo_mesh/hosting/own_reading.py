@@ -10,8 +10,10 @@ from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
+from exo_mesh.transport.control_codec import MAX_HOPS
 
 MAX_OWN_HOPS = 8
+"""In a mesh of more than MAX_HOPS others."""
 
 
 def own_reading(
@@ -51,7 +53,10 @@ def own_reading(
 
 
 def own_hops(membership: Membership, host: StageHost) -> tuple[HopReading, ...]:
-    """The ways to the peers with which this node shares a ring; no others, so that readings stay short."""
+    """The ways to all peers of a small mesh, so that each peer can show all links; in a mesh of more than MAX_HOPS
+    others only those to peers with which this node shares a ring, so that readings stay short."""
+    if membership.num_peers <= MAX_HOPS:
+        return tuple(map(_hop, membership.peers))
     partners = sorted({peer_id for lease in host.leases for peer_id in lease.plan.member_ids} - {membership.own.id})
     peers = [peer for peer_id in partners if (peer := membership.peer(peer_id)) is not None]
     return tuple(map(_hop, peers[:MAX_OWN_HOPS]))

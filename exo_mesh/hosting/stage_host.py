@@ -17,6 +17,7 @@ from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.domain.stage import ReserveAnswer, StageStanding
 from exo_mesh.domain.tensor_group import RankWiring, sharded
+from exo_mesh.domain.wiring_rules import RING_VERBOSE
 from exo_mesh.errors import FetchError, InputError, MeshError, StageLostError
 from exo_mesh.hosting.collectives import collective_endpoint, wiring_fault
 from exo_mesh.hosting.flight_recorder import FlightRecorder
@@ -120,6 +121,8 @@ class StageHost:
         self._fence_of = fence_of
         self._hops = Hops(hosts_of)
         self._environment = runner_environment(settings.fast_synch, os.environ)
+        if settings.log_level == "debug":
+            self._environment.setdefault(RING_VERBOSE, "1")
         self._spares = SparePool(settings.spare_runners, engine, limits.command, self._environment)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}

@@ -35,6 +35,12 @@ _log = logging.getLogger(__name__)
 WIDEST_BYTES = 4
 """Of one element of the activations: float32, which is what counts against a group."""
 
+WITHOUT_RDMA = (
+    "over TCP, which is slower: no RDMA link is up between them, which takes Thunderbolt 5 cables and macOS 26.2 or "
+    "newer on each; exo-mesh doctor rdma says what is missing"
+)
+"""How a tensor group came to meet over TCP, though nobody asked for that."""
+
 _FINAL = frozenset({ModelError.code})
 """Failures of a rank for which its group is not to blame: a pipeline stage would fail alike."""
 
@@ -90,7 +96,10 @@ class GroupKnowledge:
                 raise
             _log.info("no tensor group for %s: %s", card.name, exc)
             return GroupFacts()
-        return GroupFacts(rdma, lambda engine, size: self._obstacle(engine, config, size), self._unfit())
+        may_use_tcp = not self._settings.secret  # collectives over TCP are not encrypted
+        return GroupFacts(
+            rdma, lambda engine, size: self._obstacle(engine, config, size), self._unfit(), tcp_fallback=may_use_tcp
+        )
 
     async def _config(self, name: str) -> Mapping[str, Any]:
         """The config.json of a model. Raises ModelError if it cannot be read."""
@@ -153,14 +162,28 @@ class GroupKnowledge:
         wish, min_peers = as_pipeline(spec.group_wish(self._settings), plan, spec.min_peers or 1)
         return replace(spec, tensor_group=wish.size, groups=(), pins=(), min_peers=min_peers)
 
-    def note_of(self, plan: Plan) -> str:
+    def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
         """Why peers of the plan are no group, or what is known of those that are; "" if there is nothing to say."""
         notes = [reason for peers, reason in self._measured(plan)]
-        return "; ".join([*notes, *self._demotions(plan)])
+        return "; ".join([*notes, *self._demotions(plan), *self._over_tcp(plan, spec)])
 
-    def demotion_of(self, plan: Plan) -> str:
-        """Why peers of the plan are no group; "" if there is no such reason."""
-        return "; ".join(self._demotions(plan))
+    def demotion_of(self, plan: Plan, spec: InstanceSpec) -> str:
+        """Why peers of the plan are no group, or one without RDMA; "" if there is no such reason."""
+        return "; ".join([*self._demotions(plan), *self._over_tcp(plan, spec)])
+
+    def _over_tcp(self, plan: Plan, spec: InstanceSpec) -> list[str]:
+        """A sentence for each group that meets over TCP, though nobody asked for TCP."""
+        wished = {frozenset(pin.group): pin.group_backend for pin in spec.pins if pin.group}
+        peers = {peer.id: peer for peer in self._peers()}
+        notes = []
+        for group in groups_of(plan):
+            default = spec.group_wish(self._settings).backend
+            if (leader := peers.get(group.peers[0])) is not None:
+                default = _backend_of(leader, default)
+            if group.backend == "ring" and wished.get(frozenset(group.peers), default) != "ring":
+                names = " and ".join(peers[one].name if one in peers else one[:8] for one in group.peers)
+                notes.append(f"{names} are a tensor group {WITHOUT_RDMA}")
+        return notes
 
     def _measured(self, plan: Plan) -> list[tuple[frozenset[str], str]]:
         groups = [frozenset(group.peers) for group in groups_of(plan)]

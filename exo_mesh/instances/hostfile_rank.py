@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from exo_mesh.discovery.interfaces import read_interfaces
-from exo_mesh.discovery.static_group import StaticGroup, launched_group, read_hostfile
+from exo_mesh.discovery.static_group import StaticGroup, given_rank, launched_group, read_hostfile
 from exo_mesh.domain.device import StaticRank
 from exo_mesh.settings.config import Settings
 
@@ -33,7 +33,7 @@ def own_rank(settings: Settings, environ: Mapping[str, str]) -> OwnRank:
     launched = launched_group(environ)
     if settings.hostfile is not None:
         group = read_hostfile(settings.hostfile)
-        given = environ.get("MLX_RANK", "")
+        given = given_rank(environ)
         if given.isascii() and given.isdecimal() and int(given) < len(group.hosts):
             return _own(group, int(given))
         names = (settings.name, platform.node(), platform.node().partition(".")[0])

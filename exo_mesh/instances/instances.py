@@ -33,6 +33,7 @@ from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper
 from exo_mesh.instances.short_peers import refusal_of, short_members
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.membership.fences import FENCE_S, LEAP, Fence
 from exo_mesh.membership.messages import fence_to_proto
 from exo_mesh.membership.service import Membership
@@ -176,6 +177,10 @@ class Instances:
         if not parts:
             return None
         return "fetching", sum(one.done_bytes for one in parts), sum(one.total_bytes for one in parts)
+
+    def phases(self, instance_id: str) -> Sequence[StagePhase]:
+        """How far each stage of an instance is that this node brings up; () of others."""
+        return self._placer.phases(instance_id)
 
     @property
     def is_placing(self) -> bool:

@@ -49,6 +49,7 @@ from exo_mesh.instances.members import Members
 from exo_mesh.instances.outlook import FIGURES_S, finds_plan, judged, memory_in_use
 from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper, release_all
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.instances.tensor_groups import wirings
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.mixing import Mixing
@@ -145,6 +146,7 @@ class Placer:
         self._pool = pool
         self._runner_limits = runner_limits
         self._groups = groups
+        self._rising: dict[str, RingKeeper] = {}
 
     async def propose(
         self,
@@ -213,9 +215,9 @@ class Placer:
                     raise ModelError(f"no peer can run {card.name} ({card.architecture}): {engine}: {exc}") from exc
         return replace(around, cards=cards), candidates
 
-    def note_of(self, plan: Plan) -> str:
+    def note_of(self, plan: Plan, spec: InstanceSpec) -> str:
         """What is known of its tensor groups, or why it has none where one might be expected; "" if nothing."""
-        return self._groups.note_of(plan)
+        return self._groups.note_of(plan, spec)
 
     def context_for(self, spec: InstanceSpec) -> int:
         """Tokens of context that a placement for this wish needs at least."""
@@ -279,6 +281,8 @@ class Placer:
                 raise await self.judge(card, spec, exc) from exc
             plan, began = reserved.plan, monotonic()
             _log.info("placing %s: %s by ballot %s", instance_id, self._told(plan), plan.ballot)
+            if reserved.note:
+                _log.warning("%s: %s", instance_id, reserved.note)
             keeper = RingKeeper(
                 plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
             )
@@ -324,6 +328,7 @@ class Placer:
         instance_id = keeper.plan.instance_id
         self._membership.put_instance(instance_id, InstanceInfo(keeper.plan, InstanceState.LOADING))
         try:
+            self._rising[instance_id] = keeper
             return await keeper.bring_up()
         except BaseException as exc:
             outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
@@ -333,6 +338,13 @@ class Placer:
             finally:
                 self._membership.put_instance(instance_id, None)
             raise
+        finally:
+            self._rising.pop(instance_id, None)
+
+    def phases(self, instance_id: str) -> Sequence[StagePhase]:
+        """How far each stage of an instance is that this node brings up; () of others."""
+        keeper = self._rising.get(instance_id)
+        return () if keeper is None else keeper.phases
 
     def _give_up_if_hopeless(self, reserved: Reserved, error: MeshError) -> None:
         """A model that crashed on one peer until that refused it, and then on others, will not do better on the next
@@ -364,7 +376,7 @@ class Placer:
             answers = dict(zip(plan.seats, asked, strict=True))
             granted = {seat: a.collective for seat, a in answers.items() if isinstance(a, ReserveAnswer) and a.granted}
             if len(granted) == len(answers):
-                return Reserved(plan, granted, refused.avoided, self._groups.demotion_of(plan))
+                return Reserved(plan, granted, refused.avoided, self._groups.demotion_of(plan, spec))
             await release_all(plan, self._members)
             for seat, answer in answers.items():
                 if seat not in granted:

@@ -80,7 +80,7 @@ async def previews(
                 continue
             key = (plan.context_limit, *((s.peers, s.engine, s.shard.start, s.shard.stop) for s in plan.stages))
             held = {engine: await placer.held(card, engine) for engine in plan.engines}
-            entry = found.setdefault(key, _describe(held, plan, names, usable, spec, placer.note_of(plan)))
+            entry = found.setdefault(key, _describe(held, plan, names, usable, spec, placer.note_of(plan, spec)))
             if policy not in entry["policies"]:
                 entry["policies"].append(policy)
         if all(entry["width"] != width for entry in found.values()):
@@ -99,7 +99,7 @@ async def preview(placer: Placer, card: ModelCard, spec: InstanceSpec, peers: Se
     names = {peer.id: peer.name for peer in peers}
     usable = {one.peer_id: one.usable_bytes for one in placer.candidates(card, spec, may_fetch=True)}
     held = {engine: await placer.held(card, engine) for engine in plan.engines}
-    described = _describe(held, plan, names, usable, spec, placer.note_of(plan))
+    described = _describe(held, plan, names, usable, spec, placer.note_of(plan, spec))
     return {**described, "policies": [plan.inputs.policy]}
 
 

@@ -24,6 +24,7 @@ from exo_mesh.errors import (
 )
 from exo_mesh.instances.liveness import SilentSeats, StageLook
 from exo_mesh.instances.members import Members
+from exo_mesh.instances.stage_phases import StagePhase, of_rank, of_stage
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2
 from exo_mesh.proto.runner_pb2 import GroupFigures
@@ -271,6 +272,16 @@ class RingKeeper:
             (adopter,) = adopters
             if self._members.is_alive(adopter):
                 raise TransportError(f"{self.plan.instance_id} has been adopted by peer {adopter[:8]}")
+
+    @property
+    def phases(self) -> list[StagePhase]:
+        """How far each stage is."""
+        ranks: dict[int, list[StagePhase]] = {}
+        for seat in self.plan.seats:
+            is_loaded, is_ready = self._listening[seat].done(), self._ready[seat].done()
+            phase = of_rank(self._fetching.get(seat), self._loading.get(seat), is_loaded=is_loaded, is_ready=is_ready)
+            ranks.setdefault(seat.stage, []).append(phase)
+        return [of_stage(ranks[stage]) for stage in sorted(ranks)]
 
     def give_up(self, stage: int, reason: str) -> None:
         """A stage cannot go on, as its owner has found out: the ring is lost."""

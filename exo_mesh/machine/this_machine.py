@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from exo_mesh.discovery.interfaces import read_interfaces
-from exo_mesh.domain.addresses import advertised
+from exo_mesh.domain.addresses import LINK_WORDS, advertised
 from exo_mesh.domain.device import Device, EngineInfo
 from exo_mesh.engine.contract import Availability, Compute
 from exo_mesh.engine.registry import Registry
@@ -22,9 +22,11 @@ _DEVICE_NODES = {
 """Files of which one is there if the system has such a GPU: of its driver, of a Jetson's, of WSL's."""
 
 
-def addresses(host: str, port: int) -> tuple[str, ...]:
-    """ "host:port" at which peers may reach a server bound to `host`, best first."""
-    return advertised(host, port, read_interfaces())
+def addresses(host: str, port: int, types: Collection[str] = ()) -> tuple[str, ...]:
+    """ "host:port" at which peers may reach a server bound to `host`, best first. types: the only kinds of interfaces
+    that count, as LINK_WORDS names them; () for all."""
+    kinds = {LINK_WORDS[word] for word in types}
+    return advertised(host, port, [item for item in read_interfaces() if not kinds or item.kind in kinds])
 
 
 def device(registry: Registry, preference: str, find: Callable[[Compute], Accelerator]) -> Device:

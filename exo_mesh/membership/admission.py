@@ -10,7 +10,7 @@ from exo_mesh.domain.device import PeerInfo
 from exo_mesh.errors import MeshError, StrangerError, TransportError
 from exo_mesh.membership.exchange import Exchange
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
-from exo_mesh.membership.peers import ITSELF, Peer, addresses_of, reached_at, refusal
+from exo_mesh.membership.peers import ITSELF, Peer, addresses_of, reached_at
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import Life, Update
@@ -51,7 +51,8 @@ class Admission:
         roster = self._roster
         caller = codec.peer_from_proto(request.peer)
         reply = pb.HelloReply(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)
-        reply.reason = refusal(roster.own, caller) or self._crowd(caller)
+        addresses = addresses_of(caller, caller_host)
+        reply.reason = roster.door.refusal(roster.own, caller) or roster.door.obstacle(addresses) or self._crowd(caller)
         if caller.id == roster.own.id:
             reply.id_in_use_by = roster.own.name
         elif not reply.reason and (reason := await self._clash(caller)):
@@ -65,7 +66,7 @@ class Admission:
         else:
             if caller.id not in roster.peers:  # one that is known here is not asked again
                 self._unproven.add(caller.id)
-            self._admit(caller, life, addresses_of(caller, caller_host))
+            self._admit(caller, life, addresses)
             reply.accepted = True
         return reply
 
@@ -84,7 +85,7 @@ class Admission:
             return False
         finally:
             await client.close()
-        reason = reply.reason if not reply.accepted else refusal(roster.own, answered)
+        reason = reply.reason if not reply.accepted else roster.door.refusal(roster.own, answered)
         if reason:
             if not reply.HasField("verdict"):
                 who = f"{answered.name} at {address}"

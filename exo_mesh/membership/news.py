@@ -11,7 +11,7 @@ from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.view import Record, RecordKey
 from exo_mesh.errors import TransportError
 from exo_mesh.membership.messages import update_from_proto, update_to_proto
-from exo_mesh.membership.peers import reached_at, refusal
+from exo_mesh.membership.peers import reached_at
 from exo_mesh.membership.port import ControlPort
 from exo_mesh.membership.roster import AdmitResult, Roster
 from exo_mesh.membership.swim import GONE, Life, SwimState, Update
@@ -143,7 +143,7 @@ class News:
         for record in changed:
             if isinstance(record.value, PeerInfo) and (peer := roster.peers.get(record.value.id)):
                 peer.info = replace(record.value, incarnation=peer.info.incarnation)
-                peer.learn(peer.info.addresses)
+                peer.learn(roster.door.dialable(peer.info.addresses))
         if changed:
             roster.changed.beat()
         return changed
@@ -153,7 +153,11 @@ class News:
         roster = self._roster
         with contextlib.suppress(TransportError):
             info = codec.peer_from_proto(message.peer)
-            if info.id != message.owner or info.incarnation != life.incarnation or refusal(roster.own, info):
+            if (
+                info.id != message.owner
+                or info.incarnation != life.incarnation
+                or roster.door.refusal(roster.own, info)
+            ):
                 return
             if roster.admit(info, life, reached_at(info)) is AdmitResult.NEW:
                 roster.changed.beat()

@@ -12,6 +12,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.membership.detector import Timing
+from exo_mesh.membership.door import Door
 from exo_mesh.membership.fences import Fence
 from exo_mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
@@ -57,8 +58,10 @@ class Roster:
         clock: Clock,
         rng: random.Random,
         dial: Callable[[str], PeerClient],
+        door: Door,
     ) -> None:
         self.own = own
+        self.door = door
         self.timing = timing
         self.clock = clock
         self.rng = rng
@@ -135,6 +138,10 @@ class Roster:
 
     def admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> AdmitResult:
         """Take a peer in, unless it is known in this life or held for dead in it."""
+        if obstacle := self.door.obstacle(addresses):
+            self.note_refusal(info.name, obstacle, peer_id=info.id)
+            return AdmitResult.REFUSED
+        addresses = self.door.dialable(addresses)
         known = self.peers.get(info.id)
         if known is not None:
             if known.info.incarnation >= info.incarnation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo, Telemetry
@@ -20,6 +20,7 @@ from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, Reco
 from exo_mesh.membership.admission import Admission
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.dialer import Dialer
+from exo_mesh.membership.door import Door
 from exo_mesh.membership.exchange import Exchange
 from exo_mesh.membership.fences import Fence, Fences
 from exo_mesh.membership.news import News
@@ -51,6 +52,7 @@ async def _nothing() -> None:
 class Membership:
     """Starts alone; `suggest` brings it together with others.
 
+    only_peers, only_links: see Door; by default everybody is taken in, and every address dialled.
     dial(address) makes a client for "host:port", with the credentials of this node.
     on_leave(peer, records) is called when a peer has died or left, with the records of it that were in force;
     before_refute is awaited when the others hold this node for dead (it stood still, or was cut off), with the view up
@@ -64,6 +66,8 @@ class Membership:
         read_telemetry: Callable[[], Telemetry],
         *,
         dial: Callable[[str], PeerClient],
+        only_peers: Sequence[str] = (),
+        only_links: Sequence[str] = (),
         on_leave: Callable[[PeerInfo, list[Record]], None] = lambda peer, records: None,
         before_refute: Callable[[], Awaitable[None]] = _nothing,
         timing: Timing = LAN,
@@ -71,7 +75,13 @@ class Membership:
         rng: random.Random | None = None,
     ) -> None:
         self._roster = roster = Roster(
-            own, on_leave=on_leave, timing=timing, clock=clock, rng=rng or random.Random(), dial=dial
+            own,
+            on_leave=on_leave,
+            timing=timing,
+            clock=clock,
+            rng=rng or random.Random(),
+            dial=dial,
+            door=Door(only_peers, only_links),
         )
         self._tasks = roster.tasks
         self._read_telemetry = read_telemetry
@@ -221,7 +231,7 @@ class Membership:
         """There may be a node at "host:port": say hello unless it is known or was tried a moment ago."""
         peers = self._roster.peers.values()
         known = any(address == peer.client.address or address in peer.addresses for peer in peers)
-        if not known and address not in self.own.addresses:
+        if not known and address not in self.own.addresses and self._roster.door.may_dial(address):
             self._dialer.dial(address)
 
     # what other nodes ask

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from exo_mesh.domain.device import Device, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.rdma_links import cables
 from exo_mesh.domain.view import InstanceInfo, InstanceState, View
 from exo_mesh.errors import MemoryPressureError
 from exo_mesh.hosting.status_board import StageBeat
 from exo_mesh.instances.instances import Instances
+from exo_mesh.membership.links import hops_of_others
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto.runner_pb2 import Heartbeat
@@ -205,6 +206,13 @@ def describe_link(own_id: str, peer: Peer) -> dict[str, Any]:
     }
 
 
+def describe_told_link(teller: str, hop: HopReading) -> dict[str, Any]:
+    """The way by which one peer reaches another, as it told, without addresses."""
+    figures = {"rtt_ms": hop.rtt_ms or None, "mb_per_s": hop.mb_per_s or None}
+    paths = [{"address": "", "kind": hop.kind, **figures, "works": True}] if hop.kind else []
+    return {"from": teller, "to": hop.peer_id, "address": "", **figures, "paths": paths}
+
+
 def describe_cables(view: View) -> list[dict[str, Any]]:
     """Each Thunderbolt cable between two peers once; up: both ends have an active RDMA port."""
     return [
@@ -223,7 +231,7 @@ def describe_cables(view: View) -> list[dict[str, Any]]:
 
 
 def describe_topology(membership: Membership, instances: Instances) -> dict[str, Any]:
-    """Peers, this node's links, who was refused and why, and the ring of each instance.
+    """Peers, this node's links and those between other peers, who was refused and why, and the ring of each instance.
 
     view_digest: equal at all peers that agree. capacity: of all peers together, as they said last.
     """
@@ -247,7 +255,10 @@ def describe_topology(membership: Membership, instances: Instances) -> dict[str,
             }
             for peer in membership.view.peers()
         ],
-        "links": [describe_link(own_id, peer) for peer in membership.peers],
+        "links": [
+            *(describe_link(own_id, peer) for peer in membership.peers),
+            *(describe_told_link(*told) for told in hops_of_others(own_id, readings)),
+        ],
         "cables": describe_cables(membership.view),
         "refused": list(membership.refusals),
         "rings": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from typing import Any
@@ -38,6 +39,8 @@ FRESH_S = 0.5
 
 MAX_NAMED = 8
 
+_log = logging.getLogger(__name__)
+
 
 class Health:
     """Looks at what the parts of a node say. note: problems found at its start."""
@@ -66,11 +69,31 @@ class Health:
         self._started_at = clock()
         self._noted: list[Reason] = []
         self._had_peers = False
+        self._num_missed = 0
         self._kept: tuple[float, list[Reason]] = (float("-inf"), [])
 
     def note(self, code: str, message: str, remedy: str) -> None:
         """Something that was found once, and stays so until the next start."""
         self._noted.append(Reason(code, HealthLevel.DEGRADED, message, remedy))
+
+    def missed_peers(self, found: int) -> None:
+        """The wait for peers has ended without all of them."""
+        self._num_missed = self._settings.wait_for_peers - found
+        _log.warning("%s", self._missed_text())
+
+    def _missed(self) -> Reason | None:
+        if not self._num_missed or self._membership.num_peers >= self._settings.wait_for_peers:
+            return None
+        remedy = "start the others, or see exo-mesh doctor if they run; --discovery-timeout 0 waits without end"
+        return Reason("peers_missing", HealthLevel.DEGRADED, self._missed_text(), remedy)
+
+    def _missed_text(self) -> str:
+        settings = self._settings
+        found = settings.wait_for_peers - self._num_missed
+        return (
+            f"{found} of {settings.wait_for_peers} other peers were found within {settings.discovery_timeout} s, "
+            "so this node is ready without the rest"
+        )
 
     def reasons(self) -> list[Reason]:
         """What is wrong with this node, or worth knowing of it."""
@@ -78,7 +101,7 @@ class Health:
         if now - self._kept[0] > FRESH_S:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
             found.append(self._leaked())
-            found.append(self._copied())
+            found += [self._copied(), self._missed()]
             found += [self._alone(now), self._versions(), *self._slow_links(), *self._ended()]
             found += self._downloads()
             self._kept = now, [reason for reason in found if reason is not None]

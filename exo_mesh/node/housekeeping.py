@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from exo_mesh.clock import Clock
@@ -95,11 +95,11 @@ async def announce_models(
         membership.describe(own)
 
 
-async def keep_addresses(membership: Membership, host: str, port: int) -> None:
+async def keep_addresses(membership: Membership, host: str, port: int, types: Collection[str] = ()) -> None:
     """Look every ADDRESSES_EVERY_S, for ever; describe the node anew when its addresses have changed."""
     while True:
         await asyncio.sleep(ADDRESSES_EVERY_S)
-        now = this_machine.addresses(host, port)
+        now = this_machine.addresses(host, port, types)
         if now != membership.own.addresses:
             _log.info("the addresses of this node are %s now", ", ".join(now))
             membership.describe(replace(membership.own, addresses=now))

@@ -36,6 +36,7 @@ from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.instances.previews import preview, previews, with_peer_ids
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.instances.stage_phases import with_phases
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.memory import MemoryReader, read_memory
 from exo_mesh.machine.parts import MachineParts
@@ -175,6 +176,8 @@ class Node:
             timing=timing,
             clock=self._clock,
             dial=lambda address: ControlClient(address, self._credentials, self.settings.namespace),
+            only_peers=self.settings.node_id_filter,
+            only_links=self.settings.interface_type_filter,
         )
 
     def _new_health(self) -> Health:
@@ -263,7 +266,7 @@ class Node:
         self.membership.start(
             replace(
                 self.membership.own,
-                addresses=this_machine.addresses(settings.host, port),
+                addresses=this_machine.addresses(settings.host, port, settings.interface_type_filter),
                 devices=(device,),
                 models=self._models.catalogue.local_names,
                 partial_models=self._models.catalogue.partial_names,
@@ -282,7 +285,7 @@ class Node:
             self._health.note("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
         if settings.wait_for_peers:
             self._phase = "waiting_for_peers"
-            self._tasks.start(self._await_peers(settings.wait_for_peers), "wait for peers")
+            self._tasks.start(self._await_peers(), "wait for peers")
         else:
             self._phase = "ok"
         _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
@@ -306,7 +309,8 @@ class Node:
         find = partial(self._desk.find, may_download=True)
         self._tasks.start(self._owning.instances.preload(self.settings.preload, find), "preloading")
         self._tasks.start(self._models.resume_pulls(self.membership), "unfinished pulls")
-        keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
+        types = self.settings.interface_type_filter
+        keep(partial(keep_addresses, self.membership, self.settings.host, port, types), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
         keep(self._machine.sensors.keep, "temperature and power")
@@ -456,7 +460,8 @@ class Node:
         spec = replace(spec, model=(await self._models.catalogue.card(spec.model)).name)
         instance = await self._owning.instances.ensure(with_peer_ids(spec, self.membership.view.peers()))
         owners = [owner for owner, held in self._owning.instances.all() if held.plan.digest == instance.plan.digest]
-        return describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+        described = describe_instance(instance, owners[0] if owners else instance.plan.ballot.proposer)
+        return with_phases([described], self._owning.instances.phases)[0]
 
     async def create_replicas(self, spec: InstanceSpec, count: int) -> list[dict[str, Any]]:
         spec = with_peer_ids(spec, self.membership.view.peers())
@@ -495,9 +500,15 @@ class Node:
 
     # the inside
 
-    async def _await_peers(self, wanted: int) -> None:
-        """Ready once so many others have been seen together; it stays so when they leave: this peer can still serve."""
-        while len(self.membership.peers) < wanted:
+    async def _await_peers(self) -> None:
+        """Ready once --wait-for-peers others have been seen together, or after --discovery-timeout. It stays so when
+        they leave: this peer can still serve."""
+        wanted, timeout_s = self.settings.wait_for_peers, self.settings.discovery_timeout
+        began = self._clock()
+        while (found := self.membership.num_peers) < wanted:
+            if timeout_s and self._clock() - began >= timeout_s:
+                self._health.missed_peers(found)
+                break
             await self.membership.changed.wait(1.0)
         self._phase = "ok"
 

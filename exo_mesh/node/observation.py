@@ -14,6 +14,7 @@ from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.instances import Instances
+from exo_mesh.instances.stage_phases import with_phases
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
 from exo_mesh.node.describe import (
@@ -57,9 +58,11 @@ class Observation:
     def state(self) -> dict[str, Any]:
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]
         beats = {one.plan.instance_id: self._host.beat(one.plan.instance_id) for one in placed}
+        view = describe_view(self._membership.view)
+        view["instances"] = with_phases(view["instances"], self._instances.phases)
         return {
             "node_id": self._membership.own.id,
-            "view": describe_view(self._membership.view),
+            "view": view,
             "telemetry": {
                 peer_id: describe_telemetry(reading) for peer_id, reading in self._membership.telemetry.items()
             },

@@ -60,6 +60,11 @@ def _if_on(text: str) -> str | None:
     return "true" if text.upper() in ("1", "ON", "YES", "TRUE") else None
 
 
+def _debug_level(text: str) -> str | None:
+    """Other programs put names of their parts into DEBUG: only a number from 1 to 9 asks for all lines."""
+    return "debug" if re.fullmatch(r"[1-9]", text) else None
+
+
 ALIASES = (
     Alias("CTRL_HOST", "host", _address, "an address or localhost; else passed over"),
     Alias("HOST", "host", _address, "an address or localhost; else passed over"),
@@ -79,6 +84,7 @@ ALIASES = (
     Alias("REQUEST_LOG_MAX", "request_log_max", _as_is),
     Alias("HF_HUB_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
     Alias("TRANSFORMERS_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
+    Alias("DEBUG", "log_level", _debug_level, "a number from 1 to 9 stands for debug; else passed over"),
 )
 """Where two stand for one setting, the earlier wins."""
 
@@ -91,3 +97,14 @@ def alias_texts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         if text and alias.setting not in found and (value := alias.read(text)) is not None:
             found[alias.setting] = alias.variable, value
     return found
+
+
+FOREIGN = {
+    "RDMA_DEVICES": "a node finds its RDMA devices itself; --hostfile FILE names others, in the `rdma` of each host",
+}
+"""Variables of programs like ours that change nothing here, and what does."""
+
+
+def foreign_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """A warning for each variable of FOREIGN that is set."""
+    return tuple(f"{name} is set and not used: {hint}" for name, hint in FOREIGN.items() if environ.get(name))

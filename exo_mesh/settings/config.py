@@ -16,11 +16,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.domain.addresses import LINK_WORDS
 from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings import values as values
-from exo_mesh.settings.aliases import alias_texts
+from exo_mesh.settings.aliases import alias_texts, foreign_variables
 from exo_mesh.settings.store_table import store_keys
 
 PREFIX = "EXO_MESH_"
@@ -67,6 +68,8 @@ class Settings:
     tailscale_api_key_file: Path | None = None
     tailnet: str = "-"
     tailscale_api_url: str = "https://api.tailscale.com"
+    node_id_filter: tuple[str, ...] = ()
+    interface_type_filter: tuple[str, ...] = ()
     namespace: str = "default"
     secret_file: Path | None = None
     secret: str = field(default="", repr=False)
@@ -126,6 +129,7 @@ class Settings:
     request_log: str = "logs/requests.jsonl"
     request_log_max: int = 10_000
     wait_for_peers: int = 0
+    discovery_timeout: int = 30
     offline: bool = False
     log_format: str = "console"
     log_level: str = "info"
@@ -139,7 +143,7 @@ class LoadedSettings:
     origins: Mapping[str, str]
     config_file: Path
     warnings: tuple[str, ...] = ()
-    """Variables that begin as ours do and are no settings: those of a newer version, or misspelt ones."""
+    """Variables that change nothing: those that begin as ours do and are no settings, and those of other programs."""
 
     def was_set(self, name: str) -> bool:
         """Did somebody ask for this value, or is it the default?"""
@@ -153,7 +157,7 @@ class Setting:
     parse turns the text of one item into its value; its ValueError says what is wrong. field: name in Settings, where
     it differs. toml: types that config.toml may use for an item. separator: set if there may be several items; it
     parts them in a variable, and the flag may be repeated. show: the text of a value. alias: a second flag, without the
-    row of its own that a setting has.
+    row of its own that a setting has. bare: the text of the flag without a value, if that is allowed.
     """
 
     name: str
@@ -165,6 +169,7 @@ class Setting:
     separator: str = ""
     show: Callable[[Any], str] = str
     alias: str = ""
+    bare: str = ""
 
     @property
     def flag(self) -> str:
@@ -233,14 +238,16 @@ SETTINGS: Mapping[str, Setting] = {
     for setting in (
         Setting("home", "DIR", "node id, models and caches; with this flag config.toml is in it too", values.path),
         Setting("name", "NAME", "what other people see; the host name by default", _NAME),
-        Setting("host", "ADDRESS", "address to listen on", values.matching(r"\S+", "an address or host name")),
-        Setting("api_port", "PORT", "port of the HTTP API; 0 = any free one", _PORT, toml=(int,)),
+        Setting("host", "ADDRESS", "address to listen on", values.matching(r"\S+", "an address or host name"),
+                alias="--node-host"),
+        Setting("api_port", "PORT", "port of the HTTP API; 0 = any free one", _PORT, toml=(int,), alias="--port"),
         Setting("no_api", "", "do not serve the HTTP API", values.switched_off, "api", (bool,),
                 show=lambda on: str(not on).lower()),
         Setting("tls_cert", "FILE", "serve the HTTP API over HTTPS with this certificate (PEM); re-read on change",
                 values.path),
         Setting("tls_key", "FILE", "the private key of --tls-cert (PEM, without a passphrase)", values.path),
-        Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,)),
+        Setting("grpc_port", "PORT", "port that peers talk to; the next free one if taken", _PORT, toml=(int,),
+                alias="--node-port"),
         Setting("data_ports", "A-B", "ports for the runners' data streams; any free ones by default",
                 values.port_range, show=lambda ports: f"{ports[0]}-{ports[1]}"),
         Setting("discovery", "WAY", "how peers are found: udp, mdns, manual, tailscale, none",
@@ -254,9 +261,13 @@ SETTINGS: Mapping[str, Setting] = {
         Setting("tailscale_api_key_file", "FILE", "file with a Tailscale API key, for --discovery tailscale",
                 values.path),
         Setting("tailnet", "NAME", "the tailnet whose devices are asked for; - = that of the key",
-                values.matching(r"[A-Za-z0-9@._-]{1,253}", "the name of a tailnet")),
+                values.matching(r"[A-Za-z0-9@._-]{1,253}", "the name of a tailnet"), alias="--tailnet-name"),
         Setting("tailscale_api_url", "URL", "where the Tailscale API is",
                 values.matching(r"https?://[^\s/]+\S*", "a URL such as https://api.tailscale.com")),
+        Setting("node_id_filter", "PEER", "id (8 characters do) or name of the only peers to take in; all by default",
+                _NAME, separator=","),
+        Setting("interface_type_filter", "TYPE", "kinds of links on which peers are dialled: thunderbolt, ethernet, "
+                "wifi, bridge, vpn, loopback, other; all by default", values.one_of(*LINK_WORDS), separator=","),
         Setting("namespace", "NAME", "peers of other namespaces are ignored", _WORD),
         Setting("secret_file", "FILE", "closes the mesh: only peers with this secret can join", values.path),
         Setting("open_admin", "", "everybody may place, delete and drain on an open mesh, not only read and chat",
@@ -286,7 +297,7 @@ SETTINGS: Mapping[str, Setting] = {
                 values.one_of("auto", "ring", "jaccl", "jaccl-ring")),
         Setting("hostfile", "FILE", "a hostfile of mlx.launch: its hosts are one tensor group, by rank", values.path),
         Setting("fast_synch", "WHEN", "MLX_METAL_FAST_SYNCH of the engines: auto, on or off",
-                values.one_of("auto", "on", "off")),
+                values.one_of("auto", "on", "off"), bare="on"),
         Setting("max_memory", "SIZE", "most memory models may take here, such as 12GB",
                 values.size, "max_memory_bytes", (str, int)),
         Setting("override_memory", "SIZE", "for tests: act as if this machine had so much memory",
@@ -365,6 +376,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 1_000_000), toml=(int,)),
         Setting("wait_for_peers", "N", "not ready (/readyz, /health) until N other peers were seen",
                 values.whole(0, 1024), toml=(int,)),
+        Setting("discovery_timeout", "SECONDS", "how long --wait-for-peers waits; then ready without them; 0 = no end",
+                values.whole(0, 86400), toml=(int,)),
         Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,
                 toml=(bool,), show=lambda on: str(on).lower()),
         Setting("log_format", "FORMAT", "console or json", values.one_of("console", "json")),
@@ -420,7 +433,9 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
         if name not in given:
             value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
             given[name] = value, f"{config_file}:{name}"
-    return replace(_join(given, environ, config_file), warnings=_unknown_variables(environ))
+    return replace(
+        _join(given, environ, config_file), warnings=(*_unknown_variables(environ), *foreign_variables(environ))
+    )
 
 
 def _secret(given: Mapping[str, tuple[Any, str]], environ: Mapping[str, str], home: Path) -> tuple[str, Path | None]:

@@ -44,6 +44,13 @@ def test_versions(python: tuple[int, ...], grpcio: str | None, level: str, text:
     assert bool(found.remedy) == (level == "fail")
 
 
+def test_a_library_that_is_too_old_is_a_failure_with_the_command() -> None:
+    found = one(checks.check_versions((3, 11, 2), "0.1.0", 1, {"grpcio": "1.40"}, "grpcio 1.40 is too old"))
+    assert (found.level, found.text, found.remedy) == (
+        "fail", "grpcio 1.40 is too old", "pip install --upgrade exo-mesh",
+    )  # fmt: skip
+
+
 def engine(name: str, available: bool, chosen: bool = False) -> dict[str, Any]:
     reason, remedy = ("it runs", "") if available else ("not importable", f"pip install {name}")
     return {"name": name, "kind": "stage", "version": "1", "available": available, "chosen": chosen,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli.config import reference
+from exo_mesh.cli.parser import Parser, add_node_flags, node_flags
 from exo_mesh.settings import values
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import SETTINGS, ConfigError, LoadedSettings, Settings, load_settings
@@ -62,6 +63,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "tailscale_api_key_file": "/etc/key",
         "tailnet": "example.org",
         "tailscale_api_url": "http://127.0.0.1:8",
+        "node_id_filter": "alpha,0123abcd",
+        "interface_type_filter": "thunderbolt,ethernet",
         "namespace": "home",
         "secret_file": str(secret),
         "open_admin": "true",
@@ -119,6 +122,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "request_log": "/var/log/requests.jsonl",
         "request_log_max": "100",
         "wait_for_peers": "2",
+        "discovery_timeout": "45",
         "offline": "true",
         "log_format": "json",
         "log_level": "debug",
@@ -142,6 +146,8 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         tailscale_api_key_file=Path("/etc/key"),
         tailnet="example.org",
         tailscale_api_url="http://127.0.0.1:8",
+        node_id_filter=("alpha", "0123abcd"),
+        interface_type_filter=("thunderbolt", "ethernet"),
         namespace="home",
         secret_file=secret,
         secret="0f5c8bb0a1f3fd0c0a6b8a1d3f0e4a77",
@@ -200,6 +206,7 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         request_log="/var/log/requests.jsonl",
         request_log_max=100,
         wait_for_peers=2,
+        discovery_timeout=45,
         offline=True,
         log_format="json",
         log_level="debug",
@@ -243,6 +250,39 @@ def test_a_wrong_table_of_the_model_store_is_refused(tmp_path: Path, text: str, 
     with pytest.raises(ConfigError) as caught:
         load(tmp_path)
     assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "text"),
+    [
+        (["--node-host", "127.0.0.1"], "host", "127.0.0.1"),
+        (["--node-port", "5001"], "grpc_port", "5001"),
+        (["--port", "8000"], "api_port", "8000"),
+        (["--tailnet-name", "example.org"], "tailnet", "example.org"),
+        (["--fast-synch"], "fast_synch", "on"),
+        (["--fast-synch", "off"], "fast_synch", "off"),
+        (["--fast-synch", "--no-api"], "fast_synch", "on"),
+        (["--no-fast-synch"], "fast_synch", "off"),
+        (["-v"], "log_level", "debug"),
+        (["-vv"], "log_level", "debug"),
+        (["-vvv"], "log_level", "debug"),
+    ],
+)
+def test_flags_of_older_programs_set_our_settings(tmp_path: Path, flags: list[str], name: str, text: str) -> None:
+    parser = Parser(prog="exo-mesh serve")
+    add_node_flags(parser)
+    given = node_flags(parser.parse_all([*flags, "--home", str(tmp_path)]))
+    assert SETTINGS[name].text(load_settings(given, {}).settings) == text
+
+
+def test_a_number_in_debug_asks_for_all_lines_and_a_name_in_it_is_not_meant_for_us(tmp_path: Path) -> None:
+    levels = {text: load(tmp_path, {}, {"DEBUG": text}).settings.log_level for text in ("1", "9", "0", "app:*", "true")}
+    assert levels == {"1": "debug", "9": "debug", "0": "info", "app:*": "info", "true": "info"}
+
+
+def test_a_variable_of_others_that_changes_nothing_is_a_warning(tmp_path: Path) -> None:
+    (warning,) = load(tmp_path, {}, {"RDMA_DEVICES": "rdma_en5"}).warnings
+    assert warning.startswith("RDMA_DEVICES is set and not used") and "--hostfile FILE" in warning
 
 
 def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:

@@ -141,6 +141,19 @@ def test_the_variables_of_mlx_launch_are_a_group(tmp_path: Path) -> None:
     assert launched_group({"MLX_RANK": "0", "MLX_HOSTFILE": str(tmp_path / "empty")}) is None, "one rank is no group"
 
 
+def test_the_rank_of_mpirun_is_a_rank_where_its_size_is_that_of_the_group(tmp_path: Path) -> None:
+    ring = variables(tmp_path, MLX_HOSTFILE=[["10.0.0.1:32323"], ["10.0.0.2:32324"]])
+    found = launched_group({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", **ring})
+    assert found is not None and found[1] == 1
+    found = launched_group({"MLX_RANK": "0", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "9", **ring})
+    assert found is not None and found[1] == 0, "MLX's own variable wins"
+    assert launched_group({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}) is None, "no group, only mpirun"
+    with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE is '3', and the group has 2 ranks"):
+        launched_group({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "3", **ring})
+    with pytest.raises(InputError, match="OMPI_COMM_WORLD_RANK is '2', and the group has 2 ranks"):
+        launched_group({"OMPI_COMM_WORLD_RANK": "2", **ring})
+
+
 @pytest.mark.parametrize(
     ("rank", "files", "coordinator", "message"),
     [

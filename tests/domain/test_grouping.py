@@ -129,6 +129,17 @@ def test_groups_by_name_are_taken_as_they_are() -> None:
         groupings(macs(8, 8), GroupWish(members=(("a", "b"),)), ANY)
 
 
+def test_a_group_that_was_asked_for_falls_back_to_tcp_where_that_is_allowed() -> None:
+    two = macs(8, 8)
+    allowed = replace(ANY, tcp_fallback=True)
+    for wish in (GroupWish(2), GroupWish(2, backend="jaccl"), GroupWish(members=(("a", "b"),), backend="jaccl-ring")):
+        ((group, *_), *_) = groupings(two, wish, allowed)
+        assert group.group is not None and group.group.backend == "ring" and not group.group.rdma
+        with pytest.raises(PlacementError, match="no RDMA link is up"):
+            groupings(two, wish, ANY)
+    assert groupings(two, GroupWish(), allowed) == [], "nobody gets a group over TCP unasked"
+
+
 def test_who_asks_for_a_group_gets_it_with_an_engine_that_can_be_one() -> None:
     torch_first = Candidate("b", 24 * GB, "torch", others=("mlx",))
     plan = placed([*macs(24), torch_first], GroupWish(2, backend="ring"))

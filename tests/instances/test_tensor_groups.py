@@ -205,11 +205,20 @@ async def test_a_rank_with_the_wiring_of_another_is_not_started(tmp_path: Path) 
                 await anext(host.commit(plan.instance_id, plan.ballot, wiring=wiring))
 
 
+@pytest.mark.parametrize("backend", [None, pytest.param("jaccl", marks=pytest.mark.extended)])
+async def test_a_group_without_rdma_meets_over_tcp_and_says_so_once(tmp_path: Path, backend: Any) -> None:
+    async with mesh(tmp_path, 2) as nodes:
+        wish = InstanceSpec(MODEL, tensor_group=2, group_backend=backend)
+        instance = await nodes[0].create_instance(wish)
+        assert [stage["group"]["backend"] for stage in instance["stages"]] == ["ring"]
+        assert instance["reason"].count("over TCP") == 1 and "macOS 26.2" in instance["reason"]
+        assert (await nodes[0].create_instance(wish))["digest"] == instance["digest"]
+        shown = await nodes[0].preview_instance(wish)
+        assert shown["note"] == instance["reason"]
+
+
 async def test_a_group_that_cannot_be_is_refused_and_says_what_would_help(tmp_path: Path) -> None:
     async with mesh(tmp_path, 2) as nodes:
-        with pytest.raises(PlacementError, match="no RDMA link is up between") as refused:
-            await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=2))
-        assert "--group-backend ring" in str(refused.value) and refused.value.reason == "tensor_group"
         with pytest.raises(PlacementError, match="a tensor group of 3 was asked for, and 2 can take part"):
             await nodes[0].create_instance(InstanceSpec(MODEL, tensor_group=3, group_backend="ring"))
 

@@ -32,13 +32,15 @@ def peer_info(peer_id: str, **changes: Any) -> PeerInfo:
 class Peer:
     """One membership behind a control server. `crash` closes the server without a goodbye."""
 
-    def __init__(self, info: PeerInfo) -> None:
+    def __init__(self, info: PeerInfo, only_peers: tuple[str, ...] = (), only_links: tuple[str, ...] = ()) -> None:
         self.left: list[str] = []
         self.num_returns = 0
         self.membership = Membership(
             info,
             lambda: Telemetry(info.id, 1, 100, 200, 0),
             dial=ControlClient,
+            only_peers=only_peers,
+            only_links=only_links,
             on_leave=lambda peer, records: self.left.append(peer.id),
             before_refute=self.before_refute,
             timing=FAST,

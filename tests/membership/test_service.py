@@ -36,6 +36,36 @@ async def test_peers_that_know_one_address_come_to_know_all() -> None:
         await until(lambda: all(peer.membership.telemetry.keys() == {"a", "b", "c", "d"} for peer in peers))
 
 
+async def test_a_peer_that_a_filter_does_not_name_never_appears_though_a_friend_knows_both() -> None:
+    picky, friend, other = Peer(peer_info("a"), only_peers=("name-b",)), Peer(peer_info("b")), Peer(peer_info("c"))
+    peers = [await peer.start() for peer in (picky, friend, other)]
+    try:
+        for peer in (picky, other):
+            peer.membership.suggest(friend.address)
+        other.membership.suggest(picky.address)
+        await until(lambda: len(friend.membership.peers) == 2)
+        await until(lambda: picky.membership.refusals and picky.membership.peers)
+        assert [peer.id for peer in picky.membership.peers] == ["b"]
+        assert "the --node-id-filter of name-a does not name it" in "".join(picky.membership.refusals)
+    finally:
+        for peer in peers:
+            await peer.stop()
+
+
+async def test_an_address_on_a_filtered_kind_of_link_is_never_dialled() -> None:
+    peers = [await Peer(peer_info("a"), only_links=("ethernet",)).start(), await Peer(peer_info("b")).start()]
+    try:
+        peers[0].membership.suggest(peers[1].address)
+        assert not peers[0].membership._dialer._dialing
+        peers[1].membership.suggest(peers[0].address)
+        await until(lambda: peers[1].membership.refusals)
+        assert "none of its addresses is on ethernet" in "".join(peers[1].membership.refusals)
+        assert not any(peer.membership.peers for peer in peers)
+    finally:
+        for peer in peers:
+            await peer.stop()
+
+
 async def test_a_record_reaches_everybody_and_its_deletion_too() -> None:
     async with mesh("a", "b", "c") as peers:
         peers[1].membership.put_instance("m-1", an_instance("b"))

@@ -193,6 +193,15 @@ def test_a_node_that_waits_or_stops_says_what_for() -> None:
     assert World(memory=PressureLevel.CRITICAL).shown("draining")["status"] == "draining"
 
 
+def test_a_node_that_waited_for_peers_in_vain_is_ready_and_says_who_is_missing_until_they_come() -> None:
+    world = World(peers=[a_peer("o")], settings={"wait_for_peers": 2, "discovery_timeout": 30})
+    health = world.health()
+    health.missed_peers(1)
+    shown = health.describe("ok")
+    assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "peers_missing")
+    assert shown["reasons"][0]["message"].startswith("1 of 2 other peers were found within 30 s")
+
+
 def test_a_long_lived_task_that_ended_is_named() -> None:
     shown = World(peers=[a_peer("other")], ended={"housekeeping": "KeyError"}).shown()
     assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "task_ended")

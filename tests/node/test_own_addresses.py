@@ -18,7 +18,7 @@ async def test_new_addresses_reach_the_peers_and_are_tried(monkeypatch: pytest.M
     async with mesh("a", "b") as (a, b):
         told = (b.address, "127.0.0.1:9")
         monkeypatch.setattr(housekeeping, "ADDRESSES_EVERY_S", 0.01)
-        monkeypatch.setattr(this_machine, "addresses", lambda host, port: told)
+        monkeypatch.setattr(this_machine, "addresses", lambda host, port, types: told)
         task = asyncio.create_task(housekeeping.keep_addresses(b.membership, "0.0.0.0", 1))
         await until(lambda: a.membership.peers[0].info.addresses == told)
         assert "127.0.0.1:9" in a.membership.peers[0].addresses

@@ -36,10 +36,19 @@ def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
 
 
 def _links(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What other peers measured of their hops, then the links of this node."""
-    for peer_id, reading in state.get("telemetry", {}).items():
-        yield from ({"from": peer_id, **hop} for hop in reading.get("hops", ()))
-    yield from state.get("links", ())
+    """Each pair once: the links that the node shows, then what peers measured of hops that are not among those."""
+    links = list(state.get("links", ()))
+    hops = [
+        {"from": peer_id, **hop}
+        for peer_id, reading in state.get("telemetry", {}).items()
+        for hop in reading.get("hops", ())
+    ]
+    shown: set[frozenset[str]] = set()
+    for link in (*links, *hops):
+        pair = frozenset((link["from"], link["to"]))
+        if pair not in shown:
+            shown.add(pair)
+            yield link
 
 
 def _peer(peer: Mapping[str, Any], reading: Mapping[str, Any]) -> dict[str, Any]:

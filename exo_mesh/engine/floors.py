@@ -1,0 +1,88 @@
+"""The oldest versions of Python, macOS and libraries that this version of exo-mesh works with.
+
+Those of libraries are the ones in the requirements of the installed package, so that pyproject.toml alone has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+
+PACKAGE = "exo-mesh"
+MACOS_FLOOR = "14.0"
+"""The oldest macOS for which MLX has been built since its version 0.30."""
+
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?[^;]*?>=\s*([0-9][0-9.]*)[^;]*(;.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """needed: the oldest version that will do. extra: the extra that asks for the library, "" for the node itself."""
+
+    library: str
+    needed: str
+    extra: str = ""
+
+
+def is_older(version: str, needed: str) -> bool:
+    """Whether a version is below another; what follows the numbers, such as rc1, does not count."""
+    return _numbers(version) < _numbers(needed)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = re.match(r"[0-9]+(?:\.[0-9]+)*", version)
+    numbers = [int(part) for part in release[0].split(".")] if release else []
+    while numbers and numbers[-1] == 0:  # 14 and 14.0 are one version
+        numbers.pop()
+    return tuple(numbers)
+
+
+def floors_in(requirements: Iterable[str]) -> list[Floor]:
+    """The floors that a package's requirements say, as `importlib.metadata` lists them."""
+    found = {}
+    for text in requirements:
+        if match := _REQUIREMENT.fullmatch(text.strip()):
+            extra = re.search(r"extra == ['\"]([^'\"]+)", match[3] or "")
+            floor = Floor(match[1].lower(), match[2], extra[1] if extra else "")
+            found[floor.library, floor.extra] = floor
+    return list(found.values())
+
+
+@cache
+def own_floors() -> tuple[Floor, ...]:
+    """The floors of the installed package; none where it was not installed."""
+    try:
+        return tuple(floors_in(metadata.requires(PACKAGE) or ()))
+    except metadata.PackageNotFoundError:
+        return ()
+
+
+def installed(library: str) -> str:
+    """The version that is installed; "" if there is none."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def too_old(
+    extra: str = "", floors: Iterable[Floor] | None = None, version_of: Callable[[str], str] = installed
+) -> str:
+    """A sentence about the libraries of an extra (by default those of the node) that are too old; "" if none is.
+
+    A library that is missing is not named: whoever needs it says so.
+    """
+    old: Mapping[str, str] = {
+        floor.library: f"{floor.library} {version} is too old, {floor.needed} or newer is needed"
+        for floor in (own_floors() if floors is None else floors)
+        if floor.extra == extra and (version := version_of(floor.library)) and is_older(version, floor.needed)
+    }
+    return "; ".join(old.values())
+
+
+def upgrade(extra: str = "") -> str:
+    """The command that mends it."""
+    return f'pip install --upgrade "{PACKAGE}[{extra}]"' if extra else f"pip install --upgrade {PACKAGE}"

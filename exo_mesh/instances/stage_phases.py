@@ -1,0 +1,85 @@
+"""How far each stage of an instance is: planned, downloading, loading, warming, ready. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from exo_mesh.domain.download import DownloadState
+
+
+class LoadPhase(StrEnum):
+    """In this order. warming: the weights are loaded, and the stage is linked to the others and tried."""
+
+    PLANNED = "planned"
+    DOWNLOADING = "downloading"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class StagePhase:
+    """done, total: of the phase, in bytes while downloading and in parts of the weights while loading; 0 if unknown."""
+
+    phase: LoadPhase
+    done: int = 0
+    total: int = 0
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if self.phase is LoadPhase.LOADING and self.total:
+            return f"{self.phase} {self.done}/{self.total}"
+        if self.phase is LoadPhase.DOWNLOADING and self.total:
+            return f"{self.phase} {100 * self.done // self.total} %"
+        return str(self.phase)
+
+
+def of_rank(
+    fetching: tuple[int, int] | None, loading: tuple[int, int] | None, *, is_loaded: bool, is_ready: bool
+) -> StagePhase:
+    """The phase of one rank, from what it has reported."""
+    if is_ready:
+        return StagePhase(LoadPhase.READY)
+    if is_loaded:
+        return StagePhase(LoadPhase.WARMING)
+    if fetching is not None and fetching[0] < fetching[1]:
+        return StagePhase(LoadPhase.DOWNLOADING, *fetching)
+    return StagePhase(LoadPhase.PLANNED) if loading is None else StagePhase(LoadPhase.LOADING, *loading)
+
+
+def of_stage(ranks: Sequence[StagePhase]) -> StagePhase:
+    """A stage is as far as its last rank."""
+    return min(ranks, key=lambda rank: (list(LoadPhase).index(rank.phase), rank.done / (rank.total or 1)))
+
+
+def with_phases(
+    instances: Iterable[dict[str, Any]], known: Callable[[str], Sequence[StagePhase]]
+) -> list[dict[str, Any]]:
+    """The described instances, each stage with its `phase` and `progress`.
+
+    known: the phases of an instance that this node brings up, by its id; () of others. Of those a node knows only what
+    the view says.
+    """
+    described = []
+    for instance in instances:
+        own = known(instance["id"]) if instance["state"] == "loading" else ()
+        phases = own or [_from_view(instance["state"], stage) for stage in instance["stages"]]
+        stages = [
+            {**stage, "phase": str(phase.phase), "progress": phase.text}
+            for stage, phase in zip(instance["stages"], phases, strict=True)
+        ]
+        described.append({**instance, "stages": stages})
+    return described
+
+
+def _from_view(state: str, stage: dict[str, Any]) -> StagePhase:
+    active = [one for one in stage.get("downloads", ()) if DownloadState(one["state"]).is_active]
+    if state == "loading" and active:
+        done, total = (sum(one[key] for one in active) for key in ("done_bytes", "total_bytes"))
+        return StagePhase(LoadPhase.DOWNLOADING, done, total)
+    known = {"ready": LoadPhase.READY, "loading": LoadPhase.LOADING}
+    return StagePhase(known.get(state, LoadPhase.PLANNED))
