@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import torch
 from exo_mesh_torch import provider
+from exo_mesh_torch.caches import ForeignLayer
 from exo_mesh_torch.survey import survey
 
 from exo_mesh.domain.frame import Row
@@ -94,6 +95,37 @@ def test_a_model_whose_layers_hand_on_more_runs_in_one_piece(tmp_path: Path) -> 
     want = whole_model_logits(tmp_path)
     np.testing.assert_allclose(split_logits(stages.ring(())), want, atol=TOLERANCE)
     stages.close()
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("axk2", marks=pytest.mark.extended),
+        pytest.param("dots3_note_text", marks=pytest.mark.extended),
+        pytest.param("deepseek_v4", marks=pytest.mark.slow),
+    ],
+)
+def test_caches_that_are_transformers_own_business_can_be_cut_too(tmp_path: Path, family: str) -> None:
+    """Masks that come from layer 0's cache, cache layers that models define, settings that differ by layer."""
+    outcome = check_family(tmp_path, family, quick=True)
+    assert outcome.cuts == tuple(range(1, NUM_LAYERS)) and outcome.worst == 0.0
+
+
+def test_a_cut_that_fails_once_there_is_a_past_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if layers elsewhere did not count: AXK2 makes its masks from the cache of layer 0."""
+    write_random_model(tmp_path, "axk2")
+    monkeypatch.setattr(ForeignLayer, "skip", lambda self, num_tokens: None)
+    found = survey(tmp_path, {})
+    assert found.legal_cuts == () and "in frame 2: attention_mask of shape" in found.reason
+    stage = provider.create()
+    with pytest.raises(ModelError, match="transformers' code fails on layers 4 to 7 of 8"):
+        stage.load(LoadRequest(Shard("m", 4, 8, NUM_LAYERS), tmp_path, 512), lambda done, total: None)
+
+
+def test_a_model_whose_code_looks_at_values_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "biogpt")
+    with pytest.raises(ModelError, match="the torch engine cannot run BioGptForCausalLM: its code"):
+        survey(tmp_path, {})
 
 
 def test_a_window_that_no_sequence_can_outgrow_is_none(tmp_path: Path) -> None:
