@@ -20,7 +20,6 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
 from tools.stages import Stages, forward
-from tools.torch_architectures.__main__ import README
 from tools.torch_architectures.check import (
     TOLERANCE,
     check_family,
@@ -30,6 +29,7 @@ from tools.torch_architectures.check import (
     write_random_model,
 )
 from tools.torch_architectures.families import FAMILIES, NUM_LAYERS
+from tools.torch_architectures.table import PAGE, rows, state_of
 
 QUICK = {
     "llama": (2, 5),
@@ -39,8 +39,8 @@ QUICK = {
     "lfm2": (1, 2),  # the first two stages have no attention
     "gemma3n_text": (2, 3),  # parallel hidden states, embeddings that every layer uses
 }
-SLOW = [name for name in FAMILIES if f"| {name} |" in README.read_text(encoding="utf-8")]
-"""Those of which the engine's README says that they are exact."""
+SLOW = [name for name in FAMILIES if state_of(rows(PAGE.read_text(encoding="utf-8")).get(name, "")) == "exact"]
+"""Those of which docs/architectures.md says that they are exact."""
 
 
 @pytest.fixture(autouse=True)
