@@ -22,7 +22,10 @@ def cache_argument(model: nn.Module) -> str:
     for name in CACHE_ARGUMENTS:
         if name in parameters:
             return name
-    raise ModelError(f"{type(model).__name__} takes none of {', '.join(CACHE_ARGUMENTS)}")
+    raise ModelError(
+        f"the torch engine cannot run {type(model).__name__}: its forward takes no cache "
+        f"({' or '.join(CACHE_ARGUMENTS)})"
+    )
 
 
 def call_arguments(model: nn.Module, cache: StageCache, **others: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from exo_mesh_torch.caches import CachePlan, StageCache
 from exo_mesh_torch.calls import call_arguments, get_hidden
+from exo_mesh_torch.kv import KvLayer, is_recurrent
 from exo_mesh_torch.trace import TorchTrace, find_layers
 
 FRAMES = (7, 3, 1)
@@ -70,9 +71,12 @@ class _DryRun:
         length = 0
         for num_tokens in FRAMES:
             seen: dict[int, Seen] = {}
+            before = {index: _length(cache, index) for index in called}
             if not self._frame(cache, mine, length, num_tokens, seen):
                 break
-            cache.skip(others, num_tokens)
+            # a layer that fails on shapes may do so before its attention
+            failed = [index for index in called if seen[index][-1] and _length(cache, index) == before[index]]
+            cache.skip([*others, *failed], num_tokens)
             length += num_tokens
             frames.append(seen)
         return frames
@@ -115,6 +119,12 @@ class _DryRun:
             return (hidden, *[None] * (use.returns - 1)) if use.returns else hidden
 
         return forward
+
+
+def _length(cache: StageCache, index: int) -> int:
+    """Positions that a layer has counted; 0 of one that keeps a state only."""
+    layer = cache.layers[index]
+    return 0 if is_recurrent(layer) and not isinstance(layer, KvLayer) else int(layer.get_seq_length())
 
 
 def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen:

@@ -87,7 +87,11 @@ def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype)
 
 
 def num_layers(config: Any) -> int:
-    return int(config.num_hidden_layers)
+    """Raises ModelError for a config that counts its layers in another way."""
+    count = getattr(config, "num_hidden_layers", None)
+    if not isinstance(count, int):
+        raise ModelError(f"the torch engine cannot run {config.model_type}: its config has no num_hidden_layers")
+    return count
 
 
 def _no_warning(*_args: Any, **_kwargs: Any) -> None:

@@ -88,7 +88,10 @@ def find_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
         if isinstance(module, nn.ModuleList) and len(module) == num_layers
     ]
     if not found:
-        raise ModelError(f"{type(model).__name__} has no list of {num_layers} layers")
+        raise ModelError(
+            f"the torch engine cannot run {type(model).__name__}: it has no list of {num_layers} layers that run one "
+            "after the other"
+        )
     return min(found, key=lambda item: item[0].count("."))
 
 
@@ -102,7 +105,10 @@ def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> TorchTrac
     known = _RunWatch(like=kinds, returns=dict(direct.returns))
     through = _run(model, layers, plan.new(), own, known, from_layers=True)
     if len(direct.returns) != num_layers:
-        raise ModelError(f"{type(model).__name__} calls {len(direct.returns)} of its {num_layers} layers")
+        raise ModelError(
+            f"the torch engine cannot run {type(model).__name__}: it calls {len(direct.returns)} of its {num_layers} "
+            "layers"
+        )
     cuts, reason = _legal_cuts(direct, through, num_layers)
     streams = direct.hidden_shape[:2] != (1, RUN_TOKENS)
     unseen = set(own.values()) - direct.before - direct.between - direct.behind
@@ -165,6 +171,8 @@ def _run(
     try:
         with torch.enable_grad():
             model(input_ids=ids, **call_arguments(model, cache, position_ids=positions))
+    except ModelError:
+        raise
     except Exception as exc:  # model code of any kind
         # behind the layers nothing matters any more: heads that look at values cannot run on shapes
         if watch.next_layer < len(layers):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime
 import random
+import re
 import time
 from collections.abc import Sequence
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,20 @@ def todays_tenth(names: Sequence[str]) -> list[str]:
     tenth = sorted(names)[day % 10 :: 10]
     random.Random(day).shuffle(tenth)
     return tenth
+
+
+def test_the_page_has_every_causal_family_of_the_transformers_that_it_names_and_none_that_fails() -> None:
+    part = PAGE.read_text(encoding="utf-8").partition("\n## Families of transformers\n")[2]
+    lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| ")][1:]
+    results = {cells[0].split(" |")[0]: cells[-1] for cells in lines}
+    assert not [name for name, result in results.items() if result.startswith("**fails**")]
+    others = {name: result for name, result in results.items() if result != "exact"}
+    assert all(len(result.partition(": ")[2]) > 10 for result in others.values()), others
+    provider = pytest.importorskip("exo_mesh_torch.provider")
+    version = re.search(r"transformers (\d[\d.]*\d)", part)
+    assert version
+    if find_spec("transformers") and version[1] == metadata.version("transformers"):
+        assert set(results) == provider._causal_models()
 
 
 @pytest.mark.extended

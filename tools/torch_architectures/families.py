@@ -187,6 +187,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8,
     },
     "biogpt": {},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "qwen4_exp_text": {
+        **MOE, **LINEAR, "layer_types": HYBRID_TYPES, "hc_count": 2, "hc_lowrank": 8, "ple_layer_ids": [2],
+        "ple_embed_dim": 16, "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 1, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8,
+        "indexer_budget": 8, "indexer_compress_ratio": 2,
+    },
+    "zaya": {**MOE, "num_experts_per_tok": 1, "router_hidden_size": 16, "rope_parameters": None},
+    "dbrx": {
+        "d_model": 32, "n_heads": 4, "n_layers": NUM_LAYERS, "max_seq_len": 512,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "internlm3": {},
     "xglm": {"d_model": 32, "num_layers": NUM_LAYERS, "attention_heads": 4, "ffn_dim": 64},
 }  # fmt: skip
