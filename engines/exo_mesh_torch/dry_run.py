@@ -15,7 +15,7 @@ from torch import nn
 
 from exo_mesh_torch.caches import CachePlan, StageCache
 from exo_mesh_torch.calls import call_arguments, get_hidden
-from exo_mesh_torch.kv import KvLayer, is_recurrent
+from exo_mesh_torch.kv import KvLayer, NoLayer, is_recurrent
 from exo_mesh_torch.trace import TorchTrace, find_layers
 
 FRAMES = (7, 3, 1)
@@ -122,9 +122,10 @@ class _DryRun:
 
 
 def _length(cache: StageCache, index: int) -> int:
-    """Positions that a layer has counted; 0 of one that keeps a state only."""
+    """Positions that a layer has counted; 0 of one that keeps a state only, or nothing."""
     layer = cache.layers[index]
-    return 0 if is_recurrent(layer) and not isinstance(layer, KvLayer) else int(layer.get_seq_length())
+    counts = isinstance(layer, KvLayer) or not (is_recurrent(layer) or isinstance(layer, NoLayer))
+    return int(layer.get_seq_length()) if counts else 0
 
 
 def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen:

@@ -76,6 +76,7 @@ def test_the_speed_of_an_mlx_stage_stands_beside_that_of_mlx_lm(tiny: Path) -> N
 
 
 @needs_torch
+@pytest.mark.extended
 def test_torch_architectures_checks_one_and_writes_nothing_unasked() -> None:
     before = ARCHITECTURES.read_text()
     line = start("tools.torch_architectures", "--quick", "llama")
