@@ -28,7 +28,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _LAN_SUFFIXES = (".localhost", ".local", ".lan", ".home.arpa", ".internal")
 """Names that no public name server answers for (RFC 6761, 6762, 8375; .internal: ICANN 2024; .lan: in wide use)."""
 
-_CORS_METHODS = "GET, POST, DELETE"
+_CORS_METHODS = "GET, POST, PUT, DELETE"
 _CORS_HEADERS = "Authorization, Content-Type, Idempotency-Key, Last-Event-ID"
 
 

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Handler
 
 from exo_mesh.api.access import guard, send_cors_headers
 from exo_mesh.api.body import refuse_expectations
+from exo_mesh.api.config_routes import ConfigRoutes
 from exo_mesh.api.connections import STOP_S, follow_connection
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext, ApiOptions
 from exo_mesh.api.core.templates import TemplateRenderer
@@ -23,16 +24,19 @@ from exo_mesh.api.document_routes import DocumentRoutes
 from exo_mesh.api.download_routes import DownloadRoutes
 from exo_mesh.api.errors import errors_to_replies
 from exo_mesh.api.joining import JoinRoutes
+from exo_mesh.api.key_routes import KeyRoutes
 from exo_mesh.api.model_routes import ModelRoutes
 from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.openai.stream_routes import StreamRoutes
 from exo_mesh.api.ops import OpsRoutes
+from exo_mesh.api.peer_routes import PeerRoutes
 from exo_mesh.api.request_log import log_request
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
 from exo_mesh.api.seed_routes import SeedRoutes
 from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
+from exo_mesh.api.trace_routes import TraceRoutes
 from exo_mesh.api.tracing import TRACE_ID
 from exo_mesh.api.web.live_routes import LiveRoutes
 from exo_mesh.api.web.page_routes import PageRoutes
@@ -116,9 +120,13 @@ def route_table(context: ApiContext) -> RouteTable:
         *TextRoutes(context).table(),
         *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),
+        *TraceRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),
+        *KeyRoutes(context).table(),
+        *ConfigRoutes(context).table(),
         *StopRoutes(context).table(),
+        *PeerRoutes(context).table(),
         *DocumentRoutes().table(),
         *PageRoutes(context).table(),
         *LiveRoutes(context).table(),

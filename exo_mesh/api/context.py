@@ -12,8 +12,12 @@ from prometheus_client import CollectorRegistry
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.core.texts import TextModels
+from exo_mesh.api.web.languages import PageLanguages
+from exo_mesh.models.hub_token import HubToken
 from exo_mesh.node.service import MeshService
 from exo_mesh.security.invitations import Invitations
+from exo_mesh.settings.config import default_settings
+from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, SettingsDesk
 from exo_mesh.tasks import Watchdog
 
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -25,19 +29,21 @@ OUTPUT_BOUND = web.RequestKey("output_bound", int)
 that many."""
 
 
+def _lone_settings() -> LoneSettings:
+    return LoneSettings(EffectiveSettings(default_settings()))
+
+
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
     """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.
     head_hold_s: so long a stream waits for the mesh to take the request, before its status and headers go out.
     stall_limit_s: a client that reads nothing of its stream for so long loses it. body_silence_s: a client that sends
-    nothing of a body that it has announced for so long gets a 408, as with nginx. trace_sample: the share of requests
-    that are traced without having asked for it. invitations: into the mesh of this node; by default nobody is invited.
-    progress_s: least time between two events of a stream of download progress. progress_comment_s: such a stream with
-    nothing new gets a comment this often.
-    keep_agent_lines: lines that agents put first stay there; see exo_mesh.api.core.agent_lines.
-    headless: no page for browsers. live_interval_s: time between two events of the live data.
-    default_model: the model of requests that name none, "" for the only one that is there.
-    defaults: what else requests may leave open.
+    nothing of a body that it has announced for so long gets a 408, as with nginx. invitations: into the mesh of this
+    node; by default nobody is invited. progress_s: least time between two events of a stream of download progress.
+    progress_comment_s: such a stream with nothing new gets a comment this often. headless: no page for browsers.
+    languages: of the page. live_interval_s: time between two events of the live data. defaults: what requests may leave
+    open, as the settings have it now; asked for each request. hub_token: for the hub. config: the settings in force,
+    for `/config`; config_file: where the node's own may be.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -46,15 +52,16 @@ class ApiOptions:
     stall_limit_s: float = 300.0
     max_body_bytes: int = 16 << 20
     body_silence_s: float = 60.0
-    trace_sample: float = 0.0
     access: AccessPolicy = field(default_factory=AccessPolicy)
     invitations: Invitations = field(default_factory=Invitations)
     progress_s: float = 0.5
     progress_comment_s: float = 15.0
-    default_model: str = ""
-    defaults: RequestDefaults = field(default_factory=RequestDefaults)
-    keep_agent_lines: bool = False
+    defaults: Callable[[], RequestDefaults] = RequestDefaults
+    config: SettingsDesk = field(default_factory=_lone_settings)
+    config_file: str = ""
+    hub_token: HubToken | None = None
     headless: bool = False
+    languages: PageLanguages = field(default_factory=PageLanguages)
     live_interval_s: float = 2.0
 
 

@@ -5,14 +5,21 @@ Callers who are no admin are shown no ids of requests: these are of other caller
 
 from __future__ import annotations
 
+import math
+import re
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from exo_mesh.api.access import CALLER
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
+from exo_mesh.errors import InputError
+from exo_mesh.inspection.diagnostics import MAX_TIMELINE
+
+NDJSON = "application/x-ndjson"
 
 REQUEST_IDS = frozenset({"request_id", "trace_id", "key_id"})
 
@@ -21,6 +28,7 @@ class DiagnosticRoutes:
     """Each method answers one route."""
 
     def __init__(self, context: ApiContext) -> None:
+        self._inspection = context.service.inspection
         self._service = context.service
 
     def table(self) -> RouteTable:
@@ -36,32 +44,91 @@ class DiagnosticRoutes:
             Route("GET", (f"{base}/cluster",), self.cluster, USE, "The same of every node that answers"),
             Route("GET", (f"{base}/cluster/timeline",), self.timeline, USE, "The phases of all runners, by time"),
             Route("GET", (f"{base}/cluster/{{id}}",), self.one, USE, "What one node knows of itself", errors=(404,)),
+            Route(
+                "POST", (f"{base}/node/capture", f"{base}/cluster/{{id}}/capture"), self.capture, ADMIN,
+                "Stacks and memory maps of a node and its runners, taken now", errors=(404, 429, 503, 504),
+                query={"runner": "only this runner, by its pid, instance or label"},
+            ),
+            Route(
+                "POST", (f"{base}/node/runners/{{runner}}/cancel", f"{base}/cluster/{{id}}/runners/{{runner}}/cancel"),
+                self.cancel_runner, ADMIN, "Cancel the requests that run on a runner", errors=(404,),
+                query={"request_id": "only the requests with this id"},
+            ),
+            Route(
+                "GET", ("/events",), self.events, USE, "What the runners went through, one JSON object a line",
+                errors=(400,), content_type=NDJSON,
+                query={"since": "only what went on after this Unix time", "n": f"most lines, 1 to {MAX_TIMELINE}",
+                       "scope": "node or cluster"},
+            ),
         ]
         # fmt: on
 
     async def node(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/node: this node."""
-        return json_response(_for_caller(await self._service.observation.diagnostics_of(), request))
+        return json_response(_for_caller(await self._inspection.diagnostics_of(), request))
 
     async def cluster(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster: every node that answers within 2 s; the others by name."""
-        return json_response(_for_caller(await self._service.observation.cluster_diagnostics(), request))
+        return json_response(_for_caller(await self._inspection.cluster_diagnostics(), request))
 
     async def timeline(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster/timeline: the phases of all runners, by time."""
-        return json_response(_for_caller(await self._service.observation.cluster_timeline(), request))
+        return json_response(_for_caller(await self._inspection.cluster_timeline(), request))
 
     async def one(self, request: web.Request) -> web.Response:
         """GET /v1/diagnostics/cluster/{id}: one node by its id, or the first digits of it."""
         wanted = request.match_info["id"]
-        found = await self._service.observation.diagnostics_of(wanted)
+        found = await self._inspection.diagnostics_of(wanted)
         if found is None:
             return plain_error("not_found", f"there is no live peer {wanted}; GET /state lists them", "id")
         return json_response(_for_caller(found, request))
 
+    async def capture(self, request: web.Request) -> web.Response:
+        """POST /v1/diagnostics/node/capture, /v1/diagnostics/cluster/{id}/capture: takes up to some seconds."""
+        wanted, runner = request.match_info.get("id", ""), request.query.get("runner", "")
+        found = await self._inspection.capture(wanted, runner)
+        return _nothing_there(wanted, runner) if found is None else json_response(found)
+
+    async def cancel_runner(self, request: web.Request) -> web.Response:
+        """POST …/runners/{runner}/cancel: the runner itself goes on."""
+        wanted, runner = request.match_info.get("id", ""), request.match_info["runner"]
+        done = await self._inspection.cancel_runner(wanted, runner, request.query.get("request_id", ""))
+        return _nothing_there(wanted, runner) if done is None else json_response({"object": "runner.cancelled", **done})
+
+    async def events(self, request: web.Request) -> web.Response:
+        """GET /events[?since=…&n=1000&scope=cluster]: the flight recorder, oldest first; a phase that lasts is one line
+        and comes again with a later `until`."""
+        since, most = _since(request.query.get("since", "0")), request.query.get("n", "1000")
+        scope = request.query.get("scope", "node")
+        if not re.fullmatch(r"[1-9][0-9]{0,3}", most) or int(most) > MAX_TIMELINE:
+            raise InputError(f"n must be a whole number from 1 to {MAX_TIMELINE}, not {most!r}", param="n")
+        if scope not in ("node", "cluster"):
+            raise InputError(f"scope is {scope!r}; it may be node or cluster", param="scope")
+        if scope == "cluster":
+            entries = (await self._inspection.cluster_timeline())["entries"]
+        else:
+            entries = self._inspection.node_timeline()
+        lines = [msgspec.json.encode(entry) for entry in entries if entry["until"] > since][-int(most) :]
+        return web.Response(body=b"".join(line + b"\n" for line in lines), content_type=NDJSON)
+
     async def lift_quarantine(self, request: web.Request) -> web.Response:
         """DELETE /v1/diagnostics/node/quarantine: try again here what got stuck or crashed."""
         return json_response({"object": "quarantine.lifted", "lifted": self._service.lift_quarantine()})
+
+
+def _since(text: str) -> float:
+    try:
+        since = float(text)
+    except ValueError:
+        since = math.nan
+    if not math.isfinite(since):
+        raise InputError(f"since must be a Unix time in seconds, not {text!r}", param="since")
+    return since
+
+
+def _nothing_there(peer: str, runner: str) -> web.Response:
+    what = f"no runner {runner} runs on {peer or 'this node'}" if runner else f"there is no live peer {peer}"
+    return plain_error("not_found", f"{what}; GET /state lists peers and instances", "runner" if runner else "id")
 
 
 def _for_caller(found: Any, request: web.Request) -> Any:

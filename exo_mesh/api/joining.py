@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ipaddress
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from exo_mesh.api.access import CALLER, LOCAL
+from exo_mesh.api.access import ANY_ADMIN, CALLER, LOCAL
 from exo_mesh.api.context import ApiContext
 from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import ADMIN, OPEN, USE, Route, RouteTable
+from exo_mesh.api.web.qr import MAX_BYTES, qr_rows
 from exo_mesh.errors import InputError
 from exo_mesh.security.invitations import Invitation
 from exo_mesh.security.joining import Side, shown_name
 
 MAX_BODY_BYTES = 1024
-NEEDS_TOKEN = "an invitation takes the local token: run `exo-mesh invite` on the machine of the node, as its user"
+_NEEDS_TOKEN = "an invitation takes the local token: run `exo-mesh invite` on the machine of the node, as its user"
+_NEEDS_PRIVACY = (
+    "an admin key makes an invitation over HTTPS only, or from the node's own machine: others on the network could "
+    "read the code. Run `exo-mesh invite` on the machine of the node, or start the node with --tls-cert"
+)
+_FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Forwarded-Proto", "X-Real-IP")
+"""Headers by which a proxy says that somebody else calls."""
 
 
 class HelloBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,19 +68,23 @@ class JoinRoutes:
         # fmt: on
 
     async def invite(self, request: web.Request) -> web.Response:
-        """POST /v1/invite: a one-time code, for the local token only.
+        """POST /v1/invite: a one-time code, for the local token, or for an admin key on a line that nobody can read.
 
-        The code is worth the secret of the mesh, which is more than an admin key of the API may do, and over plain HTTP
-        others could read it.
+        The code is worth the secret of the mesh. Whoever reads an admin key on plain HTTP must not get that far.
         """
-        if request[CALLER] != LOCAL:
-            message = (
-                "an invitation takes the local token: run `exo-mesh invite` on the machine of the node, as its user"
-            )
-            return plain_error("insufficient_permissions", message)
+        if request[CALLER] == ANY_ADMIN:
+            return plain_error("insufficient_permissions", _NEEDS_TOKEN)
+        if request[CALLER] != LOCAL and not _is_private(request):
+            return plain_error("insufficient_permissions", _NEEDS_PRIVACY)
         invitation = self._invitations.open()
         codes = [f"{address}/{invitation.password}" for address in self._invitations.addresses()]
-        return json_response({**_described(invitation), "codes": codes}, 201)
+        described = {**_described(invitation), "codes": codes}
+        if codes:
+            command = f"exo-mesh join {codes[0]}"
+            described |= {"command": command, "qr": qr_rows(command) if len(command) <= MAX_BYTES else []}
+        reply = json_response(described, 201)
+        reply.headers[hdrs.CACHE_CONTROL] = "no-store"
+        return reply
 
     async def invitation(self, request: web.Request) -> web.Response:
         """GET /v1/invite: what became of the last invitation."""
@@ -96,6 +108,18 @@ class JoinRoutes:
             return _proof(invitation, msgspec.convert(asked, ProofBody), request.remote or "")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise InputError(f"this is no message of a joiner: {exc}") from exc
+
+
+def _is_private(request: web.Request) -> bool:
+    """Whether nobody on the network reads the reply: HTTPS, this machine, or a proxy on it that says it has HTTPS."""
+    if request.secure:
+        return True
+    try:
+        is_here = ipaddress.ip_address((request.remote or "").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+    proxied = any(name in request.headers for name in _FORWARDED)
+    return is_here and (not proxied or request.headers.get("X-Forwarded-Proto", "").lower() == "https")
 
 
 async def _hello(invitation: Invitation, body: HelloBody) -> web.Response:

@@ -54,8 +54,6 @@ class OpsRoutes:
                 errors=(400,), query={"n": "most requests, 1 to 9999"},
             ),
             Route("GET", ("/requests/stats",), self.request_stats, USE, "Sums over the requests that entered here"),
-            Route("GET", ("/v1/traces",), self.traces, USE, "Traced requests that entered here"),
-            Route("GET", ("/v1/traces/{id}",), self.trace, USE, "One traced request", errors=(404,)),
             Route(
                 "GET", ("/memory",), self.memory, USE, "Memory of this machine, or of all",
                 errors=(400,), query={"scope": "node or cluster"},
@@ -145,20 +143,6 @@ class OpsRoutes:
     async def request_stats(self, request: web.Request) -> web.Response:
         """GET /requests/stats"""
         return json_response(self._service.observation.request_stats())
-
-    async def traces(self, request: web.Request) -> web.Response:
-        """GET /v1/traces: the traced requests that entered here; with a key of the role "use", those that came with
-        this key."""
-        data = self._service.observation.traces(request[CALLER].limited_to)
-        return json_response({"object": "list", "data": data})
-
-    async def trace(self, request: web.Request) -> web.Response:
-        """GET /v1/traces/{id}: one of them by trace id or request id, for chrome://tracing or Perfetto."""
-        wanted = request.match_info["id"]
-        found = self._service.observation.trace(wanted, request[CALLER].limited_to)
-        if found is None:
-            return plain_error("not_found", f"there is no trace {wanted}; GET /v1/traces lists them", "id")
-        return json_response(found)
 
     async def memory(self, request: web.Request) -> web.Response:
         """GET /memory[?scope=cluster]"""

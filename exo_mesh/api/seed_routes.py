@@ -151,7 +151,7 @@ class SeedRoutes:
         if body.model is not None and body.model_id is not None:
             raise InputError("model and model_id are two names of one field: give one", param="model")
         name = body.model_id if body.model is None else body.model
-        return await model_of_request(request, self._service, name, self._context.options.default_model)
+        return await model_of_request(request, self._service, name, self._context.options.defaults().model)
 
     async def _read(self, request: web.Request) -> bytes:
         return await read_body(request, self._context.options.body_silence_s)

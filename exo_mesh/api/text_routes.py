@@ -196,9 +196,9 @@ class TextRoutes:
 
     async def _prompt(self, conversation: Conversation, text: TextModel) -> str:
         """As a chat would have it on this node."""
-        options = self._context.options
-        conversation = with_system_prompt(conversation, options.defaults.system_prompt)
-        moves = not options.keep_agent_lines
+        defaults = self._context.options.defaults()
+        conversation = with_system_prompt(conversation, defaults.system_prompt)
+        moves = not defaults.keep_agent_lines
         return await conversation_prompt(conversation, text, self._texts, _NAMES, moves_agent_lines=moves)
 
     async def _body(self, request: web.Request, kind: type[B]) -> B:
@@ -206,7 +206,7 @@ class TextRoutes:
 
     async def _text(self, request: web.Request, name: str | None) -> tuple[str, TextModel]:
         """The model that a body names, or the one that a chat without a model would get."""
-        name = await model_of_request(request, self._service, name, self._context.options.default_model)
+        name = await model_of_request(request, self._service, name, self._context.options.defaults().model)
         chosen = choose_model(name, self._service.models())
         entry = await find_model(self._service, chosen, may_download=request[CALLER].may_download)
         return entry.name, await self._texts.get(await self._service.text_files(entry.name))

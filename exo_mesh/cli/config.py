@@ -1,4 +1,8 @@
-"""Show the settings in force (`show`), where each came from (`show --origin`), or all that exist (`reference`)."""
+"""Show the settings in force (`show`), where each came from (`show --origin`), or all that exist (`reference`).
+
+`mesh` asks a running node for the settings that the whole mesh shares. `mesh NAME=VALUE` sets one at every node, and
+`mesh NAME=` takes it back.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,22 @@ import os
 import sys
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.parser import add_node_flags, node_flags
+from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
+from exo_mesh.client.api_client import ApiClient
 from exo_mesh.settings.aliases import ALIASES
-from exo_mesh.settings.config import SETTINGS, LoadedSettings, Settings, default_settings, load_settings
+from exo_mesh.settings.config import SETTINGS, ConfigError, LoadedSettings, Settings, default_settings, load_settings
 from exo_mesh.telemetry.tables import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to show, `--origin`, `--json`, and the flags whose effect is to be shown."""
-    parser.add_argument("what", choices=("show", "reference"), help="settings in force, or Markdown tables of all")
+    what = "settings in force, Markdown tables of all, or the settings of the mesh"
+    parser.add_argument("what", choices=("show", "reference", "mesh"), help=what)
+    parser.add_argument("changes", nargs="*", metavar="NAME=VALUE", help="for `mesh`: settings to change")
     parser.add_argument("--origin", action="store_true", help="say where each value came from")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    add_api_flags(parser, json=False, home=False)
     add_node_flags(parser)
 
 
@@ -27,6 +35,8 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "reference":
         print(reference())
         return exit_codes.OK
+    if args.what == "mesh":
+        return _mesh(args)
     loaded = load_settings(node_flags(args), os.environ)
     for warning in loaded.warnings:
         print(f"exo-mesh: {warning}", file=sys.stderr)
@@ -40,6 +50,23 @@ def run(args: argparse.Namespace) -> int:
     print(columns(header, rows))
     if args.origin:
         print(f"\nconfig.toml: {loaded.config_file}{'' if loaded.config_file.is_file() else ' (there is none)'}")
+    return exit_codes.OK
+
+
+def _mesh(args: argparse.Namespace) -> int:
+    """Show what the mesh shares, after changing it if that is asked for. Raises MeshErrors."""
+    changes = {name: value or None for name, _, value in (change.partition("=") for change in args.changes)}
+    if wrong := [change for change in args.changes if "=" not in change]:
+        raise ConfigError(f"{wrong[0]!r} is not of the form NAME=VALUE; NAME= takes a setting back")
+    homes = node_flags(args).get("home")
+    client = ApiClient(args.api_url, homes[-1] if homes else None)
+    texts: dict[str, str] = (client.put("/config", changes) if changes else client.get("/config"))["mesh"]
+    if args.json:
+        print_json(texts)
+    elif texts:
+        print(columns(["SETTING", "VALUE"], [list(row) for row in texts.items()]))
+    else:
+        print("the mesh shares no settings: each node uses its own")
     return exit_codes.OK
 
 

@@ -28,7 +28,7 @@ _ENDINGS = {
 
 
 class LocalClient(ApiClient):
-    """Shows the local token even where EXO_MESH_API_KEY is set: no key is enough for an invitation."""
+    """Sends the local token even where EXO_MESH_API_KEY is set: a key is enough on private lines only."""
 
     def credentials(self) -> dict[str, str]:
         token = self.local_token()

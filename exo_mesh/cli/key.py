@@ -11,13 +11,11 @@ import argparse
 import datetime
 import os
 import sys
-from collections.abc import Iterable
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import print_json
 from exo_mesh.errors import InputError
-from exo_mesh.security.api_keys import FILE_NAME, MAX_KEYS, ApiKey, KeyFile, Role, new_key, revoke
-from exo_mesh.security.key_table import merge
+from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.local_token import read_token
 from exo_mesh.settings.config import ConfigError, load_settings
 from exo_mesh.telemetry.tables import columns
@@ -42,14 +40,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _new(file: KeyFile, args: argparse.Namespace) -> int:
-    text, key = new_key(Role(args.role or Role.USE), datetime.datetime.now(datetime.UTC))
-
-    def with_it(keys: list[ApiKey]) -> list[ApiKey]:
-        if sum(not one.revoked for one in keys) >= MAX_KEYS:
-            raise ConfigError(f"there are {MAX_KEYS} keys already; remove some")
-        return [*keys, key]
-
-    file.change(with_it)
+    try:
+        text, key = file.add(Role(args.role or Role.USE), datetime.datetime.now(datetime.UTC))
+    except InputError as exc:
+        raise ConfigError(str(exc)) from exc
     print_json({"id": key.id, "role": key.role, "key": text}) if args.json else print(text)
     print(f"a key with the role {key.role}; it is shown only now, {file.path} has a hash of it", file=sys.stderr)
     return exit_codes.OK
@@ -73,12 +67,6 @@ def _list(file: KeyFile, args: argparse.Namespace) -> int:
 
 
 def _remove(file: KeyFile, args: argparse.Namespace) -> int:
-    gone = revoke(args.id, datetime.datetime.now(datetime.UTC))
-
-    def without_it(keys: list[ApiKey]) -> Iterable[ApiKey]:
-        if not any(key.id == gone.id and not key.revoked for key in keys):
-            raise ConfigError(f"no key {gone.id}; see exo-mesh key list")
-        return merge(keys, [gone]).values()
-
-    file.change(without_it)
+    if not file.remove(args.id, datetime.datetime.now(datetime.UTC)):
+        raise ConfigError(f"no key {args.id}; see exo-mesh key list")
     return exit_codes.OK

@@ -17,6 +17,7 @@ from exo_mesh.api.connections import ApiServer, ConnectionBounds
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.listening import bound_socket
+from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.cli.screen import NodeFacts
 from exo_mesh.engine.registry import Registry, load_registry
@@ -77,21 +78,22 @@ class RunningNode:
             KeyFile(settings.home / FILE_NAME).read()
             self._socket = self._bind_api()
         read_memory = reader_for(settings.override_memory_bytes, settings.fake_mem_file)
-        self._node = Node(settings, registry=self._registry, memory_reader=read_memory)
+        self._node = Node(settings, origins=self._loaded.origins, registry=self._registry, memory_reader=read_memory)
         await self._node.start()
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
         if self._socket is not None:
-            self._policy = self._access_policy(self._node)
+            self._policy, shared = self._access_policy(self._node), self._node.shared
             options = ApiOptions(
                 registry=self._node.metrics.registry,
                 access=self._policy,
-                trace_sample=settings.trace_sample,
                 invitations=self._invitations(self._node),
-                default_model=settings.default_model,
-                defaults=RequestDefaults(settings.default_temp, settings.system_prompt, settings.max_generate_tokens),
-                keep_agent_lines=settings.keep_agent_lines,
+                defaults=lambda: RequestDefaults.of(shared.effective.now),
+                config=shared,
+                hub_token=self._node.hub_token,
+                config_file=str(self._loaded.config_file),
                 headless=settings.headless,
+                languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
             )
             runner = app_runner(build_app(self._node, options))
             bounds = ConnectionBounds.within(open_files.limit(), tls=self._tls is not None)

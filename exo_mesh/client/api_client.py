@@ -74,6 +74,10 @@ class ApiClient:
         """What the API answers to `body`."""
         return self._call("POST", path, body, deadline_s)
 
+    def put(self, path: str, body: Any, deadline_s: float = READ_DEADLINE_S) -> Any:
+        """What the API answers to `body`, with every text in it printable."""
+        return printable_values(self._call("PUT", path, body, deadline_s), ANSWER_CHARS)
+
     def delete(self, path: str, deadline_s: float = READ_DEADLINE_S) -> Any:
         """What the API answers to DELETE."""
         return self._call("DELETE", path, None, deadline_s)

@@ -68,6 +68,11 @@ class MeshNodes:
             kept = {self._first.url: self._first, self._current.url: self._current}
             self._clients = kept | {url: client for url, (_, client) in found.items()}
 
+    def return_to_first(self) -> None:
+        """Ask the node that was named again: another one does not know this caller."""
+        with self._lock:
+            self._current = self._first
+
     def leave(self, client: ApiClient) -> None:
         """Turn to the member after this one; does nothing if somebody else has turned already."""
         with self._lock:

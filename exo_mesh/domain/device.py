@@ -157,6 +157,16 @@ class PeerInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HopReading:
+    """A way to another peer, as the peer that gives the reading measured it; 0: not measured. mb_per_s: 10^6 bytes."""
+
+    peer_id: str
+    rtt_ms: float = 0.0
+    mb_per_s: float = 0.0
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     """A volatile reading of one peer; a higher `sequence` is newer. Never part of the agreed view.
 
@@ -166,7 +176,8 @@ class Telemetry:
     keys_digest: of the API keys that it holds; 0 in an open mesh. fetch_room_bytes: files of models that it could fetch
     now. capacity_bytes: what models could take if nothing else ran there; 0 of a peer of an older version.
     headroom_bytes: what could be taken of its memory before that is critical, after what is being loaded; None of a
-    peer of an older version.
+    peer of an older version. temperature_c, power_w: 0 where they are unknown. frames: computed so far, by instance
+    whose driver runs there. is_draining: it takes nothing new. hops: its ways to peers with which it shares a ring.
     """
 
     peer_id: str
@@ -183,3 +194,8 @@ class Telemetry:
     fetch_room_bytes: int = 0
     capacity_bytes: int = 0
     headroom_bytes: int | None = None
+    temperature_c: float = 0.0
+    power_w: float = 0.0
+    frames: Mapping[str, int] = field(default_factory=dict)
+    is_draining: bool = False
+    hops: tuple[HopReading, ...] = ()

@@ -83,6 +83,9 @@ class GenerateRequest:
     """Of what the client asked for: one key stands for one request."""
     key_id: str = ""
     """The API key that the request came with; empty without one. Only the entry peer knows it."""
+    names: tuple[str, ...] = ()
+    """Other ids of it that the client saw, by which it can be cancelled and its trace found: the id of the reply, the
+    x-request-id. Only the entry peer knows them."""
     share_id: str = ""
     """Not empty: running requests with the same one compute an equal prompt once (serving/choices.py)."""
     prompt_logprobs: int | None = None

@@ -15,6 +15,7 @@ class RunnerLimits:
     of a load, until its own steps tell how long one takes; then load_step_s, or load_factor times the longest step so
     far. decode_s, prefill_s: shortest time after which a frame counts as stuck; else frame_factor times what frames
     like it have taken. first_frame_s + a prefill at token_bytes_per_s: of a frame of which nothing is known yet.
+    stacks_every_s: how often a runner that makes no progress is asked for its stacks; 0: only before it is ended.
     polite_s: from the word to stop to SIGTERM; terminate_s: from SIGTERM to SIGKILL, and half of it if the runner has
     been asked before.
     """
@@ -31,6 +32,7 @@ class RunnerLimits:
     frame_factor: float = 20.0
     first_frame_s: float = 120.0
     token_bytes_per_s: float = 20e9
+    stacks_every_s: float = 0.0
     polite_s: float = 2.0
     terminate_s: float = 2.0
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
+from exo_mesh.domain.shared.settings import SharedSettings
 
 TOMBSTONE_S = 60.0
 """How long a deletion is remembered: much longer than a live peer can lag behind (it is dead after 3 s)."""
@@ -33,7 +34,7 @@ MAX_FOREIGN_PER_OWNER = 16
 MAX_FOREIGN_BYTES = 16 * 1024
 """Records of unknown kinds of one owner, all kinds together, and the bytes of one."""
 
-_MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER}
+_MAX_OF_KIND = {"download": MAX_DOWNLOADS_PER_OWNER, "card": MAX_CARDS_PER_OWNER, "settings": 1}
 
 
 class InstanceState(StrEnum):
@@ -86,9 +87,9 @@ class RecordKey(NamedTuple):
     owner: str
 
 
-RecordValue = PeerInfo | InstanceInfo | DownloadInfo | CardInfo | ForeignInfo
+RecordValue = PeerInfo | InstanceInfo | DownloadInfo | CardInfo | SharedSettings | ForeignInfo
 
-KINDS = frozenset({"peer", "instance", "download", "card"})
+KINDS = frozenset({"peer", "instance", "download", "card", "settings"})
 """Kinds of records that this version reads."""
 
 
@@ -116,6 +117,8 @@ class View:
         self.sum = 0
         self.cards_version = 0
         """Grows whenever a record of a card has changed."""
+        self.settings_version = 0
+        """Grows whenever a record of shared settings has changed."""
 
     def merge(self, records: Iterable[Record], now: float) -> list[Record]:
         """Take over what is newer; answer what changed. Owners over MAX_RECORDS_PER_OWNER get no new keys.
@@ -129,7 +132,7 @@ class View:
             if held is None and _is_full(owned, record.key.kind):
                 continue
             owned[record.key] = record
-            self.cards_version += record.key.kind == "card"
+            self._count(record)
             self._add(held, record)
             if record.deleted:
                 self._deleted_at[record.key] = now
@@ -143,7 +146,7 @@ class View:
         gone = list(self._owners.pop(owner, {}).values())
         for record in gone:
             self._deleted_at.pop(record.key, None)
-            self.cards_version += record.key.kind == "card"
+            self._count(record)
         self.sum ^= self._sums.pop(owner, 0)
         return [record for record in gone if not record.deleted]
 
@@ -206,6 +209,11 @@ class View:
         found = [(one.key.id, one.key.owner, one.value) for one in live if isinstance(one.value, CardInfo)]
         return sorted(found, key=lambda one: one[:2])
 
+    def shared_settings(self) -> list[tuple[str, SharedSettings]]:
+        """(owner, what it shares) of every live record of settings, by owner."""
+        found = [(one.key.owner, one.value) for one in self._live() if isinstance(one.value, SharedSettings)]
+        return sorted(found, key=lambda one: one[0])
+
     def digest(self) -> str:
         """SHA-256 over keys and versions of all live records but downloads; equal views have equal digests on every
         machine, whatever version of exo-mesh it runs. A version of a record has one content: it has a single writer.
@@ -217,6 +225,10 @@ class View:
 
     def _live(self) -> list[Record]:
         return [record for owned in self._owners.values() for record in owned.values() if not record.deleted]
+
+    def _count(self, record: Record) -> None:
+        self.cards_version += record.key.kind == "card"
+        self.settings_version += record.key.kind == "settings"
 
     def _add(self, held: Record | None, record: Record) -> None:
         change = _hash(record) if held is None else _hash(held) ^ _hash(record)

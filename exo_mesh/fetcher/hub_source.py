@@ -271,12 +271,32 @@ def _gated(repo: str) -> FetchError:
     return FetchError(
         f"{repo} is gated: its files need a token of somebody who accepted its terms, and this node has none",
         remedy=f"accept the terms at {page}, make a token with read access at {constants.ENDPOINT}/settings/tokens, "
-        "then set HF_TOKEN to it where this node starts, or run `hf auth login` on this machine",
+        "then set HF_TOKEN to it where this node starts, save it in Settings on the page of this node, or run "
+        "`hf auth login` on this machine",
         is_final=True,
     )
 
 
+class _NodeToken:
+    """The token that the node was given, while it is in the environment of this process."""
+
+    text = ""
+
+
+def use_token(text: str) -> None:
+    """Send this token to the hub from now on, unless the environment that this process was started with has one."""
+    if text == _NodeToken.text or (not _NodeToken.text and os.environ.get("HF_TOKEN")):
+        return
+    _NodeToken.text = text
+    if text:
+        os.environ["HF_TOKEN"] = text
+    else:
+        del os.environ["HF_TOKEN"]
+
+
 def _token_place() -> str:
+    if _NodeToken.text:
+        return "the token that was given to this node (hf_token)"
     in_environment = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
     return "the token in HF_TOKEN" if in_environment else "the token that `hf auth login` has stored"
 

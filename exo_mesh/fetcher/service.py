@@ -16,7 +16,7 @@ from exo_mesh.fetcher.cache_source import CacheFiles
 from exo_mesh.fetcher.download import MAX_AT_ONCE, Context, Download, UsedSource
 from exo_mesh.fetcher.duty import DutyCycle
 from exo_mesh.fetcher.hub_client import use_bounded_client
-from exo_mesh.fetcher.hub_source import HubFiles, search_hub
+from exo_mesh.fetcher.hub_source import HubFiles, search_hub, use_token
 from exo_mesh.fetcher.listings import checked
 from exo_mesh.fetcher.skeleton import SkeletonOrder, fetch_headers, is_made, make_skeleton
 from exo_mesh.fetcher.source import ModelFiles, SourceError
@@ -110,6 +110,7 @@ class FetcherService:
         if isinstance(request, Setup):
             self._tls = request.tls
             self._writers.floor_bytes = request.floor_bytes
+            use_token(request.hub_token)
         elif isinstance(request, FetchPace):
             self._duty.is_busy = request.is_busy
         elif isinstance(request, CancelFetch):

@@ -40,10 +40,12 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True, tag="setup"):
-    """Sent first, and again when the credentials are renewed. floor_bytes: what is to be left free on the disk."""
+    """Sent first, and again when the credentials are renewed. floor_bytes: what is to be left free on the disk.
+    hub_token: for the hub, if the environment has none; "" for none."""
 
     tls: Tls | None
     floor_bytes: int
+    hub_token: str = ""
 
 
 class Resolve(msgspec.Struct, frozen=True, tag="resolve"):

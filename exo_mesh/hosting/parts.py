@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from exo_mesh.clock import Clock
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.local_models import LocalModels
+from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.stage_host import HostLimits, Keeping, StageHost
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.parts import MachineParts
@@ -25,6 +26,7 @@ class HostingParts:
     host: StageHost
     keeping: Keeping
     monitor: MemoryMonitor
+    peer_desk: PeerDesk
 
     @staticmethod
     def at(
@@ -65,4 +67,4 @@ class HostingParts:
             threshold=settings.memory_threshold,
             poll_s=settings.memory_poll_interval,
         )
-        return HostingParts(host, keeping, monitor)
+        return HostingParts(host, keeping, monitor, PeerDesk(membership, host))

@@ -196,6 +196,12 @@ class StageHost:
         return {instance_id: beat.tokens for instance_id, beat in beats.items() if beat is not None}
 
     @property
+    def frames(self) -> dict[str, int]:
+        """Frames computed so far, by instance whose driver runs here."""
+        drivers = (stage for stage in self.beats() if stage.is_driver)
+        return {stage.instance_id: stage.beat.prefill_frames + stage.beat.decode_frames for stage in drivers}
+
+    @property
     def outstanding(self) -> dict[str, int]:
         """Requests that wait or run, by instance whose driver runs here."""
         return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}
@@ -224,6 +230,11 @@ class StageHost:
             own = self._started[instance_id].pending_bytes
             told.append(runner.press(level, free_bytes * own // pending if pending else free_bytes))
         await asyncio.gather(*told)
+
+    @property
+    def runners(self) -> Mapping[str, Runner]:
+        """The runners here, by instance."""
+        return dict(self._runners)
 
     def beats(self) -> list[StageBeat]:
         """The last heartbeat of every stage that runs here."""
@@ -449,7 +460,7 @@ class StageHost:
             label,
             start,
             self._settings.host,
-            limits=self._pace.scaled(self._limits.runner, lease.stage.engine),
+            limits=self._runner_limits(lease.stage.engine),
             command=self._limits.command,
             environment=self._environment,
             spare=(self._spares.take(lease.stage.engine) or head_start.take()) if wiring is None else None,
@@ -463,6 +474,9 @@ class StageHost:
         self._metrics.runner_started(plan.instance_id)
         self._tasks.start(self._follow(runner, plan.instance_id), f"runner of {label}")
         return runner
+
+    def _runner_limits(self, engine: str) -> RunnerLimits:
+        return replace(self._pace.scaled(self._limits.runner, engine), stacks_every_s=float(self._settings.hang_debug))
 
     async def _follow(self, runner: Runner, instance_id: str) -> None:
         before = runner_pb2.Heartbeat()

@@ -35,6 +35,11 @@ class StageWatch:
         self._loaded = 0
         self._beat = runner_pb2.Heartbeat()
 
+    @property
+    def stuck_s(self) -> float:
+        """How long it has made no progress although it has work, or has said nothing."""
+        return max(self._still_s, self.silent_s)
+
     def silent(self, seconds: float) -> str:
         """Nothing has come for so much longer; why that is too long, or ""."""
         self.silent_s += seconds

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -35,6 +36,7 @@ from exo_mesh.hosting.runner_exit import (
     say_where_it_stands,
     shielded,
 )
+from exo_mesh.hosting.stack_listener import StackListener
 from exo_mesh.hosting.stage_watch import Phase, StageWatch
 from exo_mesh.hosting.status_board import StatusBoard
 from exo_mesh.proto import control_pb2, plan_pb2, runner_pb2
@@ -112,6 +114,9 @@ class Runner:
         self._stopping = asyncio.Event()
         self._gone = asyncio.Event()
         self._last_lines: deque[str] = deque(maxlen=5)
+        self._process: asyncio.subprocess.Process | None = None
+        self._heard_stacks: StackListener | None = None
+        self._stacks_asked = 0
 
     async def run(self, on_beat: OnBeat = lambda beat: None, on_end: OnEnd = lambda end, why: None) -> None:
         """Start the process, follow it, and see it off. Never raises a MeshError: failures go to the board, at once,
@@ -143,6 +148,25 @@ class Runner:
     def silent_s(self) -> float:
         """How long ago its last report came; infinite before the first."""
         return asyncio.get_running_loop().time() - self._heard_at if self._heard_at else math.inf
+
+    async def stacks(self) -> list[str]:
+        """Where all threads of the process stand: files, lines and names, no values. [] if the process does not hear
+        the question: it has ended, is stopped by a signal, or has not reported yet."""
+        if not self._can_be_asked:
+            return []
+        self._heard_stacks = self._heard_stacks or StackListener()
+        self._signal_for_stacks()
+        return await self._heard_stacks.listen()
+
+    @property
+    def _can_be_asked(self) -> bool:
+        """Before its first report a process may not handle the signal yet, and would end by it."""
+        return bool(self._process and self._heard_at and not self._gone.is_set() and not is_stopped(self.pid))
+
+    def _signal_for_stacks(self) -> None:
+        assert self._process is not None, "see _can_be_asked"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
 
     async def link(self, endpoint: str, *, keep_stream: bool = False) -> None:
         """Tell the stage where the next one listens. Raises StageLostError if it is gone.
@@ -197,7 +221,7 @@ class Runner:
 
     async def _run(self, on_beat: OnBeat) -> None:
         child = self._spare or await spawn(self._command, self._environment)
-        process = child.process
+        self._process = process = child.process
         self.pid = self.flight.pid = process.pid
         self._spawned_at = time.monotonic()
         self._memory.look(self._spawned_at)
@@ -258,6 +282,7 @@ class Runner:
                 reading = asyncio.ensure_future(runner_pipe.read_message(reader, runner_pb2.FromRunner))
                 while not (await asyncio.wait((reading,), timeout=LISTEN_STEP_S))[0]:
                     self._check(watch, watch.silent(LISTEN_STEP_S))
+                    self._ask_where_it_hangs(watch.stuck_s)
                     if watch.silent_s >= self._limits.stopped_s and is_stopped(self.pid):
                         raise StuckError(f"the runner of {self.label} was stopped by a signal", End.STALLED)
                 if (report := reading.result()) is None:
@@ -265,12 +290,24 @@ class Runner:
                 gap_s, last = loop.time() - last, loop.time()
                 self._take(report, on_beat)
                 self._check(watch, watch.heard(report, gap_s))
+                self._ask_where_it_hangs(watch.stuck_s)
                 if last > self._changed_by:
                     self._check(watch, f"did not go on by another plan within {CHANGE_S:.0f} s")
         finally:
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
+
+    def _ask_where_it_hangs(self, stuck_s: float) -> None:
+        """With --hang-debug: have the stacks of a runner that makes no progress in the log, once per interval."""
+        every_s = self._limits.stacks_every_s
+        if not every_s or stuck_s < every_s:
+            self._stacks_asked = 0
+        elif stuck_s >= every_s * (self._stacks_asked + 1) and self._can_be_asked:
+            self._stacks_asked += 1
+            _log.warning("runner %s has made no progress for %.0f s; its stacks follow", self.label, stuck_s)
+            self.flight.note("stacks", "in the log of the node", stuck_s=round(stuck_s, 1))
+            self._signal_for_stacks()
 
     def _check(self, watch: StageWatch, problem: str) -> None:
         if problem:
@@ -375,4 +412,6 @@ class Runner:
         text = line[:MAX_LINE_BYTES].decode(errors="replace").rstrip()
         if text:
             self._last_lines.append(text)
+            if self._heard_stacks is not None:
+                self._heard_stacks.hear(text)
             _log.info("runner %s: %s", self.label, text)

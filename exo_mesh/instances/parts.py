@@ -20,7 +20,7 @@ from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.parts import ModelParts
-from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.telemetry.metrics import Metrics
 
 
@@ -35,7 +35,7 @@ class InstanceParts:
 
     @staticmethod
     def at(
-        settings: Settings,
+        effective: EffectiveSettings,
         registry: Registry,
         membership: Membership,
         models: ModelParts,
@@ -47,10 +47,11 @@ class InstanceParts:
         rng: random.Random,
     ) -> InstanceParts:
         """engines_for: the engines that run a model on this machine, best first."""
+        settings = effective.own
         members = Members(host, membership)
         pool = CandidatePool(membership, Here(host.usable_bytes, host.capacity_bytes, engines_for))
         groups = GroupKnowledge(settings, registry, membership.view.peers, models.texts.directory, clock)
-        placer = Placer(settings, membership, members, models.surveys, models.mixing, metrics, pool, limits, groups)
+        placer = Placer(effective, membership, members, models.surveys, models.mixing, metrics, pool, limits, groups)
         recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
         custody = Custody(membership, members, recoverer, limits, settings.idle_unload)
         instances = Instances(membership, custody, placer, models.catalogue, recoverer, rng, clock)

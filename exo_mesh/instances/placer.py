@@ -53,7 +53,7 @@ from exo_mesh.instances.tensor_groups import wirings
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.mixing import Mixing
 from exo_mesh.models.surveys import Surveys, as_held
-from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.telemetry.metrics import Metrics
 
 CHUNK_TOKENS = 512
@@ -126,7 +126,7 @@ class Placer:
 
     def __init__(
         self,
-        settings: Settings,
+        effective: EffectiveSettings,
         membership: Membership,
         members: Members,
         surveys: Surveys,
@@ -136,7 +136,7 @@ class Placer:
         runner_limits: RunnerLimits,
         groups: GroupKnowledge,
     ) -> None:
-        self._settings = settings
+        self._effective = effective
         self._membership = membership
         self._members = members
         self._surveys = surveys
@@ -219,7 +219,7 @@ class Placer:
 
     def context_for(self, spec: InstanceSpec) -> int:
         """Tokens of context that a placement for this wish needs at least."""
-        return spec.context_limit or self._settings.context_limit or POOL_TOKENS
+        return spec.context_limit or self._effective.now.context_limit or POOL_TOKENS
 
     def _solve(
         self,
@@ -231,8 +231,8 @@ class Placer:
         around: Surroundings,
         facts: GroupFacts,
     ) -> Plan:
-        policy = spec.policy or self._settings.placement
-        min_peers = spec.min_peers or self._settings.min_peers
+        policy = spec.policy or self._effective.now.placement
+        min_peers = spec.min_peers or self._effective.now.min_peers
         if (spec.context_limit or 0) > card.context_length:
             raise InputError(
                 f"context_limit is {spec.context_limit}, but {card.name} has {card.context_length} positions",
@@ -242,9 +242,9 @@ class Placer:
             "instance_id": instance_id,
             "ballot": ballot,
             "around": around,
-            "mixing": spec.mixed_rings or self._settings.mixed_rings,
+            "mixing": spec.mixed_rings or self._effective.now.mixed_rings,
         }
-        context_limit = spec.context_limit or self._settings.context_limit
+        context_limit = spec.context_limit or self._effective.now.context_limit
         if spec.pins:
             return _pinned(card, candidates, spec, facts, context_limit, shared)
 

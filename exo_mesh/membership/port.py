@@ -73,8 +73,8 @@ class ControlPort(Protocol):
 class PeerClient(ControlPort, Protocol):
     """All calls to one peer. The membership makes none of those that this class adds.
 
-    They fail as those of ControlPort do. Each has a deadline of its own that suits its work, except `diagnose` and
-    `share_keys`, whose caller sets it, and `commit`, which has none.
+    They fail as those of ControlPort do. Each has a deadline of its own that suits its work, except those with
+    `timeout_s`, and `commit`, which has none.
     """
 
     def at(self, address: str) -> PeerClient:
@@ -133,9 +133,19 @@ class PeerClient(ControlPort, Protocol):
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
 
+    async def drain(self, node_id: str, *, on: bool) -> None:
+        """Let the peer take nothing new, or take requests again. MeshError if it is not `node_id`."""
+
+    async def read_log(self, records: int) -> bytes:
+        """The last log records of the peer, as JSON."""
+
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
         """Cancel a request that entered the mesh at the peer. False if the peer does not know it, or if it came with
         another API key than key_id; None: whatever it came with."""
+
+    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
+        """Cancel the requests that entered at the peer and run on an instance, or only the one with an id; answers how
+        many there were."""
 
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
         """The answers that run for clients of the peer and that the viewer may see."""
@@ -145,6 +155,15 @@ class PeerClient(ControlPort, Protocol):
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         """The peer's diagnostics."""
+
+    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
+        """Traced requests that entered at the peer."""
+
+    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
+        """Delete traces that the peer keeps; answers how many there were."""
+
+    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
+        """Stacks and memory maps of the peer and its runners, or of one runner."""
 
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:
         """Tell the peer API keys, or ask for those that it holds."""

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
+from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, RecordValue, View
 from exo_mesh.membership.admission import Admission
 from exo_mesh.membership.detector import LAN, Timing
@@ -197,6 +198,10 @@ class Membership:
     def put_card(self, model: str, card: CardInfo | None) -> None:
         """Write or delete (None) this node's record of a custom model card."""
         self._write("card", model, card)
+
+    def put_shared_settings(self, table: SharedSettings | None) -> None:
+        """Write or delete (None) this node's record of the settings that the mesh shares."""
+        self._write("settings", "mesh", table)
 
     def _write(self, kind: str, record_id: str, value: RecordValue | None) -> None:
         key: RecordKey = self._roster.records.write(kind, record_id, value, self._roster.clock())

@@ -134,7 +134,12 @@ class Fetcher:
 
     def renew(self, tls: Tls | None) -> None:
         """Use other credentials for the connections that are opened from now on."""
-        self._setup = Setup(tls, self._setup.floor_bytes)
+        self._setup = Setup(tls, self._setup.floor_bytes, self._setup.hub_token)
+        self._tell(self._setup)
+
+    def authorize(self, hub_token: str) -> None:
+        """Use another token for the hub from now on; "" for none."""
+        self._setup = Setup(self._setup.tls, self._setup.floor_bytes, hub_token)
         self._tell(self._setup)
 
     def pace(self, *, is_busy: bool) -> None:

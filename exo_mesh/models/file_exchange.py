@@ -12,6 +12,7 @@ from exo_mesh.fetcher.wire import Tls
 from exo_mesh.files.server import FileServer
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.fetching import Fetcher
+from exo_mesh.models.hub_token import FILE_NAME, HubToken
 from exo_mesh.models.local_files import gguf_dir
 from exo_mesh.security.credentials import Credentials, CredentialSource
 from exo_mesh.settings.config import Settings
@@ -45,6 +46,7 @@ class FileExchange:
         self._tasks = TaskOwner()
         tls = None if credentials is None else _tls_of(credentials.current)
         self._fetcher = Fetcher(self._tasks, is_offline=settings.offline, floor_bytes=floor_bytes, tls=tls)
+        self.hub_token = HubToken(settings.home / FILE_NAME, self._fetcher.authorize)
         self._server = FileServer(self._find, credentials, is_busy=lambda: self._is_busy)
         self.port = 0
 

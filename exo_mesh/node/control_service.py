@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from exo_mesh.errors import InputError, ReservationError
+from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import reachable
 from exo_mesh.membership.key_sharing import KeySharing
@@ -18,7 +20,6 @@ from exo_mesh.models.cards.shelf import CardShelf
 from exo_mesh.models.catalogue import Catalogue, card_from_json, card_to_json
 from exo_mesh.models.selftests import SelfTests
 from exo_mesh.models.surveys import Surveys, survey_to_json
-from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
@@ -39,11 +40,12 @@ class ControlService:
         self_tests: SelfTests,
         instances: Instances,
         journal: Journal,
-        diagnostics: Diagnostics,
+        inspection: Inspection,
         keys: KeySharing,
         desk: ModelDesk,
         shelf: CardShelf,
         streams: StreamDesk,
+        peer_desk: PeerDesk,
     ) -> None:
         self._membership = membership
         self._host = host
@@ -52,11 +54,12 @@ class ControlService:
         self._self_tests = self_tests
         self._instances = instances
         self._journal = journal
-        self._diagnostics = diagnostics
+        self._inspection = inspection
         self._keys = keys
         self._desk = desk
         self._shelf = shelf
         self._streams = streams
+        self._peer_desk = peer_desk
 
     async def hello(self, request: pb.HelloRequest, caller_host: str) -> pb.HelloReply:
         return await self._membership.answer_hello(request, caller_host)
@@ -142,6 +145,9 @@ class ControlService:
         return pb.ReleaseReply()
 
     async def cancel(self, request: pb.CancelRequest) -> pb.CancelReply:
+        if request.instance_id:
+            count = self._journal.cancel_on(request.instance_id, request.request_id)
+            return pb.CancelReply(found=count > 0, count=count)
         key_id = request.key_id if request.HasField("key_id") else None
         return pb.CancelReply(found=cancel_here(self._journal, self._streams, request.request_id, key_id))
 
@@ -153,7 +159,16 @@ class ControlService:
             yield item
 
     async def diagnose(self, request: pb.DiagnoseRequest) -> pb.DiagnoseReply:
-        return await self._diagnostics.answer(request)
+        return await self._inspection.diagnostics.answer(request)
+
+    async def read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
+        return self._inspection.answer_read_traces(request)
+
+    async def delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
+        return self._inspection.answer_delete_traces(request)
+
+    async def capture(self, request: pb.CaptureRequest) -> pb.CaptureReply:
+        return await self._inspection.answer_capture(request)
 
     async def share_keys(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
         return await self._keys.answer(request)
@@ -178,6 +193,15 @@ class ControlService:
             raise InputError("another node is meant")
         self._membership.stops.ask(restart=request.restart)
         return pb.StopNodeReply()
+
+    async def drain(self, request: pb.DrainRequest) -> pb.DrainReply:
+        if request.node_id != self._membership.own.id:
+            raise InputError("another node is meant")
+        self._peer_desk.drain_here(on=request.on)
+        return pb.DrainReply()
+
+    async def read_log(self, request: pb.ReadLogRequest) -> pb.ReadLogReply:
+        return pb.ReadLogReply(json=self._peer_desk.log_here(request.records))
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         if request.HasField("fence"):

@@ -116,10 +116,19 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "usable_bytes": reading.usable_bytes,
         "total_bytes": reading.total_bytes,
         "reserved_bytes": reading.reserved_bytes,
+        "headroom_bytes": reading.headroom_bytes,
         "load": round(reading.load, 2),
         "s_per_gb": {engine: round(seconds, 6) for engine, seconds in sorted(reading.s_per_gb.items())},
         "tokens": dict(sorted(reading.tokens.items())),
         "fetch_room_bytes": reading.fetch_room_bytes,
+        "temperature_c": round(reading.temperature_c, 1) or None,
+        "power_w": round(reading.power_w, 1) or None,
+        "frames": dict(sorted(reading.frames.items())),
+        "draining": reading.is_draining,
+        "hops": [
+            {"to": hop.peer_id, "rtt_ms": hop.rtt_ms or None, "mb_per_s": hop.mb_per_s or None, "kind": hop.kind}
+            for hop in reading.hops
+        ],
     }
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,11 @@ from exo_mesh.errors import MeshError, NodeStoppingError, NotReadyError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.certificate_renewal import Renewal, own_credentials
 from exo_mesh.hosting.local_models import LocalModels
+from exo_mesh.hosting.own_reading import own_reading
 from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.hosting.stage_host import HostLimits
+from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.hostfile_rank import own_rank
 from exo_mesh.instances.parts import InstanceParts
 from exo_mesh.instances.previews import preview, previews, with_peer_ids
@@ -38,7 +41,7 @@ from exo_mesh.machine.memory import MemoryReader, read_memory
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.identity import take_identity
-from exo_mesh.membership.key_sharing import KeySharing
+from exo_mesh.membership.parts import SharingParts
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
@@ -76,12 +79,13 @@ class Tuning:
 
 class Node:
     """Construct, `await start()`, use as a MeshService, `await finish()` if there is time, `await stop()` (within 5 s).
-    Not to be started twice."""
+    Not to be started twice. origins: of the settings, as of LoadedSettings."""
 
     def __init__(
         self,
         settings: Settings,
         *,
+        origins: Mapping[str, str] | None = None,
         registry: Registry | None = None,
         discoveries: Sequence[Discovery] | None = None,
         memory_reader: MemoryReader = read_memory,
@@ -110,7 +114,8 @@ class Node:
         limits = tuning.host.runner
         self._machine = machine = MachineParts.at(settings, memory_reader)
         self.membership = self._new_membership(tuning.timing)
-        self.keys = KeySharing.at(settings, self.membership)
+        sharing = SharingParts.at(settings, origins, self.membership)
+        self.keys, self.shared = sharing.keys, sharing.settings
         self._models = models = ModelParts.at(
             settings, registry, self.membership, machine.disk, credentials, self._announce_models
         )
@@ -120,11 +125,12 @@ class Node:
             models.downloads.introduce,
             models.downloads.of_stage,
         )
+        self.hub_token = models.exchange.hub_token
         self._hosting = hosting = HostingParts.at(
             settings, registry, self.membership, local, machine, metrics, tuning.host, clock, credentials
         )
         self._owning = InstanceParts.at(
-            settings,
+            self.shared.effective,
             registry,
             self.membership,
             models,
@@ -217,11 +223,12 @@ class Node:
             models.self_tests,
             self._owning.instances,
             self._serving.journal,
-            self.observation.diagnostics,
+            self.observation.inspection,
             self.keys,
             self._desk,
             models.shelf,
             self.streams,
+            self._hosting.peer_desk,
         )
         return ControlServer(
             service,
@@ -302,9 +309,12 @@ class Node:
         keep(partial(keep_addresses, self.membership, self.settings.host, port), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
+        keep(self._machine.sensors.keep, "temperature and power")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
+        keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
+        keep(self.inspection.keep_traces, "traces")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
             renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
@@ -421,6 +431,10 @@ class Node:
         return (await self._owning.placer.propose(card, InstanceSpec(name))).context_limit
 
     @property
+    def inspection(self) -> Inspection:
+        return self.observation.inspection
+
+    @property
     def streams(self) -> StreamDesk:
         return self._serving.streams
 
@@ -469,9 +483,12 @@ class Node:
     def stops(self) -> StopDesk:
         return self.membership.stops
 
+    @property
+    def peer_desk(self) -> PeerDesk:
+        return self._hosting.peer_desk
+
     def drain(self, *, on: bool) -> None:
-        self._hosting.host.draining = on
-        _log.info("draining: nothing new is taken" if on else "taking requests again")
+        self._hosting.peer_desk.drain_here(on=on)
 
     def lift_quarantine(self) -> int:
         return self._hosting.keeping.guard.lift()
@@ -500,21 +517,15 @@ class Node:
 
     def _read_telemetry(self) -> Telemetry:
         self._sequence += 1
-        return Telemetry(
-            self.node_id,
-            self._sequence,
-            self._hosting.host.usable_bytes(),
-            self._machine.memory().total_bytes,
-            self._hosting.host.reserved_bytes,
-            os.getloadavg()[0],
-            self._hosting.host.s_per_gb,
-            self._hosting.host.tokens,
-            self._hosting.host.outstanding,
-            self._health.problems(),
-            self.keys.digest,
-            self._models.downloads.room.num_bytes,
-            self._hosting.host.capacity_bytes(),
-            self._hosting.monitor.headroom_bytes,
+        return own_reading(
+            self.membership,
+            self._hosting.host,
+            self._machine,
+            sequence=self._sequence,
+            reasons=self._health.problems(),
+            keys_digest=self.keys.digest,
+            fetch_room_bytes=self._models.downloads.room.num_bytes,
+            headroom_bytes=self._hosting.monitor.headroom_bytes,
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from exo_mesh import PROTOCOL_VERSION, __version__
+from exo_mesh.clock import monotonic
 from exo_mesh.domain.fast_synch import resolve
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.instances import Instances
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
@@ -23,10 +25,8 @@ from exo_mesh.node.describe import (
     describe_topology,
     describe_view,
 )
-from exo_mesh.node.diagnostics import Diagnostics
 from exo_mesh.node.health import Health
 from exo_mesh.serving.parts import ServingParts
-from exo_mesh.serving.traces import chrome_trace
 from exo_mesh.settings.config import Settings
 
 
@@ -52,15 +52,7 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
-        self.diagnostics = Diagnostics(
-            membership,
-            hosting.keeping.flights,
-            serving.journal,
-            hosting.monitor,
-            disk,
-            self._host.beats,
-            self.health,
-        )
+        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health)
 
     def state(self) -> dict[str, Any]:
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]
@@ -77,6 +69,19 @@ class Observation:
             "stages_here": {name: describe_beat(beat) for name, beat in beats.items() if beat is not None},
             "health": self.health(),
         }
+
+    async def view_change(self, timeout_s: float) -> bool:
+        before, end = self._gist(), monotonic() + timeout_s
+        while (left_s := end - monotonic()) > 0 and await self._membership.changed.wait(left_s):
+            if self._gist() != before:
+                return True
+        return False
+
+    def _gist(self) -> tuple[object, ...]:
+        """What people look at while it happens; the digest of the view says more and costs a millisecond."""
+        view = self._membership.view
+        placed = tuple((one.plan.instance_id, one.ballot, one.state) for _, one in view.instances())
+        return (*(peer.id for peer in view.peers()), *placed)
 
     def topology(self) -> dict[str, Any]:
         return describe_topology(self._membership, self._instances)
@@ -155,13 +160,6 @@ class Observation:
     def request_stats(self) -> dict[str, Any]:
         return self._serving.journal.history.stats()
 
-    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
-        return [trace.describe() for trace in self._serving.router.traces.all(key_id)]
-
-    def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
-        found = self._serving.router.traces.find(wanted, key_id)
-        return None if found is None else chrome_trace(found)
-
     # memory
 
     def memory(self, *, whole_mesh: bool) -> dict[str, Any]:
@@ -176,14 +174,3 @@ class Observation:
 
     def memory_live(self) -> list[dict[str, float]]:
         return [snapshot.describe() for snapshot in self._hosting.monitor.kept]
-
-    # what went wrong
-
-    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        return await self.diagnostics.of(peer_id)
-
-    async def cluster_diagnostics(self) -> dict[str, Any]:
-        return await self.diagnostics.cluster()
-
-    async def cluster_timeline(self) -> dict[str, Any]:
-        return await self.diagnostics.cluster_timeline()

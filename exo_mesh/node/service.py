@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.request import GenerateRequest, RequestEvent
 from exo_mesh.fetcher.wire import HubModel
+from exo_mesh.hosting.peer_desk import PeerDesk
+from exo_mesh.inspection.service import InspectionService
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.profile import CapabilityProfile
@@ -46,6 +48,9 @@ class MeshObservation(Protocol):
     def state(self) -> dict[str, Any]:
         """`view` (agreed: peers, instances, view_digest), `telemetry` (per peer) and `health`."""
 
+    async def view_change(self, timeout_s: float) -> bool:
+        """True when a peer or an instance has come, gone or changed its state; False after timeout_s without that."""
+
     def topology(self) -> dict[str, Any]:
         """Peers, links, and the ring of each instance, for people and pictures."""
 
@@ -61,12 +66,6 @@ class MeshObservation(Protocol):
 
     def request_stats(self) -> dict[str, Any]:
         """Sums over the requests that entered here."""
-
-    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
-        """The traced requests that entered here, newest first. key_id: as in recent_requests."""
-
-    def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
-        """One of them, by trace id or request id, in the Trace Event Format; None if there is none."""
 
     def identity(self) -> dict[str, Any]:
         """{"node_id", "name", "incarnation", "version", "protocol", "namespace", "api_url"} of this node."""
@@ -87,16 +86,6 @@ class MeshObservation(Protocol):
     def health(self) -> dict[str, Any]:
         """{"status": "ok" | "degraded" | "starting" | "stopping" | …, "level", "reasons": [{"code", "level", "message",
         "remedy"}], "peer_health": [{"id", "name", "level", "reasons"}], "instance_health": likewise, …}"""
-
-    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
-        """What a node can tell of itself: this one, or a live peer by its id or the first digits of it; None if there
-        is none."""
-
-    async def cluster_diagnostics(self) -> dict[str, Any]:
-        """{"nodes": [as diagnostics_of], "unreachable": [{"id", "name", "why"}]}"""
-
-    async def cluster_timeline(self) -> dict[str, Any]:
-        """{"entries": [phases of all runners of the mesh by time], "left_out", "unreachable"}"""
 
 
 class StoreService(Protocol):
@@ -129,6 +118,10 @@ class MeshService(Protocol):
     @property
     def observation(self) -> MeshObservation:
         """Everything that only looks."""
+
+    @property
+    def inspection(self) -> InspectionService:
+        """For those who look for what goes wrong: diagnostics, traces, captures."""
 
     def models(self) -> list[ModelEntry]:
         """Every model that a live peer has on disk, sorted by name."""
@@ -203,7 +196,8 @@ class MeshService(Protocol):
         """
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        """Cancel a request that entered at any peer this node can reach; False if nobody knows it. With a key_id, a
+        """Cancel a request that entered at any peer this node can reach, by any id that its client saw; False if nobody
+        knows it. With a key_id, a
         request that came with another API key is one that nobody knows."""
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
@@ -225,6 +219,10 @@ class MeshService(Protocol):
     @property
     def stops(self) -> StopDesk:
         """Stops and restarts nodes."""
+
+    @property
+    def peer_desk(self) -> PeerDesk:
+        """Drains any peer and reads its log."""
 
     def drain(self, *, on: bool) -> None:
         """Finish what there is and take nothing new; or take requests again."""

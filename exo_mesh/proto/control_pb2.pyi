@@ -156,7 +156,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "headroom_bytes", "capacity_bytes")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -178,6 +178,13 @@ class Telemetry(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class FramesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -190,8 +197,13 @@ class Telemetry(_message.Message):
     REASONS_FIELD_NUMBER: _ClassVar[int]
     KEYS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     FETCH_ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HEADROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEADROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -204,9 +216,26 @@ class Telemetry(_message.Message):
     reasons: _containers.RepeatedCompositeFieldContainer[HealthReason]
     keys_digest: int
     fetch_room_bytes: int
-    headroom_bytes: int
+    temperature_c: float
+    power_w: float
+    frames: _containers.ScalarMap[str, int]
+    draining: bool
+    hops: _containers.RepeatedCompositeFieldContainer[HopReading]
     capacity_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ...) -> None: ...
+    headroom_bytes: int
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ...) -> None: ...
+
+class HopReading(_message.Message):
+    __slots__ = ("peer_id", "rtt_ms", "mb_per_s", "kind")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    RTT_MS_FIELD_NUMBER: _ClassVar[int]
+    MB_PER_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    rtt_ms: float
+    mb_per_s: float
+    kind: str
+    def __init__(self, peer_id: _Optional[str] = ..., rtt_ms: _Optional[float] = ..., mb_per_s: _Optional[float] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class HealthReason(_message.Message):
     __slots__ = ("code", "level", "message", "remedy")
@@ -329,7 +358,7 @@ class InstanceInfo(_message.Message):
     def __init__(self, plan: _Optional[_Union[_plan_pb2.Plan, _Mapping]] = ..., state: _Optional[_Union[InstanceState, str]] = ..., endpoints: _Optional[_Iterable[str]] = ..., pids: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., adopted: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download", "card")
+    __slots__ = ("kind", "id", "owner", "version", "deleted", "deleted_s", "peer", "instance", "download", "card", "settings")
     KIND_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +369,7 @@ class Record(_message.Message):
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_FIELD_NUMBER: _ClassVar[int]
     CARD_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     id: str
     owner: str
@@ -350,7 +380,28 @@ class Record(_message.Message):
     instance: InstanceInfo
     download: DownloadInfo
     card: CardInfo
-    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., download: _Optional[_Union[DownloadInfo, _Mapping]] = ..., card: _Optional[_Union[CardInfo, _Mapping]] = ...) -> None: ...
+    settings: SharedSettings
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[str] = ..., owner: _Optional[str] = ..., version: _Optional[int] = ..., deleted: bool = ..., deleted_s: _Optional[float] = ..., peer: _Optional[_Union[PeerInfo, _Mapping]] = ..., instance: _Optional[_Union[InstanceInfo, _Mapping]] = ..., download: _Optional[_Union[DownloadInfo, _Mapping]] = ..., card: _Optional[_Union[CardInfo, _Mapping]] = ..., settings: _Optional[_Union[SharedSettings, _Mapping]] = ...) -> None: ...
+
+class SharedSettings(_message.Message):
+    __slots__ = ("settings",)
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    settings: _containers.RepeatedCompositeFieldContainer[SharedSetting]
+    def __init__(self, settings: _Optional[_Iterable[_Union[SharedSetting, _Mapping]]] = ...) -> None: ...
+
+class SharedSetting(_message.Message):
+    __slots__ = ("name", "text", "removed", "counter", "author")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    COUNTER_FIELD_NUMBER: _ClassVar[int]
+    AUTHOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: bytes
+    removed: bool
+    counter: int
+    author: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[bytes] = ..., removed: bool = ..., counter: _Optional[int] = ..., author: _Optional[str] = ...) -> None: ...
 
 class DownloadInfo(_message.Message):
     __slots__ = ("model", "state", "done_bytes", "total_bytes", "bytes_per_s", "eta_s", "layers", "whole", "reason", "remedy", "from_hub_bytes", "from_peers_bytes")
@@ -729,18 +780,22 @@ class ReleaseReply(_message.Message):
     def __init__(self) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("request_id", "key_id")
+    __slots__ = ("request_id", "key_id", "instance_id")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     key_id: str
-    def __init__(self, request_id: _Optional[str] = ..., key_id: _Optional[str] = ...) -> None: ...
+    instance_id: str
+    def __init__(self, request_id: _Optional[str] = ..., key_id: _Optional[str] = ..., instance_id: _Optional[str] = ...) -> None: ...
 
 class CancelReply(_message.Message):
-    __slots__ = ("found",)
+    __slots__ = ("found", "count")
     FOUND_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     found: bool
-    def __init__(self, found: bool = ...) -> None: ...
+    count: int
+    def __init__(self, found: bool = ..., count: _Optional[int] = ...) -> None: ...
 
 class StreamViewer(_message.Message):
     __slots__ = ("key_id", "secret_hash")
@@ -846,6 +901,30 @@ class StopNodeReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class DrainRequest(_message.Message):
+    __slots__ = ("on", "node_id")
+    ON_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    on: bool
+    node_id: str
+    def __init__(self, on: bool = ..., node_id: _Optional[str] = ...) -> None: ...
+
+class DrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadLogRequest(_message.Message):
+    __slots__ = ("records",)
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    records: int
+    def __init__(self, records: _Optional[int] = ...) -> None: ...
+
+class ReadLogReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
 class DiagnoseRequest(_message.Message):
     __slots__ = ("timeline",)
     TIMELINE_FIELD_NUMBER: _ClassVar[int]
@@ -853,6 +932,46 @@ class DiagnoseRequest(_message.Message):
     def __init__(self, timeline: bool = ...) -> None: ...
 
 class DiagnoseReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class ReadTracesRequest(_message.Message):
+    __slots__ = ("key_id", "id")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    id: str
+    def __init__(self, key_id: _Optional[str] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ReadTracesReply(_message.Message):
+    __slots__ = ("traces",)
+    TRACES_FIELD_NUMBER: _ClassVar[int]
+    traces: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, traces: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class DeleteTracesRequest(_message.Message):
+    __slots__ = ("trace_ids", "all")
+    TRACE_IDS_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    trace_ids: _containers.RepeatedScalarFieldContainer[str]
+    all: bool
+    def __init__(self, trace_ids: _Optional[_Iterable[str]] = ..., all: bool = ...) -> None: ...
+
+class DeleteTracesReply(_message.Message):
+    __slots__ = ("count",)
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    def __init__(self, count: _Optional[int] = ...) -> None: ...
+
+class CaptureRequest(_message.Message):
+    __slots__ = ("runner",)
+    RUNNER_FIELD_NUMBER: _ClassVar[int]
+    runner: str
+    def __init__(self, runner: _Optional[str] = ...) -> None: ...
+
+class CaptureReply(_message.Message):
     __slots__ = ("json",)
     JSON_FIELD_NUMBER: _ClassVar[int]
     json: bytes

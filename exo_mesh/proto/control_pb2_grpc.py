@@ -124,6 +124,16 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/exo_mesh.Control/Drain',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.ReadLog = channel.unary_unary(
+                '/exo_mesh.Control/ReadLog',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogReply.FromString,
+                _registered_method=True)
         self.DeleteCard = channel.unary_unary(
                 '/exo_mesh.Control/DeleteCard',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardRequest.SerializeToString,
@@ -133,6 +143,21 @@ class ControlStub(object):
                 '/exo_mesh.Control/Diagnose',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.FromString,
+                _registered_method=True)
+        self.ReadTraces = channel.unary_unary(
+                '/exo_mesh.Control/ReadTraces',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesReply.FromString,
+                _registered_method=True)
+        self.DeleteTraces = channel.unary_unary(
+                '/exo_mesh.Control/DeleteTraces',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesReply.FromString,
+                _registered_method=True)
+        self.Capture = channel.unary_unary(
+                '/exo_mesh.Control/Capture',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.CaptureRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.CaptureReply.FromString,
                 _registered_method=True)
         self.ShareKeys = channel.unary_unary(
                 '/exo_mesh.Control/ShareKeys',
@@ -256,7 +281,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Cancels a request that entered at this peer.
+        """Cancels a request that entered at this peer, or those that run on an instance.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -290,6 +315,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Lets this peer take nothing new, or take requests again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadLog(self, request, context):
+        """The last log records of this peer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteCard(self, request, context):
         """Deletes the custom model card that this peer has of a model.
         """
@@ -299,6 +338,27 @@ class ControlServicer(object):
 
     def Diagnose(self, request, context):
         """What this peer can tell of itself when something is wrong; numbers and names only.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadTraces(self, request, context):
+        """The traced requests that entered at this peer, or one of them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteTraces(self, request, context):
+        """Deletes traces that this peer keeps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Capture(self, request, context):
+        """Stacks and memory maps of this node and its runners, taken now; no values of variables.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -432,6 +492,16 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeReply.SerializeToString,
             ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DrainReply.SerializeToString,
+            ),
+            'ReadLog': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadLog,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogReply.SerializeToString,
+            ),
             'DeleteCard': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteCard,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteCardRequest.FromString,
@@ -441,6 +511,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Diagnose,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.SerializeToString,
+            ),
+            'ReadTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadTraces,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadTracesReply.SerializeToString,
+            ),
+            'DeleteTraces': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteTraces,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteTracesReply.SerializeToString,
+            ),
+            'Capture': grpc.unary_unary_rpc_method_handler(
+                    servicer.Capture,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.CaptureRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.CaptureReply.SerializeToString,
             ),
             'ShareKeys': grpc.unary_unary_rpc_method_handler(
                     servicer.ShareKeys,
@@ -965,6 +1050,60 @@ class Control(object):
             _registered_method=True)
 
     @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Drain',
+            exo__mesh_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/ReadLog',
+            exo__mesh_dot_proto_dot_control__pb2.ReadLogRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.ReadLogReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def DeleteCard(request,
             target,
             options=(),
@@ -1008,6 +1147,87 @@ class Control(object):
             '/exo_mesh.Control/Diagnose',
             exo__mesh_dot_proto_dot_control__pb2.DiagnoseRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DiagnoseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/ReadTraces',
+            exo__mesh_dot_proto_dot_control__pb2.ReadTracesRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.ReadTracesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteTraces(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/DeleteTraces',
+            exo__mesh_dot_proto_dot_control__pb2.DeleteTracesRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.DeleteTracesReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Capture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Capture',
+            exo__mesh_dot_proto_dot_control__pb2.CaptureRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.CaptureReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,7 @@ from exo_mesh.proto.driver_pb2 import GenerateEvents
 from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.runner.constraint import Constraint
 from exo_mesh.runner.generation import (
+    LAPS_AT_ONCE,
     Drawn,
     Generation,
     end_events,
@@ -426,8 +427,7 @@ class Driver:
         """The end of a request that draws nothing."""
         if generation.kept is not None:
             generation.kept.add(TokenEvent(generation.index, None, finish=FinishReason.LENGTH))
-        if generation.laps:
-            self._tell(generation, trace_events, generation.laps)
+        self._tell_laps(generation)
         self._tell(generation, end_events, generation.index)
 
     def _draw_one(self, generation: Generation, logits: np.ndarray) -> None:
@@ -456,8 +456,8 @@ class Driver:
         if generation.kept is not None:
             for event in drawn.events(index):
                 generation.kept.add(event)
-        if drawn.finish and generation.laps:
-            self._tell(generation, trace_events, generation.laps)
+        if generation.laps:
+            self._tell_laps(generation, 1 if drawn.finish else LAPS_AT_ONCE)
         self._tell(generation, token_events, index, drawn)
         if drawn.finish:
             self._end(generation.sequence.id, None)
@@ -525,8 +525,7 @@ class Driver:
         if self._scheduler.remove(sequence_id):
             self._ops.append(Remove(sequence_id))
         if error is not None:
-            if generation.laps:
-                self._tell(generation, trace_events, generation.laps)
+            self._tell_laps(generation)
             self._fail(generation, error)
 
     def _refuse(self, generation: Generation, error: MeshError | None) -> None:
@@ -540,6 +539,11 @@ class Driver:
 
     def _fail(self, generation: Generation, error: MeshError) -> None:
         self._tell(generation, error_events, error)
+
+    def _tell_laps(self, generation: Generation, least: int = 1) -> None:
+        """Send the laps of a traced request that were not sent yet, if there are so many."""
+        if len(generation.laps) >= least:
+            self._tell(generation, trace_events, generation.take_laps())
 
     def _tell(self, generation: Generation, make: Callable[..., GenerateEvents], *arguments: object) -> None:
         self._news.append((generation.mailbox, partial(make, self._ballot_proto, *arguments)))

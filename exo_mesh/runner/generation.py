@@ -26,7 +26,10 @@ from exo_mesh.runner.scheduler import Sequence
 from exo_mesh.transport.driver_codec import event_to_proto, prompt_to_proto, traces_to_proto
 
 MAX_LAPS = 1024
-"""Laps that are kept of a traced request: the last ones, about 100 bytes each."""
+"""Laps of a traced request that wait to be sent: the last ones, about 100 bytes each."""
+
+LAPS_AT_ONCE = 16
+"""So many are sent together, for the trace of a request that fails or is cancelled has no more than was sent."""
 
 
 class Drawn(NamedTuple):
@@ -94,6 +97,12 @@ class Generation:
             sent_s = sent_at - self.submitted_at
             lap = FrameTrace(frame.step, frame.is_prefill, len(frame.rows), len(frame.token_ids), sent_s, lap_s, stages)
             self.laps.append(lap)
+
+    def take_laps(self) -> tuple[FrameTrace, ...]:
+        """The laps since the last call."""
+        taken = tuple(self.laps)
+        self.laps.clear()
+        return taken
 
     def begin_anew(self, sequence_id: int) -> None:
         """Go on as another sequence, which shares no prompt: the stages' KV of the one before is worthless."""
@@ -189,7 +198,7 @@ def prompt_events(ballot: plan_pb2.Ballot, entries: Iterable[PromptLogprob]) -> 
 
 
 def trace_events(ballot: plan_pb2.Ballot, laps: Iterable[FrameTrace]) -> pb.GenerateEvents:
-    """What a traced request went through; it goes out with the end of the request."""
+    """What a traced request went through since the last of these events."""
     return pb.GenerateEvents(ballot=ballot, trace=traces_to_proto(laps))
 
 

@@ -86,6 +86,30 @@ class KeyFile:
         thread."""
         self.change(lambda held: merge(held, keys).values())
 
+    def add(self, role: Role, now: datetime.datetime) -> tuple[str, ApiKey]:
+        """Make a key and keep it; answers as `new_key`. Raises like `save`, and InputError if there are MAX_KEYS."""
+        text, key = new_key(role, now)
+
+        def with_it(keys: list[ApiKey]) -> list[ApiKey]:
+            if sum(not one.revoked for one in keys) >= MAX_KEYS:
+                raise InputError(f"there are {MAX_KEYS} keys already; remove some")
+            return [*keys, key]
+
+        self.change(with_it)
+        return text, key
+
+    def remove(self, key_id: str, now: datetime.datetime) -> bool:
+        """Revoke a key; False if there is no such valid key. Raises like `save`."""
+        found = False
+
+        def without_it(keys: list[ApiKey]) -> Iterable[ApiKey]:
+            nonlocal found
+            found = any(key.id == key_id and not key.revoked for key in keys)
+            return merge(keys, [revoke(key_id, now)]).values() if found else keys
+
+        self.change(without_it)
+        return found
+
     def change(self, edit: Callable[[list[ApiKey]], Iterable[ApiKey]]) -> None:
         """Replace the entries of the file, while no other process does. Raises like `save`, and what `edit` raises."""
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ class RequestOutcome:
     of a request's time, with or without tokens. is_pressure_abort: it ended with what it had, because no machine had
     memory for it. ended_at: Unix seconds. memory: bytes in use on this machine, by
     anybody, when the request entered and when it ended. key_id: of the API key that the request came with; empty
-    without one."""
+    without one. trace_id: empty if the request was not traced."""
 
     request_id: str
     model: str
@@ -43,17 +43,14 @@ class RequestOutcome:
     memory_after_bytes: int = 0
     ended_at: float = 0.0
     key_id: str = ""
+    trace_id: str = ""
 
     @property
     def status(self) -> str:
         """ "ok", "timeout", "pressure_abort", "cancelled" or "error"."""
         if self.is_pressure_abort:
             return "pressure_abort"
-        if self.timed_out or self.outcome in TIMEOUTS:
-            return "timeout"
-        if self.outcome == "cancelled":
-            return "cancelled"
-        return "ok" if self.outcome in FINE else "error"
+        return "timeout" if self.timed_out else status_of(self.outcome)
 
     @property
     def kind(self) -> str:
@@ -84,6 +81,15 @@ class RequestOutcome:
             "tokens_per_s": None if rate is None else round(rate, 2),
             "memory_delta_bytes": self.memory_after_bytes - self.memory_before_bytes,
         }
+
+
+def status_of(outcome: str) -> str:
+    """ "ok", "timeout", "cancelled" or "error"."""
+    if outcome in TIMEOUTS:
+        return "timeout"
+    if outcome == "cancelled":
+        return "cancelled"
+    return "ok" if outcome in FINE else "error"
 
 
 class History:

@@ -64,6 +64,11 @@ class JournalEntry:
     scored: int = 0
     """Log-probabilities of prompt tokens that were handed on."""
 
+    def is_called(self, wanted: str) -> bool:
+        """Whether an id that a client saw is one of this request, or of all its choices."""
+        asked = self.request
+        return bool(wanted) and wanted in (asked.request_id, asked.share_id, asked.trace_id, *asked.names)
+
     @property
     def state(self) -> str:
         """placing: it waits for a ring. waiting: for its turn there, or its prompt is being computed. generating."""
@@ -201,6 +206,7 @@ class Journal:
             memory_before_bytes=entry.memory_before_bytes,
             memory_after_bytes=self._used_bytes(),
             key_id=entry.request.key_id,
+            trace_id=entry.request.trace_id,
         )
         self.history.add(ended)
         _log.info("%s", ended.line)
@@ -236,17 +242,27 @@ class Journal:
         return Counter(entry.instance_id for entry in self._live.values() if entry.instance_id)
 
     def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        """Ask a live request to end, with all its choices; False if there is none of this id. With a key_id, a request
-        that came with another API key ("": without one) counts as none."""
+        """Ask a live request to end, with all its choices; False if no client knows one by this id. With a key_id,
+        a request that came with another API key ("": without one) counts as none."""
         found = [
             entry
             for entry in list(self._live.values())
-            if request_id in (entry.request.request_id, entry.request.share_id)
-            and key_id in (None, entry.request.key_id)
+            if entry.is_called(request_id) and key_id in (None, entry.request.key_id)
         ]
         for entry in found:
             self._cancel(entry)
         return bool(found)
+
+    def cancel_on(self, instance_id: str, request_id: str = "") -> int:
+        """Ask the live requests that run on an instance to end, or only those with an id; answers how many do."""
+        found = [
+            entry
+            for entry in list(self._live.values())
+            if entry.instance_id == instance_id and (not request_id or entry.is_called(request_id))
+        ]
+        for entry in found:
+            self._cancel(entry)
+        return len(found)
 
     async def finish(self, grace_s: float) -> None:
         """The node is to stop: wait until no request is live, for grace_s at most."""

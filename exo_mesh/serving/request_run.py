@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from exo_mesh.domain.plan import Ballot
@@ -285,7 +284,7 @@ class RequestRun:
         if trace is None:
             return lambda frames: None
         leg = trace.begin_leg(plan.instance_id, [peer_id[:8] for peer_id in plan.peer_ids], self._rings.clock())
-        return partial(setattr, leg, "frames")
+        return leg.add
 
     def _took_ballot(self, ballot: Ballot) -> None:
         """The ring has lost a stage and continues, in the same stream. Raises StageLostError if that happens again and

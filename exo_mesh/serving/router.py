@@ -85,7 +85,7 @@ class Router:
         self._metrics.request_ended(outcome, len(entry.request.prompt_ids), failed=outcome not in FINE)
         self._journal.close(entry, outcome, now)
         if entry.trace is not None:
-            entry.trace.end(outcome, now)
+            self.traces.end(entry.trace, outcome, now)
 
     def _count_token(self, entry: JournalEntry) -> None:
         now = self._clock()

@@ -1,16 +1,22 @@
-"""What a sampled request went through, hop by hop: kept here for its entry peer to show. Times and names only."""
+"""What a traced request went through, hop by hop: kept by its entry peer for any peer to show. Times and names only."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from exo_mesh.domain.request import FrameTrace, GenerateRequest
+from exo_mesh.serving.history import status_of
+from exo_mesh.tasks import ChangeSignal
 
 MAX_TRACES = 64
+RUNNING = "running"
+
+FIRST_LAPS, LAST_LAPS = 64, 960
+"""Laps that a trace keeps of one ring: about 100 bytes each, and 40 for each stage."""
 MAX_TOKENS = 4096
 """Times of tokens that a trace keeps; the rest of a longer answer is like these."""
 
@@ -25,11 +31,17 @@ class Leg:
     began_s: float
     frames: Sequence[FrameTrace] = ()
 
+    def add(self, frames: Sequence[FrameTrace]) -> None:
+        """Further laps. Of many the first and the last ones stay."""
+        kept = [*self.frames, *frames]
+        self.frames = [*kept[:FIRST_LAPS], *kept[FIRST_LAPS:][-LAST_LAPS:]]
+
 
 @dataclass(slots=True)
 class RequestTrace:
     """trace_id: 32 hex digits, as OpenTelemetry has them. entered: Unix seconds; everything else is seconds since.
-    key_id: of the API key that the request came with."""
+    entered_at: of this node's clock; 0 in a copy that a peer or a file gave. key_id: of the API key that the request
+    came with. names: other ids of the request that its client saw."""
 
     trace_id: str
     request_id: str
@@ -40,8 +52,23 @@ class RequestTrace:
     key_id: str = ""
     legs: list[Leg] = field(default_factory=list)
     tokens_s: list[float] = field(default_factory=list)
-    outcome: str = "running"
+    outcome: str = RUNNING
     duration_s: float = 0.0
+    names: tuple[str, ...] = ()
+    num_tokens: int = 0
+    """Of all output tokens; tokens_s has the times of the first MAX_TOKENS."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.outcome != RUNNING
+
+    @property
+    def output_tokens(self) -> int:
+        return max(self.num_tokens, len(self.tokens_s))
+
+    def is_called(self, wanted: str) -> bool:
+        """Whether an id that a client saw is one of this request."""
+        return wanted in (self.trace_id, self.request_id, *self.names)
 
     def begin_leg(self, instance_id: str, peers: Sequence[str], now: float) -> Leg:
         leg = Leg(instance_id, tuple(peers), now - self.entered_at)
@@ -49,6 +76,7 @@ class RequestTrace:
         return leg
 
     def token(self, now: float) -> None:
+        self.num_tokens += 1
         if len(self.tokens_s) < MAX_TOKENS:
             self.tokens_s.append(now - self.entered_at)
 
@@ -63,83 +91,76 @@ class RequestTrace:
             "model": self.model,
             "entered": round(self.entered, 3),
             "outcome": self.outcome,
+            "status": status_of(self.outcome) if self.has_ended else RUNNING,
             "duration_s": round(self.duration_s, 6),
             "prompt_tokens": self.prompt_tokens,
-            "output_tokens": len(self.tokens_s),
+            "output_tokens": self.output_tokens,
             "legs": len(self.legs),
         }
 
 
 class TraceStore:
-    """The last MAX_TRACES, by API key and trace id: clients choose trace ids."""
+    """The last MAX_TRACES, by API key and trace id: clients choose trace ids. changed: beats when a trace ended or was
+    deleted."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._kept: OrderedDict[tuple[str, str], RequestTrace] = OrderedDict()
+        self.changed = ChangeSignal()
 
     def open(self, request: GenerateRequest, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
         """Begin one. Another with its ids is replaced; the oldest makes room."""
         trace = RequestTrace(
-            request.trace_id, request.request_id, model, self._now(), entered_at, prompt_tokens, request.key_id
+            request.trace_id,
+            request.request_id,
+            model,
+            self._now(),
+            entered_at,
+            prompt_tokens,
+            request.key_id,
+            names=request.names,
         )
-        self._kept.pop((request.key_id, request.trace_id), None)
-        self._kept[request.key_id, request.trace_id] = trace
-        while len(self._kept) > MAX_TRACES:
-            self._kept.popitem(last=False)
+        self.keep(trace)
         return trace
 
+    def keep(self, trace: RequestTrace) -> None:
+        """Add one as the newest."""
+        key = (trace.key_id, trace.trace_id)
+        self._kept.pop(key, None)
+        self._kept[key] = trace
+        while len(self._kept) > MAX_TRACES:
+            self._kept.popitem(last=False)
+
+    def restore(self, traces: Iterable[RequestTrace]) -> None:
+        """Add traces of an earlier start, oldest first, as older than all others."""
+        newer = list(self._kept.values())
+        for trace in (*traces, *newer):
+            self.keep(trace)
+
+    def end(self, trace: RequestTrace, outcome: str, now: float) -> None:
+        """The request has ended."""
+        trace.end(outcome, now)
+        self.changed.beat()
+
     def find(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:
-        """By its trace id, or the id of its request; the newest of several. key_id: see `all`."""
-        return next((trace for trace in self.all(key_id) if wanted in (trace.trace_id, trace.request_id)), None)
+        """By its trace id, or any id of its request; the newest of several. key_id: see `all`."""
+        return next((trace for trace in self.all(key_id) if trace.is_called(wanted)), None)
 
     def all(self, key_id: str | None = None) -> list[RequestTrace]:
         """Newest first. With a key_id, only those that came with this API key ("": without one)."""
         return [trace for trace in reversed(self._kept.values()) if key_id in (None, trace.key_id)]
 
+    def delete(self, wanted: Container[str] | None) -> int:
+        """Delete traces by their trace ids; None: all. Answers how many there were."""
+        found = [key for key in self._kept if wanted is None or key[1] in wanted]
+        for key in found:
+            del self._kept[key]
+        if found:
+            self.changed.beat()
+        return len(found)
 
-def chrome_trace(trace: RequestTrace) -> dict[str, Any]:
-    """In the Trace Event Format, which chrome://tracing and Perfetto show: a row for the request, one for each stage.
-
-    Stages measure with clocks of their own, so only durations travel: what a lap took besides waiting and computing is
-    shared out evenly between its hops.
-    """
-    events: list[dict[str, Any]] = [_named(0, "request"), _span(0, trace.model, 0.0, trace.duration_s, cat="request")]
-    events += [{**_event(0, "token", at), "ph": "i", "s": "t"} for at in trace.tokens_s]
-    for leg in trace.legs:
-        events += [_named(1 + stage, f"{leg.instance_id} stage {stage} {name}") for stage, name in enumerate(leg.peers)]
-        for frame in leg.frames:
-            events += _waterfall(leg, frame)
-    return {
-        "traceEvents": events,
-        "displayTimeUnit": "ms",
-        "otherData": {**trace.describe(), "hops_are": "what is left of a lap, shared out evenly"},
-    }
-
-
-def _waterfall(leg: Leg, frame: FrameTrace) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = []
-    name = f"{'prefill' if frame.is_prefill else 'decode'} {frame.step}"
-    facts = {"step": frame.step, "rows": frame.rows, "tokens": frame.tokens}
-    busy_s = sum(stage.waited_s + stage.compute_s for stage in frame.stages)
-    hop_s = max(0.0, frame.lap_s - busy_s) / max(1, len(frame.stages))
-    at = leg.began_s + frame.sent_s
-    for index, stage in enumerate(frame.stages):
-        at += hop_s
-        if stage.waited_s > 0:
-            events.append(_span(1 + index, "wait", at, stage.waited_s, cat="wait", **facts))
-        at += stage.waited_s
-        events.append(_span(1 + index, name, at, stage.compute_s, cat="compute", **facts))
-        at += stage.compute_s
-    return events
-
-
-def _event(row: int, name: str, at_s: float) -> dict[str, Any]:
-    return {"name": name, "pid": 1, "tid": row, "ts": round(at_s * 1e6, 1)}
-
-
-def _span(row: int, name: str, at_s: float, seconds: float, cat: str, **args: object) -> dict[str, Any]:
-    return {**_event(row, name, at_s), "ph": "X", "dur": round(seconds * 1e6, 1), "cat": cat, "args": args}
-
-
-def _named(row: int, name: str) -> dict[str, Any]:
-    return {"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}}
+    def forget_older(self, max_age_s: float) -> None:
+        """Delete the traces of requests that entered longer ago."""
+        oldest = self._now() - max_age_s
+        for key in [key for key, trace in self._kept.items() if trace.entered < oldest]:
+            del self._kept[key]

@@ -75,6 +75,8 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     headless: bool = False
+    page_languages: tuple[str, ...] = ()
+    page_languages_dir: Path | None = None
     engine: str = "auto"
     engine_options: dict[str, str] = field(default_factory=dict)
     model_engines: dict[str, str] = field(default_factory=dict)
@@ -119,6 +121,8 @@ class Settings:
     response_timeout: int = 300
     stop_grace: int = 30
     trace_sample: float = 0.01
+    trace_retention_days: int = 3
+    hang_debug: int = 0
     request_log: str = "logs/requests.jsonl"
     request_log_max: int = 10_000
     wait_for_peers: int = 0
@@ -265,6 +269,11 @@ SETTINGS: Mapping[str, Setting] = {
                 values.host_name, separator=","),
         Setting("headless", "", "serve the API without the page for browsers; GET / is then 404",
                 values.switched_on, toml=(bool,), show=lambda on: str(on).lower()),
+        Setting("page_languages", "TAG", "languages that the page offers, besides English; all there are by default",
+                values.matching(r"[a-z]{2,3}(-[A-Za-z0-9]{2,8}){0,3}", "a language tag such as de or pt-BR"),
+                separator=","),
+        Setting("page_languages_dir", "DIR", "a directory with further languages of the page, each a file TAG.json",
+                values.path),
         Setting("engine", "NAME", "auto, or the name of an installed engine", _WORD),
         Setting("engine_option", "K=V", "a setting of the engine", values.option, "engine_options", separator=","),
         Setting("model_engine", "MODEL=ENGINE", "the engine that this machine uses for one model",
@@ -346,6 +355,10 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 86400), toml=(int,)),
         Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
                 values.share, toml=(int, float)),
+        Setting("trace_retention_days", "DAYS", "how long traces are kept; 0: until newer ones need their place",
+                values.whole(0, 36_500), toml=(int,)),
+        Setting("hang_debug", "SECONDS", "log the stacks of a runner that makes no progress, so often; 0: never",
+                values.whole(0, 86400), toml=(int,)),
         Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",
                 values.matching(r"\S.*", "a file, or none")),
         Setting("request_log_max", "N", "how many of the last requests are kept in memory, for /requests/recent",

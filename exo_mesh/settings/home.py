@@ -12,7 +12,10 @@ from exo_mesh.settings.config import ConfigError
 PRIVATE_UMASK = 0o077
 """For everything that a node and its runners make."""
 
-_OWN = ("node_id*", "api_keys.toml", "config.toml", "logs", "runners", "quarantine", "surveys", "selftests", "text")
+_OWN = (
+    "node_id*", "api_keys.toml", "config.toml", "mesh_settings.json", "hub_token", "logs", "runners", "quarantine",
+    "surveys", "selftests", "text",
+)  # fmt: skip
 """What a node makes in its home. `models` is left out: a user may share it with other programs."""
 
 

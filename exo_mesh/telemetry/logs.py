@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from exo_mesh.printable import escaped, escaped_json
 from exo_mesh.telemetry.log_folding import MAX_NEWS, Folder
+from exo_mesh.telemetry.log_ring import RECENT, LogRing
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 """The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""
@@ -80,11 +81,12 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
     """Writes lines; of warnings and errors that say the same again, one a minute, and then how many there were.
 
     What is no warning may say the same again, up to MAX_NEWS times a minute from one place in the code. A count is
-    written with the next line that comes, whatever that says, and at the end.
+    written with the next line that comes, whatever that says, and at the end. What is written is also kept in `ring`.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, ring: LogRing = RECENT) -> None:
         super().__init__(stream)
+        self._ring = ring
         self._folder = Folder()
         self._news_folder = Folder(MAX_NEWS, folds_repeats=False)
 
@@ -93,7 +95,7 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
         source = f"{record.name}:{record.msg}"
         folder = self._news_folder if record.levelno == logging.INFO else self._folder
         if record.levelno < logging.INFO or folder.shows(source, record.getMessage(), record.created):
-            super().emit(record)
+            self._show(record)
 
     def close(self) -> None:
         self._tell_folded(float("inf"))
@@ -102,7 +104,11 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
     def _tell_folded(self, now: float) -> None:
         for level, folder in ((logging.WARNING, self._folder), (logging.INFO, self._news_folder)):
             for folded in folder.finished(now):
-                super().emit(logging.LogRecord(__name__, level, __file__, 0, "%s", (folded,), None))
+                self._show(logging.LogRecord(__name__, level, __file__, 0, "%s", (folded,), None))
+
+    def _show(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        self._ring.add(record, "".join(f" {key}={value}" for key, value in extra_fields(record).items()))
 
 
 def quiet_libraries() -> None:

@@ -46,6 +46,8 @@ _REPLY_BYTES = {
     "Hello": STRANGER_BYTES,
     "ReadTextFiles": MAX_BYTES + 64 * 1024,  # a chunk of 1 MiB and its name
     "Diagnose": 4 * MAX_BYTES,
+    "ReadTraces": MAX_MESSAGE_BYTES,
+    "Capture": 4 * MAX_BYTES,
     "DescribeModel": 4 * MAX_BYTES,
     "DescribeFiles": 4 * MAX_BYTES,
     "FindStreams": MAX_MESSAGE_BYTES,  # with the tools of a request
@@ -191,6 +193,11 @@ class ControlClient:
         reply: pb.CancelReply = await self._call(self._stub.Cancel, request, 2.0)
         return reply.found
 
+    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
+        request = pb.CancelRequest(instance_id=instance_id, request_id=request_id)
+        reply: pb.CancelReply = await self._call(self._stub.Cancel, request, LOOK_S)
+        return reply.count
+
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
         reply: pb.FindStreamsReply = await self._call(self._stub.FindStreams, request, LOOK_S)
         return reply
@@ -213,8 +220,27 @@ class ControlClient:
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
 
+    async def drain(self, node_id: str, *, on: bool) -> None:
+        await self._call(self._stub.Drain, pb.DrainRequest(on=on, node_id=node_id), CALL_S)
+
+    async def read_log(self, records: int) -> bytes:
+        reply: pb.ReadLogReply = await self._call(self._stub.ReadLog, pb.ReadLogRequest(records=records), CALL_S)
+        return reply.json
+
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
         reply: pb.DiagnoseReply = await self._call(self._stub.Diagnose, request, timeout_s)
+        return reply
+
+    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
+        reply: pb.ReadTracesReply = await self._call(self._stub.ReadTraces, request, timeout_s)
+        return reply
+
+    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
+        reply: pb.DeleteTracesReply = await self._call(self._stub.DeleteTraces, request, timeout_s)
+        return reply.count
+
+    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
+        reply: pb.CaptureReply = await self._call(self._stub.Capture, pb.CaptureRequest(runner=runner), timeout_s)
         return reply
 
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:

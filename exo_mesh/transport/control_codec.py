@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
-from exo_mesh.domain.device import FETCHES, Device, EngineInfo, PeerInfo, RdmaPort, StaticRank, Telemetry
+from exo_mesh.domain.device import FETCHES, Device, EngineInfo, HopReading, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
+from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import (
     KINDS,
     MAX_CARD_BYTES,
@@ -23,11 +24,14 @@ from exo_mesh.domain.view import (
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
+from exo_mesh.transport.settings_codec import settings_from_proto, settings_to_proto
 
 MAX_REASON = 256  # characters
 MAX_KIND = 40
 MAX_ITEMS = 1024
 """Addresses, models, engines of one peer: what goes beyond is cut off, so that one peer cannot fill the others."""
+
+MAX_HOPS = 16
 
 MAX_NAMES_BYTES = 64 * 1024
 """Names of models that one peer tells of, so that its hello stays below what a stranger may send."""
@@ -245,6 +249,8 @@ def record_to_proto(record: Record, deleted_s: float = 0.0) -> pb.Record:
         message.download.CopyFrom(download_to_proto(record.value))
     elif isinstance(record.value, CardInfo):
         message.card.CopyFrom(pb.CardInfo(toml=record.value.toml.encode()))
+    elif isinstance(record.value, SharedSettings):
+        message.settings.CopyFrom(settings_to_proto(record.value))
     return message
 
 
@@ -263,6 +269,8 @@ def record_from_proto(message: pb.Record) -> Record:
         return Record(key, message.version, download_from_proto(message.download))
     if message.kind == "card" and message.HasField("card"):
         return Record(key, message.version, card_info_from_proto(message))
+    if message.kind == "settings" and message.HasField("settings"):
+        return Record(key, message.version, settings_from_proto(message.settings))
     raise TransportError(f"a peer sent a record of kind {message.kind[:40]!r} without its content")
 
 
@@ -291,6 +299,14 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
         fetch_room_bytes=reading.fetch_room_bytes,
         capacity_bytes=reading.capacity_bytes,
         headroom_bytes=reading.headroom_bytes,
+        temperature_c=reading.temperature_c,
+        power_w=reading.power_w,
+        frames=reading.frames,
+        draining=reading.is_draining,
+        hops=[
+            pb.HopReading(peer_id=hop.peer_id, rtt_ms=hop.rtt_ms, mb_per_s=hop.mb_per_s, kind=hop.kind)
+            for hop in reading.hops[:MAX_HOPS]
+        ],
     )
 
 
@@ -310,6 +326,13 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         message.fetch_room_bytes,
         message.capacity_bytes,
         message.headroom_bytes if message.HasField("headroom_bytes") else None,
+        temperature_c=message.temperature_c,
+        power_w=message.power_w,
+        frames=dict(islice(message.frames.items(), MAX_ITEMS)),
+        is_draining=message.draining,
+        hops=tuple(
+            HopReading(hop.peer_id[:64], hop.rtt_ms, hop.mb_per_s, hop.kind[:16]) for hop in message.hops[:MAX_HOPS]
+        ),
     )
 
 

@@ -219,7 +219,7 @@ class DriverChannels:
     ) -> DriverCall:
         """Send a request to the driver at `endpoint`, "host:port". The caller closes the call.
 
-        on_trace: called with the laps of a traced request before its end. on_ballot: called when the ring continues
+        on_trace: called with further laps of a traced request. on_ballot: called when the ring continues
         under a higher ballot, in the same stream; what it raises, `DriverCall.read` raises.
         """
         key = (endpoint, self._credentials.current if self._credentials else None)

@@ -38,6 +38,8 @@ from exo_mesh.node.service import ModelEntry, StoreService
 from exo_mesh.security.api_tls import ApiTls
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.stream_desk import StreamDesk
+from exo_mesh.serving.traces import RequestTrace, TraceStore
+from exo_mesh.tasks import ChangeSignal
 from exo_mesh.text.rendering import CompiledTemplate
 from exo_mesh.text.template import ChatTemplate, Message
 from exo_mesh.text.tokenizer import TextModel
@@ -66,8 +68,10 @@ class ScriptedMesh:
     progress: list[DownloadEntry] = field(default_factory=list)
     cards: list[str] = field(default_factory=list)
     deleted: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    deleted_traces: set[str] = field(default_factory=set)
     store: StoreService | None = None
     live: LiveStreams = field(default_factory=LiveStreams)
+    changed: ChangeSignal = field(default_factory=ChangeSignal)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set whenever a request has left the service, however it ended."""
 
@@ -202,11 +206,11 @@ class ScriptedMesh:
         return [*events[:-1], TokenEvent(last.index, last.token_id, last.logprob, last.top, finish)]
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        named = {request_id, *self.live.request_ids_of(request_id, key_id)}
-        found = [one for one in named if one in self.running and self.of(key_id, one)]
-        for one in found:
-            self.running[one].set()
-        return bool(found)
+        found = [one for one in self.of(key_id) if request_id in (one.request_id, one.trace_id, *one.names)]
+        running = [one.request_id for one in found if one.request_id in self.running]
+        for name in running:
+            self.running[name].set()
+        return bool(running)
 
     async def create_instance(self, spec: InstanceSpec) -> dict[str, Any]:
         self.specs.append(spec)
@@ -232,6 +236,10 @@ class ScriptedMesh:
     @property
     def stops(self) -> ScriptedMesh:
         return self
+
+    @property
+    def peer_desk(self) -> ScriptedPeerDesk:
+        return ScriptedPeerDesk(self)
 
     async def tell(self, peer: str, *, restart: bool) -> str:
         return "" if peer == "nobody" else "n1"
@@ -266,11 +274,44 @@ class ScriptedMesh:
     def request_stats(self) -> dict[str, Any]:
         return {"total": len(self.requests)}
 
-    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
-        return [{"trace_id": request.trace_id} for request in self.of(key_id) if request.trace_id]
+    @property
+    def inspection(self) -> ScriptedMesh:
+        return self
 
-    def trace(self, wanted: str, key_id: str | None = None) -> dict[str, Any] | None:
-        return next((trace for trace in self.traces(key_id) if trace["trace_id"] == wanted), None)
+    def traced(self, key_id: str | None) -> TraceStore:
+        """A store with the traces of all requests so far, as their entry peer has it."""
+        store = TraceStore(now=lambda: 1_700_000_000.0)
+        for request in reversed(self.of(key_id)):
+            if request.trace_id and request.trace_id not in self.deleted_traces:
+                store.open(request, self.names[0], len(request.prompt_ids), 0.0)
+        return store
+
+    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
+        return [trace.describe() for trace in self.traced(key_id).all()]
+
+    async def cluster_traces(self, key_id: str | None = None) -> dict[str, Any]:
+        return {"data": self.traces(key_id), "unreachable": []}
+
+    async def trace(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:
+        return self.traced(key_id).find(wanted)
+
+    async def delete_traces(self, trace_ids: Sequence[str] | None) -> dict[str, Any]:
+        before = len(self.traces())
+        self.deleted_traces.update(trace_ids or [row["trace_id"] for row in self.traces()])
+        return {"deleted": before - len(self.traces()), "unreachable": []}
+
+    def node_timeline(self) -> list[dict[str, Any]]:
+        return [{"at": at, "until": at, "phase": "idle", "runner": "i1[0:4]"} for at in (1.0, 2.0, 3.0)]
+
+    async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
+        is_here = "peer1".startswith(peer_id) and runner in ("", "i1")
+        return {"node_id": "peer1", "processes": []} if is_here else None
+
+    async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
+        if not "peer1".startswith(peer_id) or runner != "i1":
+            return None
+        cancelled = [await self.cancel(name) for name in list(self.running) if request_id in ("", name)]
+        return {"instance": "i1", "cancelled": sum(cancelled), "unreachable": []}
 
     def identity(self) -> dict[str, Any]:
         return {"node_id": "peer1", "name": "alpha", "incarnation": 1}
@@ -302,12 +343,32 @@ class ScriptedMesh:
     def lift_quarantine(self) -> int:
         return 1
 
+    async def view_change(self, timeout_s: float) -> bool:
+        return await self.changed.wait(timeout_s)
+
     def topology(self) -> dict[str, Any]:
         return {"peers": [], "links": []}
 
     def health(self) -> dict[str, Any]:
         reasons = [] if self.status == "ok" else [{"code": "starting", "message": "not yet", "remedy": "wait"}]
         return {"status": self.status, "reasons": reasons}
+
+
+@dataclass
+class ScriptedPeerDesk:
+    """One peer, which is called n1 or alpha."""
+
+    mesh: ScriptedMesh
+
+    async def drain(self, peer: str, *, on: bool) -> str:
+        if peer not in ("", "n1", "alpha"):
+            return ""
+        self.mesh.draining = on
+        return "n1"
+
+    async def log(self, peer: str, records: int) -> list[dict[str, Any]] | None:
+        lines = [{"time": 1.0, "level": "info", "logger": "exo_mesh.a", "message": f"line {n}"} for n in range(3)]
+        return lines[-records:] if peer in ("", "n1", "alpha") else None
 
 
 @dataclass

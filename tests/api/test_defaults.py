@@ -10,7 +10,7 @@ OWN = {"messages": [{"role": "system", "content": "Sing."}, {"role": "user", "co
 
 
 async def test_requests_get_what_they_leave_open(mesh: ScriptedMesh) -> None:
-    async with served(mesh, ApiOptions(defaults=RequestDefaults(0.25, "Be brief.", 7))) as api:
+    async with served(mesh, ApiOptions(defaults=lambda: RequestDefaults(0.25, "Be brief.", 7))) as api:
         await api.chat()
         assert (mesh.request.sampling.temperature, mesh.request.max_tokens) == (0.25, 7)
         assert "Be brief." in mesh.text.decode(mesh.request.prompt_ids)
@@ -19,7 +19,7 @@ async def test_requests_get_what_they_leave_open(mesh: ScriptedMesh) -> None:
 
 
 async def test_what_a_request_says_is_stronger(mesh: ScriptedMesh) -> None:
-    async with served(mesh, ApiOptions(defaults=RequestDefaults(0.25, "Be brief.", 7))) as api:
+    async with served(mesh, ApiOptions(defaults=lambda: RequestDefaults(0.25, "Be brief.", 7))) as api:
         await api.chat(**OWN, temperature=0.5, max_tokens=9)
         assert (mesh.request.sampling.temperature, mesh.request.max_tokens) == (0.5, 9)
         assert "Be brief." not in mesh.text.decode(mesh.request.prompt_ids)

@@ -1,18 +1,22 @@
-"""Invitations over HTTP: the node's own machine makes them, and only who has the code gets anything."""
+"""Invitations over HTTP: who runs the node makes them, and only who has the code gets anything."""
 
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.joining import MAX_BODY_BYTES
+from exo_mesh.api.web.qr import qr_rows
 from exo_mesh.errors import NoInvitationError, TransportError, WrongCodeError
+from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.security.invitations import Invitations
 from exo_mesh.security.joiner import fetch
 from exo_mesh.security.joining import Gift, parse_password
@@ -133,3 +137,33 @@ async def test_a_server_that_is_no_node_is_one_clear_error(mesh: ScriptedMesh) -
     with pytest.raises(TransportError):
         await asyncio.to_thread(fetch, f"127.0.0.1:{port}", WRONG, "laptop")
     server.close()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 201),
+        ({"X-Forwarded-For": "192.168.1.9", "X-Forwarded-Proto": "https"}, 201),
+        ({"X-Forwarded-For": "192.168.1.9"}, 403),
+        ({"X-Forwarded-Proto": "http"}, 403),
+        ({"Forwarded": "for=192.168.1.9;proto=https"}, 403),
+    ],
+)
+async def test_an_admin_key_invites_only_where_nobody_reads_the_reply(
+    mesh: ScriptedMesh, tmp_path: Path, headers: dict[str, str], status: int
+) -> None:
+    keys = KeyFile(tmp_path / FILE_NAME)
+    admin, _ = keys.add(Role.ADMIN, datetime.datetime.now(datetime.UTC))
+    options = ApiOptions(access=AccessPolicy(keys, True), invitations=Invitations(GIFT, lambda: ("10.0.0.5:52415",)))
+    async with served(mesh, options) as api:
+        headers = {**headers, "Authorization": f"Bearer {admin}"}
+        async with api.http.post("/v1/invite", headers=headers) as reply:
+            told = await reply.json()
+            assert reply.status == status
+            if status == 403:
+                assert "over HTTPS only" in told["error"]["message"] and "codes" not in told
+                assert options.invitations.last is None
+            else:
+                assert reply.headers["Cache-Control"] == "no-store"
+                assert told["command"] == f"exo-mesh join {told['codes'][0]}"
+                assert told["qr"] == qr_rows(told["command"])

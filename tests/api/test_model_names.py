@@ -11,6 +11,7 @@ import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.node.service import ModelEntry
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role, new_key
@@ -86,7 +87,8 @@ async def test_a_request_that_names_no_model_gets_the_default_one(model_dir: Pat
     keys.write([key])
     mesh = ScriptedMesh(model_dir, names=("first", "second"))
     default = "second" if named_by == "name" else str(model_dir)
-    async with served(mesh, ApiOptions(access=AccessPolicy(keys=keys), default_model=default)) as api:
+    options = ApiOptions(access=AccessPolicy(keys=keys), defaults=lambda: RequestDefaults(model=default))
+    async with served(mesh, options) as api:
         for path, body in (("chat/completions", {"messages": CHAT}), ("completions", {"prompt": "Hi"})):
             status, answer = await call(api, text, "POST", f"/v1/{path}", body)
             assert (status, answer["model"]) == (200, "second" if named_by == "name" else "first"), answer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from exo_mesh.api.context import ApiOptions
+from exo_mesh.api.core.defaults import RequestDefaults
 from exo_mesh.api.tracing import trace_id_of
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
@@ -43,7 +44,7 @@ async def test_the_reply_names_the_trace_and_the_trace_is_found_by_it(api: Serve
     async with api.http.post("/v1/chat/completions", json=body) as reply:
         assert "x-trace-id" not in reply.headers
     async with api.http.get("/v1/traces") as reply:
-        assert (await reply.json())["data"] == [{"trace_id": ID}]
+        assert [row["trace_id"] for row in (await reply.json())["data"]] == [ID]
     async with api.http.get(f"/v1/traces/{ID}") as reply:
         assert reply.status == 200
     async with api.http.get("/v1/traces/unknown") as reply:
@@ -51,7 +52,7 @@ async def test_the_reply_names_the_trace_and_the_trace_is_found_by_it(api: Serve
 
 
 async def test_with_a_sample_of_one_every_request_has_one(mesh: ScriptedMesh) -> None:
-    async with served(mesh, ApiOptions(trace_sample=1.0)) as api:
+    async with served(mesh, ApiOptions(defaults=lambda: RequestDefaults(trace_sample=1.0))) as api:
         body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
         async with api.http.post("/v1/chat/completions", json=body) as reply:
             assert len(reply.headers["x-trace-id"]) == 32

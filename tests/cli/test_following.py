@@ -161,6 +161,14 @@ def test_before_it_has_begun_a_refusal_is_the_answer(mesh: Mesh) -> None:
         ask(mesh([[(400, "invalid_request")]], [["never", ...]]), Recorder())
 
 
+def test_after_a_member_that_wants_a_key_the_named_node_is_asked_again(mesh: Mesh) -> None:
+    """On a closed mesh the local token is good for one node only."""
+    nodes = mesh([["on"], ["back", ...]], [[(401, "invalid_api_key")]])
+    with pytest.raises(MeshError, match="set EXO_MESH_API_KEY"):
+        ask(nodes, Recorder())
+    assert ask(nodes, Recorder()) == "back"
+
+
 def test_a_lone_node_that_is_gone_is_no_reason_to_wait(mesh: Mesh) -> None:
     with pytest.raises(NoNodeError):
         ask(mesh(None), Recorder())

@@ -55,6 +55,7 @@ ASKING = {
     "node": ["stop"],
     "drain": [],
     "invite": [],
+    "config": ["mesh"],
 }
 """The verbs that ask a node, with the arguments that they need. `doctor` is not here: that no node answers is a finding
 of it, and no failure."""

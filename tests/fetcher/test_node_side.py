@@ -208,3 +208,22 @@ def test_a_fetcher_does_not_outlive_a_node_that_is_killed(tmp_path: Path, hub: L
         node.kill()
     assert eventually(lambda: gone([child]), 2)
     hub.faults.hold.clear()
+
+
+@pytest.mark.extended
+async def test_a_token_that_is_given_while_it_runs_opens_a_gated_model(
+    tmp_path: Path, hub: LoopbackHub, original: Path, tasks: TaskOwner
+) -> None:
+    hub.add("org/gated", original, gated="auto", tokens=frozenset({"hf_right"}))
+    fetcher = Fetcher(tasks, environ=fetcher_environ(hub, tmp_path / "hf"))
+    with pytest.raises(FetchError, match="this node has none"):
+        await fetcher.resolve("org/gated", tmp_path / "m", repo="org/gated")
+    fetcher.authorize("hf_wrong")
+    with pytest.raises(FetchError, match="the token that was given to this node"):
+        await fetcher.resolve("org/gated", tmp_path / "m", repo="org/gated")
+    fetcher.authorize("hf_right")
+    await fetcher.resolve("org/gated", tmp_path / "m", repo="org/gated")
+    fetcher.authorize("")
+    with pytest.raises(FetchError, match="this node has none"):
+        await fetcher.resolve("org/gated", tmp_path / "other", repo="org/gated")
+    await fetcher.close()

@@ -57,6 +57,35 @@ READY = "say(pb.FromRunner(listening=pb.Listening(port=5, pid=7))); say(pb.FromR
 BEATS_ONLY = "while True: say(pb.FromRunner(heartbeat=pb.Heartbeat())); time.sleep(0.1)"
 
 
+HANGING = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR1, all_threads=True)
+print("Who sent this? The prompt said: thread 5, 6, 7", flush=True)
+def hang():
+    while True:
+        say(pb.FromRunner(heartbeat=pb.Heartbeat(computing_tokens=3)))
+        time.sleep(0.05)
+"""
+
+
+async def test_the_stacks_of_a_runner_are_asked_for_and_with_hang_debug_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "exo_mesh.hosting.supervisor")
+    one = runner(HANGING + READY + "hang()", replace(QUICK, stacks_every_s=0.2))
+    assert await one.stacks() == [], "it has not been started"
+    running = asyncio.create_task(one.run())
+    await until(lambda: one.board.ready)
+    lines = await one.stacks()
+    assert lines[0].endswith("(most recent call first):") and any(line.endswith("in hang") for line in lines)
+    assert not any("5, 6, 7" in line for line in lines), "what else it prints is left out"
+    await until(lambda: caplog.text.count("has made no progress") >= 2)
+    await one.stop()
+    await running
+    assert await one.stacks() == [] and one.end is End.STOPPED
+    assert "stacks" in [entry["phase"] for entry in one.flight.describe()]
+
+
 @pytest.mark.parametrize(
     ("script", "code", "message"),
     [

@@ -223,7 +223,7 @@ async def test_a_peer_that_cannot_fetch_is_left_out_of_the_ring(
         assert caught.value.remedy == "make room" and not instances(a)
         failed = {b.node_id: DownloadState.FAILED, c.node_id: DownloadState.FAILED}
         await until(lambda: {entry.peer_id: entry.state for entry in a.downloads()} == failed)
-        assert "download_failed" in {reason["code"] for reason in b.observation.health()["reasons"]}
+        await until(lambda: "download_failed" in {one["code"] for one in b.observation.health()["reasons"]})
         monkeypatch.undo()
         placed = await a.create_instance(InstanceSpec("tiny", min_peers=2))
         assert len(placed["stages"]) == 2

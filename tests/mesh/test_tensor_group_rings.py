@@ -47,15 +47,21 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("llama"), MODELS["llama"])
 
 
-def rank_files() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("exo-mesh-rank-*"))
+@pytest.fixture(autouse=True)
+def files_of_this_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks keep files below TMPDIR, and other tests have ranks, too."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def rank_files() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob("exo-mesh-rank-*"))
 
 
 @asynccontextmanager
 async def group_ring(model_dir: Path, *sizes: int) -> AsyncIterator[tuple[Plan, list[LocalRunner], DriverChannels]]:
     """Afterwards no process of it is left, and no file of a rank."""
     plan, channels = group_plan(sizes, LAYERS), DriverChannels()
-    before = rank_files()
     try:
         async with local_ring(plan, model_dir, {}) as runners:
             pids = [member.process.pid for runner in runners for member in (runner, *runner.followers)]
@@ -63,7 +69,7 @@ async def group_ring(model_dir: Path, *sizes: int) -> AsyncIterator[tuple[Plan, 
     finally:
         await channels.close()
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
-    assert rank_files() <= before
+    assert not rank_files()
 
 
 @pytest.mark.extended

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 
 from exo_mesh.errors import NotReadyError
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.telemetry.log_ring import RECENT
 from tests.support.nodes import MODEL, a_request, collect, mesh, tokens, until
 
 
@@ -37,3 +39,17 @@ async def test_what_runs_is_finished_and_the_rest_goes_elsewhere(tmp_path: Path)
         assert {stage["peer"] for stage in placed["stages"]} == {staying.node_id}
         leaving.drain(on=False)
         assert await tokens(leaving, a_request("again", 12)) == whole
+
+
+@pytest.mark.extended
+async def test_any_node_drains_another_and_reads_its_log(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2) as (asked, other):
+        RECENT.add(logging.LogRecord("exo_mesh.test", logging.WARNING, __file__, 1, "a \x1b[31m line", (), None))
+        assert await asked.peer_desk.drain(other.node_id, on=True) == other.node_id
+        assert other.observation.drain_state()["draining"] and not asked.observation.drain_state()["draining"]
+        await until(lambda: asked.membership.telemetry[other.node_id].is_draining)
+        log = await asked.peer_desk.log(other.settings.name, 500)
+        assert log is not None and "a \N{REPLACEMENT CHARACTER}[31m line" in {line["message"] for line in log}
+        assert await asked.peer_desk.drain(other.node_id, on=False) == other.node_id
+        await until(lambda: not asked.membership.telemetry[other.node_id].is_draining)
+        assert await asked.peer_desk.drain("nobody", on=True) == "" and await asked.peer_desk.log("nobody", 9) is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.web.live import LiveFeed, live_document, merge_patch
 from exo_mesh.api.web.live_routes import MAX_LISTENERS
+from exo_mesh.clock import monotonic
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
 values = st.recursive(
@@ -75,6 +78,31 @@ def test_the_document_is_made_once_for_all_pages_and_only_when_one_looks() -> No
     assert event(feed.frame(1))["type"] == "document", "a page that missed a patch gets all"
 
 
+async def test_a_change_of_the_view_is_sent_before_its_time(scripted: ScriptedMesh) -> None:
+    async with served(scripted, ApiOptions(live_interval_s=0.8)) as api, api.http.get("/metrics/stream") as reply:
+        numbers: list[tuple[float, int]] = []
+        async for line in reply.content:
+            if line.startswith(b"data: ") and (number := event(line).get("number")):
+                numbers.append((monotonic(), number))
+                if number == 1:
+                    asyncio.get_running_loop().call_later(0.25, scripted.changed.beat)
+                else:
+                    break
+    assert numbers[1][0] - numbers[0][0] < 0.6
+
+
+def test_the_document_has_the_hops_that_other_peers_measured(scripted: ScriptedMesh) -> None:
+    hop = {"to": "c", "rtt_ms": 0.4, "mb_per_s": 900.0, "kind": "ethernet"}
+    own = {"from": "a", "to": "b", "rtt_ms": 1.0}
+    peers = [{"id": "b", "name": "beta"}]
+    state = {"view": {"peers": peers}, "telemetry": {"b": {"temperature_c": 60.0, "hops": [hop]}}, "links": [own]}
+    scripted = replace(scripted)
+    scripted.state = lambda: state  # type: ignore[method-assign]
+    document = live_document(scripted, 1.0)
+    assert document["links"] == {"b c": {"from": "b", **hop}, "a b": own}
+    assert document["peers"]["b"]["temperature_c"] == 60.0 and document["peers"]["b"]["power_w"] is None
+
+
 async def test_a_stream_begins_with_who_asks_then_the_document_then_patches(api: Served) -> None:
     async with api.http.get("/dashboard/metrics") as reply:
         assert reply.content_type == "text/event-stream"
@@ -112,7 +140,18 @@ async def test_too_many_listeners_are_refused(api: Served) -> None:
 
 
 def test_a_document_holds_what_the_page_shows_and_no_list_of_requests(scripted: ScriptedMesh) -> None:
-    described = {"peers", "instances", "links", "downloads", "stages_here", "health", "queue", "requests", "memory"}
+    described = {
+        "peers",
+        "instances",
+        "links",
+        "cables",
+        "downloads",
+        "stages_here",
+        "health",
+        "queue",
+        "requests",
+        "memory",
+    }
     document = live_document(scripted, 1.0)
     assert document.keys() == {"time", "node_id"} | described
     assert document["requests"] == scripted.request_stats()

@@ -170,6 +170,17 @@ def test_the_page_names_no_other_site() -> None:
     assert not addresses
 
 
+def test_the_documents_show_all_pictures_and_these_are_small() -> None:
+    root = Path(__file__).resolve().parents[2]
+    pictures = {path.name: path.stat().st_size for path in (root / "docs" / "images").iterdir()}
+    shown = set(
+        re.findall(r"images/([\w.-]+)\)", (root / "docs" / "page.md").read_text() + (root / "README.md").read_text())
+    )
+    assert shown == pictures.keys()
+    assert len(pictures) <= 6
+    assert max(pictures.values()) <= 60_000
+
+
 def test_files_compress_the_same_each_time() -> None:
     asset = PageAssets().asset("index.html")
     assert asset is not None and asset.gzipped

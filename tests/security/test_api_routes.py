@@ -22,6 +22,8 @@ OPEN = {
     "/",
     "/dashboard",
     "/page/{version}/{file}",
+    "/page/languages",
+    "/page/languages/{tag}",
     "/version",
     "/docs",
     "/api/openapi.json",
@@ -47,8 +49,16 @@ READ = {
     "/queue",
     "/requests/recent",
     "/requests/stats",
+    "/v1/tracing",
     "/v1/traces",
     "/v1/traces/{id}",
+    "/v1/traces/{id}/stats",
+    "/v1/traces/{id}/raw",
+    "/v1/traces/cluster",
+    "/v1/traces/cluster/{id}",
+    "/v1/traces/cluster/{id}/stats",
+    "/v1/traces/cluster/{id}/raw",
+    "/events",
     "/v1/diagnostics/node",
     "/v1/diagnostics/cluster",
     "/v1/diagnostics/cluster/timeline",
@@ -63,6 +73,7 @@ READ = {
     "/node/identity",
     "/instance/{id}",
     "/v1/invite",
+    "/config",
     "/models/search",
     "/v1/download/progress",
     "/store/storage",
@@ -111,18 +122,33 @@ ROUTES: dict[tuple[str, str], str] = {
     ("POST", "/quit"): "change",
     ("POST", "/admin/stop"): "change",
     ("POST", "/admin/restart"): "change",
+    ("POST", "/admin/drain"): "change",
+    ("DELETE", "/admin/drain"): "change",
+    ("GET", "/admin/log"): "change",
+    ("HEAD", "/admin/log"): "change",
     ("DELETE", "/v1/diagnostics/node/quarantine"): "change",
+    ("PUT", "/v1/tracing"): "change",
+    ("POST", "/v1/traces/delete"): "change",
+    ("POST", "/v1/diagnostics/node/capture"): "change",
+    ("POST", "/v1/diagnostics/cluster/{id}/capture"): "change",
+    ("POST", "/v1/diagnostics/node/runners/{runner}/cancel"): "change",
+    ("POST", "/v1/diagnostics/cluster/{id}/runners/{runner}/cancel"): "change",
     ("DELETE", "/v1/invite"): "change",
+    ("PUT", "/config"): "change",
+    ("GET", "/v1/keys"): "change",
+    ("HEAD", "/v1/keys"): "change",
+    ("POST", "/v1/keys"): "keys",
+    ("DELETE", "/v1/keys/{id}"): "keys",
     ("POST", "/v1/invite"): "invite",
     ("POST", "/v1/join"): "join",
 }
 """Every route, and what calling it means."""
 
-EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0, "invite": 403, "join": 0}
-LOCALLY = {**EVERYTHING, "invite": 0}
+EVERYTHING = {"open": 0, "read": 0, "chat": 0, "change": 0, "invite": 403, "keys": 403, "join": 0}
+LOCALLY = {**EVERYTHING, "invite": 0, "keys": 0}
 USES = {**EVERYTHING, "change": 403}
-NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401, "invite": 401, "join": 0}
-KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": EVERYTHING, "token": LOCALLY}
+NOTHING = {"open": 0, "read": 401, "chat": 401, "change": 401, "invite": 401, "keys": 401, "join": 0}
+KEYS = {"stranger": NOTHING, "wrong": NOTHING, "use": USES, "admin": LOCALLY, "token": LOCALLY}
 EXPECTED = {
     "open": {"stranger": USES, "wrong": USES, "use": USES, "admin": USES, "token": LOCALLY},
     "open-admin": {**dict.fromkeys(("stranger", "wrong", "use", "admin"), EVERYTHING), "token": LOCALLY},
@@ -169,7 +195,7 @@ async def test_who_may_call_what(model_dir: Path, tmp_path: Path, mesh: str) -> 
 async def status_of(api: Served, method: str, path: str, key: str) -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    path = path.replace("{id}", "i1").replace("{node}/{model}", "peer1/m")
+    path = path.replace("{id}", "i1").replace("{runner}", "i1").replace("{node}/{model}", "peer1/m")
     async with api.http.request(method, path, headers=headers, json=chat if method == "POST" else None) as reply:
         if reply.content_type != "text/event-stream" or method == "POST":  # the live data never ends
             await reply.read()

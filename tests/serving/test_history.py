@@ -41,6 +41,7 @@ def test_the_newest_comes_first_and_details_are_bounded() -> None:
         "memory_delta_bytes": 0,
         "ended_at": 7.0,
         "key_id": "",
+        "trace_id": "",
         "kind": "completion",
         "status": "ok",
         "tokens_per_s": 6.67,

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from exo_mesh.domain.request import FrameTrace, StageSpan
+from exo_mesh.inspection.trace_formats import chrome_trace
 from exo_mesh.instances.spec import InstanceSpec
-from exo_mesh.serving.traces import MAX_TOKENS, MAX_TRACES, TraceStore, chrome_trace
+from exo_mesh.serving.traces import FIRST_LAPS, LAST_LAPS, MAX_TOKENS, MAX_TRACES, TraceStore
 from tests.support.nodes import MODEL, a_request, mesh, tokens, until
 
 
@@ -24,11 +25,20 @@ def test_the_store_is_bounded_and_finds_by_either_id() -> None:
     assert len(newest.tokens_s) == MAX_TOKENS
 
 
+def test_the_first_and_the_last_laps_of_a_long_answer_are_kept() -> None:
+    leg = TraceStore().open(replace(a_request("r"), trace_id="t"), "m", 3, 0.0).begin_leg("i", ["one"], 0.0)
+    for step in range(0, 5000, 16):
+        leg.add([FrameTrace(step + more, False, 1, 1, 0.0, 0.0, ()) for more in range(16)])
+    steps = [frame.step for frame in leg.frames]
+    assert len(steps) == FIRST_LAPS + LAST_LAPS
+    assert (steps[0], steps[FIRST_LAPS - 1], steps[-1]) == (0, FIRST_LAPS - 1, 5007)
+
+
 def test_a_lap_becomes_spans_that_add_up_to_it() -> None:
     trace = TraceStore().open(replace(a_request("r"), trace_id="t"), "m", 3, entered_at=100.0)
     leg = trace.begin_leg("i", ["one", "two"], 101.0)
     stages = (StageSpan(0.0, 0.010), StageSpan(0.004, 0.020))
-    leg.frames = [FrameTrace(7, False, 2, 2, sent_s=0.5, lap_s=0.040, stages=stages)]
+    leg.add([FrameTrace(7, False, 2, 2, sent_s=0.5, lap_s=0.040, stages=stages)])
     trace.token(101.54)
     trace.end("stop", 102.0)
     shown = chrome_trace(trace)
@@ -47,11 +57,11 @@ async def test_a_request_over_two_peers_can_be_seen_hop_by_hop(tmp_path: Path) -
         await until(lambda: [one["state"] for one in nodes[1].observation.state()["view"]["instances"]] == ["ready"])
         await tokens(nodes[1], a_request("plain"))
         await tokens(nodes[1], replace(a_request("traced"), trace_id="ab" * 16))
-        assert [trace["request_id"] for trace in nodes[1].observation.traces()] == ["traced"] and nodes[
-            0
-        ].observation.traces() == []
-        shown = nodes[1].observation.trace("traced")
-    assert shown is not None
+        assert [trace["request_id"] for trace in nodes[1].inspection.traces()] == ["traced"]
+        assert nodes[0].inspection.traces() == []
+        found = await nodes[0].inspection.trace("traced")
+    assert found is not None, "any peer shows it"
+    shown = chrome_trace(found)
     decodes = [e for e in shown["traceEvents"] if e["ph"] == "X" and e["name"].startswith("decode")]
     assert [e["tid"] for e in decodes] == [1, 2] * 12, "each of twelve tokens went through one stage and the other"
     assert all(e["dur"] >= 1000 for e in decodes) and [e["ts"] for e in decodes] == sorted(e["ts"] for e in decodes)

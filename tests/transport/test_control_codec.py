@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from exo_mesh.domain.device import Device, EngineInfo, PeerInfo, Telemetry
+from exo_mesh.domain.device import Device, EngineInfo, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
+from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport import control_codec as codec
 from exo_mesh.transport.plan_codec import plan_from_proto, plan_to_proto
 
@@ -84,11 +85,18 @@ def test_a_model_card_arrives_as_it_was_and_a_long_one_is_refused() -> None:
 
 
 def test_telemetry_keeps_speeds_and_tokens() -> None:
-    reading = Telemetry("a", 3, 10, 20, 5, 0.5, {"mlx": 0.25}, {"m-1": 77}, capacity_bytes=18, headroom_bytes=-3)
+    hops = (HopReading("b", 0.5, 940.0, "ethernet"),)
+    reading = Telemetry(
+        "a", 3, 10, 20, 5, 0.5, {"mlx": 0.25}, {"m-1": 77}, capacity_bytes=18, headroom_bytes=-3,
+        temperature_c=61.5, power_w=45.0, frames={"m-1": 80}, is_draining=True, hops=hops,
+    )  # fmt: skip
     assert codec.telemetry_from_proto(codec.telemetry_to_proto(reading)) == reading
 
 
 def test_a_peer_cannot_fill_another_with_readings() -> None:
     many = {f"m-{n}": n for n in range(3 * codec.MAX_ITEMS)}
-    there = codec.telemetry_from_proto(codec.telemetry_to_proto(Telemetry("a", 1, 1, 1, 0, 0.0, {}, many)))
-    assert len(there.tokens) == codec.MAX_ITEMS
+    message = codec.telemetry_to_proto(Telemetry("a", 1, 1, 1, 0, 0.0, {}, many, frames=many))
+    message.hops.extend([pb.HopReading(peer_id="p" * 1000)] * 1000)
+    there = codec.telemetry_from_proto(message)
+    assert len(there.tokens) == len(there.frames) == codec.MAX_ITEMS
+    assert len(there.hops) == codec.MAX_HOPS and len(there.hops[0].peer_id) == 64

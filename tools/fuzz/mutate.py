@@ -17,6 +17,7 @@ _INTEGERS = {
     FieldDescriptor.TYPE_INT32: 2**31 - 1,
     FieldDescriptor.TYPE_SINT32: 2**31 - 1,
     FieldDescriptor.TYPE_INT64: 2**63 - 1,
+    FieldDescriptor.TYPE_SINT64: 2**63 - 1,
 }
 
 

@@ -37,6 +37,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.proto import plan_pb2, runner_pb2
 from exo_mesh.runner.endpoint import HOP_LOST_S
 from exo_mesh.settings.config import Settings
+from exo_mesh.settings.effective import EffectiveSettings
 from exo_mesh.transport.plan_codec import plan_from_proto
 from exo_mesh.transport.ring_link import LOST_AFTER_S
 from tools.simulate.mesh import SimPeer
@@ -256,7 +257,8 @@ class SimNode(SimPeer):
         pool = CandidatePool(self.membership, here)
         limits = RunnerLimits()
         groups = GroupKnowledge(settings, nothing, membership.view.peers, nothing, self.network.loop.time)
-        self.placer = Placer(settings, membership, members, surveys, nothing, nothing, pool, limits, groups)
+        effective = EffectiveSettings(settings)
+        self.placer = Placer(effective, membership, members, surveys, nothing, nothing, pool, limits, groups)
         self.network.listens = self.ledger.listens
         recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
         self.custody = Custody(membership, members, recoverer, limits)
@@ -264,7 +266,7 @@ class SimNode(SimPeer):
             membership, self.custody, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
         self.process.handler = ControlService(
-            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, *[nothing] * 6
+            membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, *[nothing] * 7
         )
 
     def describe(self) -> PeerInfo:

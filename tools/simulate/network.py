@@ -178,6 +178,13 @@ class SimClient(PeerClient):
         request = pb.StopNodeRequest(restart=restart, node_id=node_id)
         await self._call(lambda handler: handler.stop_node(request), restart, 5.0)
 
+    async def drain(self, node_id: str, *, on: bool) -> None:
+        await self._call(lambda h: h.drain(pb.DrainRequest(on=on, node_id=node_id)), on, 5.0)
+
+    async def read_log(self, records: int) -> bytes:
+        """No simulated node has a log of its own."""
+        raise TransportError("logs are not simulated")
+
     async def commit(self, request: pb.CommitRequest) -> AsyncIterator[pb.StageStatus]:
         """A stream: what the member yields, until either end is gone or nothing has passed for PING_S."""
         network = self._network
@@ -317,6 +324,18 @@ class SimClient(PeerClient):
         raise NotImplementedError
 
     async def diagnose(self, request: pb.DiagnoseRequest, timeout_s: float) -> pb.DiagnoseReply:
+        raise NotImplementedError
+
+    async def cancel_on(self, instance_id: str, request_id: str = "") -> int:
+        raise NotImplementedError
+
+    async def read_traces(self, request: pb.ReadTracesRequest, timeout_s: float) -> pb.ReadTracesReply:
+        raise NotImplementedError
+
+    async def delete_traces(self, request: pb.DeleteTracesRequest, timeout_s: float) -> int:
+        raise NotImplementedError
+
+    async def capture(self, runner: str, timeout_s: float) -> pb.CaptureReply:
         raise NotImplementedError
 
     async def share_keys(self, request: pb.ShareKeysRequest, timeout_s: float) -> pb.ShareKeysReply:

@@ -1,10 +1,11 @@
-"""What the operator of a node wants for requests that say nothing of it."""
+"""What the settings say for requests that leave it open."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from exo_mesh.api.core.request import Conversation, NeutralRequest, Turn
+from exo_mesh.settings.config import Settings
 
 MAX_TOKENS = 4096
 
@@ -12,11 +13,28 @@ MAX_TOKENS = 4096
 @dataclass(frozen=True, slots=True)
 class RequestDefaults:
     """temperature: stronger than what the model recommends. system_prompt: for conversations without one. max_tokens:
-    of answers in conversations, as far as there is room."""
+    of answers in conversations, as far as there is room. model: "" for the only one that is there. keep_agent_lines:
+    lines that agents put first stay there; see exo_mesh.api.core.agent_lines. trace_sample: the share of requests that
+    are traced without having asked for it."""
 
     temperature: float | None = None
     system_prompt: str = ""
     max_tokens: int = MAX_TOKENS
+    model: str = ""
+    keep_agent_lines: bool = False
+    trace_sample: float = 0.0
+
+    @classmethod
+    def of(cls, settings: Settings) -> RequestDefaults:
+        """As settings have it."""
+        return cls(
+            settings.default_temp,
+            settings.system_prompt,
+            settings.max_generate_tokens,
+            settings.default_model,
+            settings.keep_agent_lines,
+            settings.trace_sample,
+        )
 
 
 def with_defaults(asked: NeutralRequest, defaults: RequestDefaults, *, is_unlimited: bool = False) -> NeutralRequest:

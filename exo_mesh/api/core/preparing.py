@@ -255,6 +255,7 @@ def _prepared(
         key_hash=b"" if key is None else key.key_hash,
         fingerprint=b"" if key is None else key.fingerprint,
         key_id=asker.key_id,
+        names=(asker.request_id, asker.header_id) if asker.header_id else (asker.request_id,),
         prompt_logprobs=asked.prompt_logprobs,
         grammar=grammar,
         thinking=thinking,

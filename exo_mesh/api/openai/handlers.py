@@ -111,7 +111,7 @@ class OpenAIRoutes:
         return json_response(model_object(await self._service.model(name), self._context.started_at))
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """POST /v1/cancel/{id}: the id of a reply, or the x-request-id or x-trace-id of a request, that entered at any
+        """POST /v1/cancel/{id}: by any id that the client saw, of the reply, its x-request-id or its x-trace-id, at any
         peer."""
         given = request.match_info["id"]
         if not await self._service.cancel(given, request[CALLER].limited_to):
@@ -130,12 +130,12 @@ class OpenAIRoutes:
         changing = {name: value for name, value in msgspec.to_builtins(body).items() if name not in _DELIVERY}
         can_resume = delivery.stream and asked.num_choices == 1 and not has_several_prompts(asked)
         key = idempotency_of(request, changing, self._key_scope(request), can_resume=can_resume)
-        default = self._context.options.default_model
-        asked = with_defaults(asked, self._context.options.defaults, is_unlimited=asks_for_no_limit(body))
-        asked = replace(asked, model=await model_of_request(request, self._service, asked.model, default))
+        defaults = self._context.options.defaults()
+        asked = with_defaults(asked, defaults, is_unlimited=asks_for_no_limit(body))
+        asked = replace(asked, model=await model_of_request(request, self._service, asked.model, defaults.model))
         request_id = prefix + (secrets.token_hex(12) if key is None else key.reply_id)
         asker = self._asker(request, request_id, asked.priority, key)
-        options = PromptOptions(not self._context.options.keep_agent_lines)
+        options = PromptOptions(not defaults.keep_agent_lines)
         prepared = await prepare(asked, asker, self._service, self._context.texts, options)
         if prepared.chosen_bound is not None:
             request[OUTPUT_BOUND] = prepared.chosen_bound
@@ -185,11 +185,17 @@ class OpenAIRoutes:
         caller = request[CALLER]
         if priority > 0 and caller.role is not Role.ADMIN:
             raise InputError("priority above 0 is for keys with the role admin", param="priority")
-        trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.trace_sample)
+        trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.defaults().trace_sample)
         if trace_id:
             request[TRACE_ID] = trace_id
         return Asker(
-            request_id, caller.key_id or request.remote or "", trace_id, key, caller.key_id, caller.may_download
+            request_id,
+            caller.key_id or request.remote or "",
+            trace_id,
+            key,
+            caller.key_id,
+            caller.may_download,
+            request[REQUEST_ID],
         )
 
     def _unusable_objects(self) -> list[dict[str, Any]]:

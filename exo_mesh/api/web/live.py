@@ -3,14 +3,16 @@ has changed: JSON merge patches (RFC 7396)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from exo_mesh.api.sse import data_frame
 from exo_mesh.node.service import MeshObservation
 
 _PEER = ("id", "name", "version", "api_url", "addresses", "devices", "models", "partial_models", "fetches")
-_TELEMETRY = ("usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens")
+_TELEMETRY = (
+    "usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens", "frames", "temperature_c", "power_w", "draining",
+)  # fmt: skip
 
 
 def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
@@ -22,7 +24,8 @@ def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
         "node_id": state.get("node_id", ""),
         "peers": {peer["id"]: _peer(peer, telemetry.get(peer["id"], {})) for peer in view.get("peers", ())},
         "instances": {one["id"]: one for one in view.get("instances", ())},
-        "links": {f"{link['from']} {link['to']}": link for link in state.get("links", ())},
+        "links": {f"{link['from']} {link['to']}": link for link in _links(state)},
+        "cables": state.get("cables", []),
         "downloads": {f"{one['peer']} {one['model']}": one for one in view.get("downloads", ())},
         "stages_here": state.get("stages_here", {}),
         "health": state.get("health", {}),
@@ -30,6 +33,13 @@ def live_document(observation: MeshObservation, now: float) -> dict[str, Any]:
         "requests": observation.request_stats(),
         "memory": observation.memory(whole_mesh=False),
     }
+
+
+def _links(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What other peers measured of their hops, then the links of this node."""
+    for peer_id, reading in state.get("telemetry", {}).items():
+        yield from ({"from": peer_id, **hop} for hop in reading.get("hops", ()))
+    yield from state.get("links", ())
 
 
 def _peer(peer: Mapping[str, Any], reading: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,10 +75,15 @@ class LiveFeed:
         self._patch = b""
         self.number = 0
 
-    def refresh(self) -> None:
-        """Compute the document again if it is older than the interval, or nearly."""
+    @property
+    def soonest_s(self) -> float:
+        """Time from one document to the next however often the view changes."""
+        return self._interval_s / 4
+
+    def refresh(self, *, has_changed: bool = False) -> None:
+        """Compute the document again if it is older than the interval, or nearly; has_changed: than `soonest_s`."""
         now = self._clock()
-        if now - self._made_at < 0.75 * self._interval_s:
+        if now - self._made_at < (self.soonest_s if has_changed else 0.75 * self._interval_s):
             return
         before, self._document = self._document, self._make()
         self._made_at = now

@@ -48,7 +48,8 @@ class LiveRoutes:
         return json_response({**self._hello(request), **document})
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
-        """GET /metrics/stream: `hello`, `document`, then a `patch` every 2 s, until the client goes."""
+        """GET /metrics/stream: `hello`, `document`, then a `patch` every 2 s, until the client goes. A change of what
+        the mesh agrees on, such as a peer that has died, is sent within half a second."""
         if request.method == "HEAD":
             return web.Response(content_type="text/event-stream")
         if self._listeners >= MAX_LISTENERS:
@@ -59,13 +60,15 @@ class LiveRoutes:
             stream = EventStream(request, options.stall_limit_s, self._context.watchdog)
             await stream.start()
             await stream.send(data_frame({"type": "hello", "data": self._hello(request)}))
-            seen = 0
+            seen, has_changed = 0, False
             while True:
-                self._feed.refresh()
+                self._feed.refresh(has_changed=has_changed)
                 if frame := self._feed.frame(seen):
                     await stream.send(frame)
                     seen = self._feed.number
-                await asyncio.sleep(options.live_interval_s)
+                await asyncio.sleep(self._feed.soonest_s)
+                rest_s = options.live_interval_s - self._feed.soonest_s
+                has_changed = await self._context.service.observation.view_change(rest_s)
         finally:
             self._listeners -= 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 
 from aiohttp import hdrs, web
@@ -33,6 +34,7 @@ class PageRoutes:
         self._service = context.service
         self._headless = context.options.headless
         self._assets = PageAssets()
+        self._languages = context.options.languages
 
     def table(self) -> RouteTable:
         """The routes. They are open: the files are the same for every node of a version, and hold no data."""
@@ -40,6 +42,8 @@ class PageRoutes:
         return [
             Route("GET", ("/",), self.root, OPEN, "The page for browsers; for others what this is", errors=(404,)),
             Route("GET", ("/dashboard",), self.dashboard, OPEN, "The page", content_type="text/html", errors=(404,)),
+            Route("GET", (PREFIX + "/languages",), self.languages, OPEN, "The languages of the page", errors=(404,)),
+            Route("GET", (PREFIX + "/languages/{tag}",), self.language, OPEN, "The texts of one", errors=(404,)),
             Route(
                 "GET", (PREFIX + "/{version}/{file:.+}",), self.file, OPEN, "A file of the page",
                 content_type="application/octet-stream", errors=(404,),
@@ -60,6 +64,21 @@ class PageRoutes:
     async def dashboard(self, request: web.Request) -> web.Response:
         """GET /dashboard: the page, whatever the client accepts."""
         return _no_page() if self._headless else self._page()
+
+    async def languages(self, request: web.Request) -> web.Response:
+        """GET /page/languages: the tags of those that the page offers, English first."""
+        if self._headless:
+            return _no_page()
+        tags = await asyncio.to_thread(self._languages.tags)
+        return json_response({"object": "list", "data": [{"id": tag, "object": "language"} for tag in tags]})
+
+    async def language(self, request: web.Request) -> web.Response:
+        """GET /page/languages/{tag}: its texts by key. What is not among them, the page shows in English."""
+        tag = request.match_info["tag"]
+        texts = None if self._headless else await asyncio.to_thread(self._languages.texts, tag)
+        if texts is None:
+            return _no_page() if self._headless else plain_error("not_found", f"the page has no language {tag}")
+        return json_response(dict(texts))
 
     async def file(self, request: web.Request) -> web.Response:
         """GET /page/{version}/{file}: browsers keep it for ever, since its path changes with the files."""

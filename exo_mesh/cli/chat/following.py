@@ -70,6 +70,8 @@ def follow(
         try:
             return following.attempt(client)
         except MeshError as exc:
+            if exc.code == "invalid_api_key":
+                members.return_to_first()
             if not following.may_go_on(exc, len(members)):
                 raise
             sink.waiting(f"{members.name_of(client)} is gone, asking another member")

@@ -100,9 +100,10 @@ def pin_prefixes() -> None:
     Stage._apply_ops = apply_known  # type: ignore[method-assign]
 
 
-be_newer()
-if "exo_mesh.cli.main" in sys.orig_argv:
-    say_more()
-    ask_for_more()
-elif "exo_mesh.runner" in sys.orig_argv:
-    pin_prefixes()
+if __name__ == "sitecustomize":  # not where a test imports the numbers above
+    be_newer()
+    if "exo_mesh.cli.main" in sys.orig_argv:
+        say_more()
+        ask_for_more()
+    elif "exo_mesh.runner" in sys.orig_argv:
+        pin_prefixes()

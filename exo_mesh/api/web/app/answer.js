@@ -1,5 +1,5 @@
 // One streamed answer, which outlives the node that gives it: see docs/continuation.md.
-import { ApiError, UnreachableError, askForKey, bases, fetchAt, leave, mesh } from "./mesh.js";
+import { ApiError, UnreachableError, bases, fetchAt, leave, mesh, untilKey } from "./mesh.js";
 import { SilenceError, readEvents } from "./sse.js";
 
 const HEAD_MS = 10000; // a waiting request sends its head after 2 s
@@ -18,10 +18,10 @@ class BrokenError extends Error {}
 
 /**
  * Follows a request to its end. onChange(answer) is called for each event. Resolves to the answer, whose `error` says
- * what went wrong; `signal` stops it. key: the Idempotency-Key that names the answer at every node.
+ * what went wrong; `signal` stops it. key: the Idempotency-Key that names the answer at every node. clock: when the user
+ * asked and when the first token came, which is set here (Date.now, so that they hold after a reload).
  */
-export async function follow(body, key, requestId, onChange, signal) {
-  const clock = { started: performance.now(), first: null };
+export async function follow(body, key, requestId, clock, onChange, signal) {
   let answer = blankAnswer();
   let last = { base: null, id: null };
   let progressAt = performance.now();
@@ -43,11 +43,16 @@ export async function follow(body, key, requestId, onChange, signal) {
       return made;
     } catch (error) {
       if (signal.aborted) return { ...answer, waiting: "", finish: "stop" };
+      if (error.status === 401) {
+        await Promise.race([untilKey(), aborted(signal)]);
+        if (signal.aborted) return { ...answer, waiting: "", finish: "stop" };
+        progressAt = performance.now();
+        continue;
+      }
       const begun = attempt > 0 || answer.id !== null;
       const passes = error instanceof BrokenError || error instanceof SilenceError || error instanceof UnreachableError ||
         error instanceof TypeError || (begun && PASSING.has(error.status));
       if (!passes || performance.now() - progressAt > PATIENCE_MS) {
-        if (error.status === 401) askForKey();
         return { ...answer, waiting: "", error: { code: error.code ?? "", message: error.message } };
       }
       answer.waiting = "reconnecting";
@@ -113,16 +118,20 @@ function addCall(calls, { index, id, function: part }) {
 }
 
 function count(answer, clock) {
-  clock.first ??= performance.now();
+  clock.first ??= Date.now();
   answer.ttft = (clock.first - clock.started) / 1000;
   answer.tokens += 1;
   measure(answer, clock, answer.tokens);
 }
 
 function measure(answer, clock, tokens) {
-  const seconds = (performance.now() - (clock.first ?? clock.started)) / 1000;
+  const seconds = (Date.now() - (clock.first ?? clock.started)) / 1000;
   answer.tokens = tokens;
   answer.speed = seconds > 0.05 && tokens > 1 ? (tokens - 1) / seconds : null;
+}
+
+function aborted(signal) {
+  return new Promise((resolve) => signal.addEventListener("abort", resolve, { once: true }));
 }
 
 function pause(milliseconds) {

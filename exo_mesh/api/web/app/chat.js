@@ -1,9 +1,12 @@
 // The chat: conversations of this browser, one of them open, and the answer that comes in.
 import { Composer } from "./composer.js";
 import { deleteConversation, exportConversations, importConversations, listConversations, newConversation, saveConversation } from "./conversations.js";
+import { mesh } from "./mesh.js";
 import { Message } from "./message.js";
 import { useModels } from "./models.js";
-import { answerOf, attach, onRunning, start, stop } from "./running.js";
+import { readinessOf } from "./readiness.js";
+import { ReadinessBar } from "./readiness_bar.js";
+import { answerOf, onRunning, start, stop } from "./running.js";
 import { html, useEffect, useLayoutEffect, useReducer, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
 
@@ -18,23 +21,28 @@ export function ChatView() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [listShown, showList] = useState(false);
   const [settingsShown, showSettings] = useState(false);
-  const [note, setNote] = useState("");
+  const [note, setNote] = useState(null); // {text, isGood}
   const { list, loaded } = useModels();
   const conversation = opened();
   const answer = answerOf(conversation.id);
-  const isRunning = conversation.running !== null;
-  useEffect(() => onRunning(redraw), []);
-  useEffect(() => { attach(conversation); }, [conversation.id]);
+  const isRunning = Boolean(conversation.running);
+  useLayoutEffect(() => onRunning((changed) => {
+    if (changed && changed.id === open?.id) open = changed;
+    redraw();
+  }), []);
+  useEffect(() => listenToKeys(() => isRunning && stop(conversation.id)), [conversation.id, isRunning]);
   if (!conversation.model && list.length) conversation.model = (list.find((one) => one.status === "loaded") ?? list[0]).id;
 
+  const readiness = readinessOf(conversation.model, mesh.document);
+
   const show = (one) => { open = one; showList(false); redraw(); };
-  const ask = () => { setNote(""); start(conversation); redraw(); };
+  const ask = () => { setNote(null); start(conversation); redraw(); };
   const send = (text) => {
     conversation.title ||= text.slice(0, 60);
     conversation.messages.push({ role: "user", content: text });
     conversation.updated = Date.now();
     delete conversation.draft;
-    if (!saveConversation(conversation)) setNote(t("chat.full"));
+    if (!saveConversation(conversation)) setNote({ text: t("chat.full") });
     ask();
   };
   const again = () => { conversation.messages.pop(); ask(); };
@@ -42,6 +50,17 @@ export function ChatView() {
   const branch = (index) => {
     const made = { ...newConversation(conversation.model), settings: { ...conversation.settings } };
     show({ ...made, messages: structuredClone(conversation.messages.slice(0, index)), draft: conversation.messages[index].content });
+  };
+  /** Another conversation that goes on after an answer; the first one stays. */
+  const copy = (index) => {
+    const made = { ...newConversation(conversation.model), title: conversation.title, settings: { ...conversation.settings } };
+    made.messages = structuredClone(conversation.messages.slice(0, index + 1));
+    if (!saveConversation(made)) setNote({ text: t("chat.full") });
+    show(made);
+  };
+  const editLast = () => {
+    const index = conversation.messages.findLastIndex((one) => one.role === "user");
+    if (index >= 0 && !isRunning) branch(index);
   };
   const change = (values) => { Object.assign(conversation, values); saveConversation(conversation); redraw(); };
 
@@ -56,20 +75,35 @@ export function ChatView() {
             ${list.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}${one.status === "loaded" ? "" : ` (${t("models.notLoaded")})`}</option>`)}
           </select>
         </label>
-        <button type="button" aria-expanded=${settingsShown} aria-label=${t("chat.settings")} onClick=${() => showSettings(!settingsShown)}>
-          <span class="word">${t("chat.settings")}</span><span class="sign" aria-hidden="true">⚙</span></button>
+        <button type="button" aria-expanded=${settingsShown} aria-label=${t("chat.options")} onClick=${() => showSettings(!settingsShown)}>
+          <span class="word">${t("chat.options")}</span><span class="sign" aria-hidden="true">⚙</span></button>
       </div>
       ${settingsShown && html`<${Sampling} settings=${conversation.settings} change=${(settings) => change({ settings })} />`}
-      <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} />
-      <p class="note" role="alert">${note}</p>
-      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} isRunning=${isRunning} canSend=${Boolean(conversation.model)} send=${send} stop=${() => stop(conversation.id)} />
+      <${Messages} conversation=${conversation} answer=${answer} isRunning=${isRunning} again=${again} edit=${branch} copy=${copy} />
+      <p class="note ${note?.isGood ? "good" : ""}" role="alert">${note?.text}</p>
+      ${mesh.document && !isRunning && html`<${ReadinessBar} model=${conversation.model} readiness=${readiness} />`}
+      <${Composer} key=${conversation.id} draft=${conversation.draft ?? ""} isRunning=${isRunning} canSend=${Boolean(conversation.model) && readiness.state !== "waiting"} send=${send} editLast=${editLast} stop=${() => stop(conversation.id)} />
     </section>
   </div>`;
+}
+
+/** Escape stops the answer, and "/" leads to where messages are written, wherever the focus is. */
+function listenToKeys(stopAnswer) {
+  const pressed = (event) => {
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "Escape") stopAnswer();
+    if (event.key !== "/" || event.target.closest("input, textarea, select, dialog")) return;
+    event.preventDefault();
+    document.querySelector(".composer textarea")?.focus();
+  };
+  addEventListener("keydown", pressed);
+  return () => removeEventListener("keydown", pressed);
 }
 
 function ConversationList({ current, show, setNote, redraw }) {
   const file = useRef(null);
   const remove = (one) => {
+    if (!confirm(t("chat.sure", { title: one.title || t("chat.untitled") }))) return;
     stop(one.id);
     deleteConversation(one.id);
     if (one.id === current.id) open = null;
@@ -84,9 +118,9 @@ function ConversationList({ current, show, setNote, redraw }) {
   };
   const upload = async (event) => {
     try {
-      setNote(t("chat.imported", { n: importConversations(await event.target.files[0].text()) }));
+      setNote({ text: t("chat.imported", { n: importConversations(await event.target.files[0].text()) }), isGood: true });
     } catch {
-      setNote(t("chat.notImported"));
+      setNote({ text: t("chat.notImported") });
     }
     event.target.value = "";
     redraw();
@@ -95,7 +129,8 @@ function ConversationList({ current, show, setNote, redraw }) {
   return html`<aside class="conversations" aria-label=${t("chat.list")}>
     <button type="button" class="primary" onClick=${() => show(newConversation(current.model))}>${t("chat.new")}</button>
     <ul>${kept.map((one) => html`<li key=${one.id} class=${one.id === current.id ? "current" : ""}>
-      <button type="button" class="title" aria-current=${one.id === current.id ? "true" : undefined} onClick=${() => show(one.id === current.id ? current : one)}>${one.title || t("chat.untitled")}</button>
+      <button type="button" class="title" title=${one.title} aria-current=${one.id === current.id ? "true" : undefined} onClick=${() => show(one.id === current.id ? current : one)}>
+        ${one.running && html`<span class="spinner" role="img" aria-label=${t("chat.answering")}></span>`}${one.title || t("chat.untitled")}</button>
       <button type="button" class="remove" aria-label=${t("chat.delete", { title: one.title })} onClick=${() => remove(one)}>×</button>
     </li>`)}</ul>
     <div class="choices">
@@ -109,14 +144,14 @@ function ConversationList({ current, show, setNote, redraw }) {
 function Sampling({ settings, change }) {
   const set = (name) => (event) => change({ ...settings, [name]: event.target.value });
   const field = (name, step, max) => html`<label>${t(`sampling.${name}`)}
-    <input type="number" min="0" max=${max} step=${step} value=${settings[name]} placeholder=${t("sampling.default")} onInput=${set(name)} /></label>`;
+    <input type="number" min="0" max=${max} step=${step} value=${settings[name] ?? ""} placeholder=${t("sampling.default")} onInput=${set(name)} /></label>`;
   return html`<div class="sampling">
     <label class="wide">${t("sampling.system")}<textarea rows="2" value=${settings.system} onInput=${set("system")}></textarea></label>
-    ${field("temperature", 0.1, 2)}${field("top_p", 0.05, 1)}${field("max_tokens", 1, 1000000)}
+    ${field("temperature", 0.1, 2)}${field("top_p", 0.05, 1)}${field("top_k", 1)}${field("min_p", 0.05, 1)}${field("max_tokens", 1)}${field("seed", 1)}
   </div>`;
 }
 
-function Messages({ conversation, answer, isRunning, again, edit }) {
+function Messages({ conversation, answer, isRunning, again, edit, copy }) {
   const place = useRef(null);
   const follows = useRef(true);
   const { messages } = conversation;
@@ -131,6 +166,7 @@ function Messages({ conversation, answer, isRunning, again, edit }) {
     ${messages.length > 0 && html`<h1 class="hidden">${conversation.title || t("chat.untitled")}</h1>`}
     ${!messages.length && html`<div class="empty"><h1>${t("chat.hello")}</h1><p>${t("chat.hint")}</p></div>`}
     ${messages.map((message, index) => html`<${Message} key=${index} message=${message}
+      copy=${message.role === "assistant" && message.content ? () => copy(index) : null}
       again=${index === last && message.role === "assistant" && !isRunning ? again : null}
       edit=${message.role === "user" && !isRunning ? () => edit(index) : null} />`)}
     ${isRunning && html`<${Message} key=${messages.length} message=${{ role: "assistant", ...(answer ?? { waiting: "sending" }) }} isRunning />`}

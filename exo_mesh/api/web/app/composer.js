@@ -1,8 +1,8 @@
-// Where the user writes. Enter sends, Shift+Enter begins a line, Escape stops an answer.
+// Where the user writes. Enter sends, Shift+Enter begins a line, and in an empty field the up key changes the last message.
 import { html, useEffect, useRef, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-export function Composer({ draft, isRunning, canSend, send, stop }) {
+export function Composer({ draft, isRunning, canSend, send, editLast, stop }) {
   const [text, setText] = useState(draft);
   const field = useRef(null);
   useEffect(() => { if (matchMedia("(pointer: fine)").matches) field.current.focus(); }, []);
@@ -17,7 +17,7 @@ export function Composer({ draft, isRunning, canSend, send, stop }) {
     setText("");
   };
   const pressed = (event) => {
-    if (event.key === "Escape" && isRunning) stop();
+    if (event.key === "ArrowUp" && !text) editLast();
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   };
   return html`<form class="composer" onSubmit=${submit}>

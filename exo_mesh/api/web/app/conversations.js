@@ -1,8 +1,8 @@
 // Conversations, kept in this browser only: one entry of localStorage each.
-const PREFIX = "exo.conversation.";
+export const PREFIX = "exo.conversation.";
 
 export function newConversation(model = "") {
-  const settings = { system: "", temperature: "", top_p: "", max_tokens: "" };
+  const settings = { system: "", temperature: "", top_p: "", top_k: "", min_p: "", max_tokens: "", seed: "" };
   return { id: crypto.randomUUID?.() ?? randomId(), title: "", model, settings, messages: [], running: null, updated: Date.now() };
 }
 
@@ -11,14 +11,19 @@ export function randomId() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
+let kept = null; // the list, until something is written here or in another tab
+addEventListener("storage", () => { kept = null; });
+
 /** All of them, the newest first. */
 export function listConversations() {
+  if (kept) return kept;
   const found = [];
   for (let index = 0; index < localStorage.length; index += 1) {
     const name = localStorage.key(index);
     if (name.startsWith(PREFIX)) found.push(readConversation(name.slice(PREFIX.length)));
   }
-  return found.filter(Boolean).sort((one, other) => other.updated - one.updated);
+  kept = found.filter(Boolean).sort((one, other) => other.updated - one.updated);
+  return kept;
 }
 
 export function readConversation(id) {
@@ -33,6 +38,7 @@ export function readConversation(id) {
 /** False if the browser has no room left. */
 export function saveConversation(conversation) {
   if (!conversation.messages.length) return true;
+  kept = null;
   try {
     localStorage.setItem(PREFIX + conversation.id, JSON.stringify(conversation));
     return true;
@@ -42,6 +48,7 @@ export function saveConversation(conversation) {
 }
 
 export function deleteConversation(id) {
+  kept = null;
   localStorage.removeItem(PREFIX + id);
 }
 

@@ -17,6 +17,7 @@ export function KeyPrompt() {
       <p>${t("key.why", { base: mesh.base.replace(/^https?:\/\//, "") })}</p>
       <p><code>exo-mesh key new</code></p>
       <label>${t("key.label")}<input ref=${field} type="password" autocomplete="off" required /></label>
+      ${mesh.keyRefused && html`<p class="error" role="alert">${t("key.refused")}</p>`}
       <p class="quiet">${t("key.kept")}</p>
       <button class="primary" type="submit">${t("key.use")}</button>
     </form>

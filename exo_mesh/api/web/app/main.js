@@ -5,23 +5,20 @@ import { MeshView } from "./mesh_view.js";
 import { ModelsView } from "./models_view.js";
 import { RequestsView } from "./requests_view.js";
 import { follow, mesh, onMesh } from "./mesh.js";
-import { LANGUAGES, language, loadStrings, t } from "./strings.js";
-import { html, render, useEffect, useReducer, useState } from "./ui.js";
+import { resume } from "./running.js";
+import { SettingsView } from "./settings_view.js";
+import { LANGUAGES, chooseLanguage, language, loadStrings, t } from "./strings.js";
+import { THEMES, applyTheme, chooseTheme, theme } from "./theme.js";
+import { html, render, useEffect, useLayoutEffect, useReducer, useState } from "./ui.js";
 
-const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView };
+const VIEWS = { chat: ChatView, mesh: MeshView, models: ModelsView, requests: RequestsView, settings: SettingsView };
 const ICONS = {
   chat: "M4 5h16v11H9l-5 4z",
   mesh: "M12 3a3 3 0 1 1 0 6 3 3 0 0 1 0-6M5 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M19 15a3 3 0 1 1 0 6 3 3 0 0 1 0-6M10 9 7 15M14 9l3 6M8 18h8",
   models: "M12 3l8 4-8 4-8-4zM4 12l8 4 8-4M4 17l8 4 8-4",
   requests: "M4 19V9M10 19V5M16 19v-7M21 19H3",
+  settings: "M4 7h9M17 7h3M13 4.5v5M4 17h3M11 17h9M11 14.5v5",
 };
-const THEMES = ["auto", "light", "dark"];
-
-function applyTheme(theme) {
-  if (theme === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = theme;
-}
-
 function viewInAddress() {
   const name = location.hash.replace("#/", "");
   return name in VIEWS ? name : "chat";
@@ -30,25 +27,20 @@ function viewInAddress() {
 function App() {
   const [, redraw] = useReducer((count) => count + 1, 0);
   const [view, setView] = useState(viewInAddress());
-  const [theme, setTheme] = useState(localStorage.getItem("exo.theme") ?? "auto");
-  useEffect(() => onMesh(redraw), []);
+  useLayoutEffect(() => onMesh(redraw), []); // before the first answer of a node can come
   useEffect(() => {
     const turn = () => setView(viewInAddress());
     addEventListener("hashchange", turn);
-    return () => removeEventListener("hashchange", turn);
+    addEventListener("exo-preferences", redraw);
+    return () => {
+      removeEventListener("hashchange", turn);
+      removeEventListener("exo-preferences", redraw);
+    };
   }, []);
-  const nextTheme = () => {
-    const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    localStorage.setItem("exo.theme", next);
-    applyTheme(next);
-    setTheme(next);
-  };
-  const choose = async (event) => {
-    localStorage.setItem("exo.language", event.target.value);
-    await loadStrings(event.target.value);
-    redraw();
-  };
+  const nextTheme = () => chooseTheme(THEMES[(THEMES.indexOf(theme()) + 1) % THEMES.length]);
+  const choose = (event) => chooseLanguage(event.target.value);
   const View = VIEWS[view];
+  useEffect(() => { document.title = `${t(`nav.${view}`)} · exo-mesh`; }, [view, language]);
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>${t("nav.skip")}</a>
     <header class="side">
@@ -62,7 +54,7 @@ function App() {
       <div class="side-foot">
         <${Connection} />
         <div class="choices">
-          <button type="button" onClick=${nextTheme}>${t(`theme.${theme}`)}</button>
+          <button type="button" onClick=${nextTheme}>${t(`theme.${theme()}`)}</button>
           <select aria-label=${t("nav.language")} value=${language} onChange=${choose}>
             ${Object.entries(LANGUAGES).map(([name, label]) => html`<option key=${name} value=${name}>${label}</option>`)}
           </select>
@@ -90,14 +82,15 @@ function Connection() {
     <div>
       <div>${connected ? peer?.name ?? base : t("connection.lost")}</div>
       <small>${connected && moved ? t("connection.moved", { base: base.replace(/^https?:\/\//, "") }) : ""}</small>
-      ${hello && html`<small>${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
+      ${hello && html`<small class="caller">${t(`caller.${hello.caller.role === "admin" ? "admin" : "use"}`)}</small>`}
     </div>
   </div>`;
 }
 
-applyTheme(localStorage.getItem("exo.theme") ?? "auto");
+applyTheme();
 await loadStrings();
 const place = document.getElementById("app");
 place.textContent = "";
 render(html`<${App} />`, place);
 follow();
+resume();

@@ -35,7 +35,8 @@ const math = {
     const found = /^\$\$([^$]+)\$\$/.exec(source) ?? /^\\\[([\s\S]+?)\\\]/.exec(source);
     if (found) return { type: "math", raw: found[0], text: found[1], display: true };
     const inline = /^\$(?!\s)([^$\n]*[^$\s])\$(?!\d)/.exec(source) ?? /^\\\((.+?)\\\)/.exec(source);
-    return inline ? { type: "math", raw: inline[0], text: inline[1], display: false } : undefined;
+    const isMath = inline && !/(^|[^\\])%/.test(inline[1]); // after a bare % TeX shows nothing: that is no formula
+    return isMath ? { type: "math", raw: inline[0], text: inline[1], display: false } : undefined;
   },
   renderer: ({ text, display }) => `<span class="math${display ? " display" : ""}">${escape(text)}</span>`,
 };
@@ -57,15 +58,29 @@ export function safeHtml(text) {
   return DOMPurify.sanitize(marked.parse(text), SAFE);
 }
 
+/** Drawing a long text takes tens of milliseconds: one that grows is drawn at most a quarter of the time. */
 export function Markdown({ text }) {
   const place = useRef(null);
+  const timing = useRef({ next: 0 }).current;
   useLayoutEffect(() => {
-    place.current.innerHTML = safeHtml(text);
-    for (const block of place.current.querySelectorAll("pre > code")) decorate(block);
-    const formulas = place.current.querySelectorAll(".math");
-    if (formulas.length) renderMath(formulas);
+    const work = () => {
+      const started = performance.now();
+      draw(place.current, text);
+      timing.next = performance.now() + 3 * (performance.now() - started);
+    };
+    const wait = timing.next - performance.now();
+    if (wait <= 0) return work();
+    const timer = setTimeout(work, wait);
+    return () => clearTimeout(timer);
   }, [text]);
   return html`<div class="markdown" ref=${place}></div>`;
+}
+
+function draw(place, text) {
+  place.innerHTML = safeHtml(text);
+  for (const block of place.querySelectorAll("pre > code")) decorate(block);
+  const formulas = place.querySelectorAll(".math");
+  if (formulas.length) renderMath(formulas);
 }
 
 function decorate(block) {
@@ -79,7 +94,12 @@ function decorate(block) {
   copy.addEventListener("click", async () => {
     if (await copyText(source)) copy.textContent = t("chat.copied");
   });
-  block.parentElement.append(copy);
+  const frame = document.createElement("div"); // the block scrolls sideways, its button does not
+  frame.className = "code";
+  const pre = block.parentElement;
+  pre.tabIndex = 0;
+  pre.replaceWith(frame);
+  frame.append(pre, copy);
 }
 
 /** The clipboard needs HTTPS or localhost; elsewhere the old way does. */
@@ -102,11 +122,30 @@ function renderMath(elements) {
     () => {
       for (const element of elements) {
         const displayMode = element.classList.contains("display");
-        globalThis.katex.render(element.textContent, element, { displayMode, throwOnError: false, trust: false });
+        const source = element.textContent;
+        try {
+          withoutStyleAttributes(() => globalThis.katex.render(source, element, { displayMode, throwOnError: true, trust: false }));
+        } catch {
+          element.textContent = source; // no formula after all
+        }
       }
     },
     () => { katexLoading = null; },
   );
+}
+
+/** The security policy forbids style attributes, which KaTeX sets on some marks; the same style as properties is allowed. */
+function withoutStyleAttributes(work) {
+  const { setAttribute } = Element.prototype;
+  Element.prototype.setAttribute = function (name, value) {
+    if (name === "style") this.style.cssText = value;
+    else setAttribute.call(this, name, value);
+  };
+  try {
+    work();
+  } finally {
+    Element.prototype.setAttribute = setAttribute;
+  }
 }
 
 async function loadKatex() {

@@ -1,4 +1,5 @@
 // The connection to the mesh: which node answers, the key, calls, and the live document.
+import { withChanges } from "./changes.js";
 import { readEvents } from "./sse.js";
 
 const CONNECT_MS = 5000;
@@ -22,7 +23,9 @@ export const mesh = {
   document: null,
   connected: false,
   needsKey: false,
-  rates: {}, // tokens per second of each instance, from the counters of its driver
+  keyRefused: false, // the last key that was given is none
+  rates: {}, // tokens and frames per second of each instance, from the counters of its driver
+  events: [], // what has happened while the page watched; see changes.js
   memory: [], // pressure of this node's memory, the newest last
 };
 
@@ -37,18 +40,33 @@ function changed() {
 
 // the key
 
+/** The address that a node prints in its terminal has the local token in it, which must not stay in the address bar. */
+function takeToken() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!token) return;
+  sessionStorage.setItem("exo.key", token);
+  history.replaceState(null, "", "#/chat");
+}
+
+takeToken();
 let key = sessionStorage.getItem("exo.key") ?? "";
-let keyGiven = () => {};
+let keyWaiters = [];
 export function setKey(text) {
   key = text.trim();
   sessionStorage.setItem("exo.key", key);
   mesh.needsKey = false;
   changed();
-  keyGiven();
+  for (const go of keyWaiters.splice(0)) go();
 }
 export function askForKey() {
   mesh.needsKey = true;
+  mesh.keyRefused = key !== "";
   changed();
+}
+/** Ask for a key, and wait until there is one. */
+export function untilKey() {
+  askForKey();
+  return new Promise((resolve) => keyWaiters.push(resolve));
 }
 export function authorization() {
   return key ? { Authorization: `Bearer ${key}` } : {};
@@ -129,8 +147,18 @@ function patched(target, patch) {
 function take(document) {
   const before = mesh.document;
   mesh.document = document;
-  const seconds = before ? document.time - before.time : 0;
-  if (seconds > 0.5 && seconds < 30) mesh.rates = ratesOf(tokensOf(before), tokensOf(document), seconds);
+  mesh.events = withChanges(mesh.events, before, document);
+  if (!counted || document.time - counted.time > 30) counted = document;
+  const seconds = document.time - counted.time;
+  if (seconds < 1.5) return addMemory(document); // counters of other peers come once a second
+  mesh.rates = ratesOf(counted, document, seconds);
+  counted = document;
+  addMemory(document);
+}
+
+let counted = null; // the document from which the rates are counted
+
+function addMemory(document) {
   if (document.memory) mesh.memory = [...mesh.memory.slice(-149), [document.time, document.memory.pressure_pct]];
 }
 
@@ -141,23 +169,29 @@ function readMemory(base) {
   }, () => {});
 }
 
-function tokensOf(document) {
-  const totals = {};
-  for (const peer of Object.values(document.peers ?? {})) Object.assign(totals, peer.tokens ?? {});
-  return totals;
+/** The rate of an instance, 0 while it is not known. */
+export function rateOf(instance) {
+  return mesh.rates[instance?.id] ?? { tokens: 0, frames: 0 };
 }
 
 function ratesOf(before, after, seconds) {
   const rates = {};
-  for (const [name, total] of Object.entries(after)) rates[name] = Math.max(0, (total - (before[name] ?? total)) / seconds);
+  for (const [id, peer] of Object.entries(after.peers ?? {})) {
+    for (const what of ["tokens", "frames"]) {
+      for (const [name, total] of Object.entries(peer[what] ?? {})) {
+        const old = before.peers?.[id]?.[what]?.[name] ?? total;
+        rates[name] ??= { tokens: 0, frames: 0 };
+        rates[name][what] = Math.max(rates[name][what], (total - old) / seconds);
+      }
+    }
+  }
   return rates;
 }
 
 async function listenAt(base, signal) {
   const reply = await fetchAt(base, "/metrics/stream", { signal });
   if (reply.status === 401) {
-    askForKey();
-    await new Promise((resolve) => { keyGiven = resolve; });
+    await untilKey();
     return;
   }
   if (!reply.ok) throw new ApiError(reply.status, await reply.json().catch(() => null));

@@ -1,33 +1,77 @@
-// The mesh: its ring, its health with remedies, and what is known of each peer and link.
-import { bytes, number, percent } from "./format.js";
-import { mesh } from "./mesh.js";
-import { Bar } from "./parts.js";
-import { Ring, levelOf } from "./ring.js";
-import { html, useState } from "./ui.js";
+// The mesh: its ring, its health with remedies, what happens to it, and what is known of each peer and link.
+import { isRecovering } from "./changes.js";
+import { clock, number, seconds } from "./format.js";
+import { mesh, rateOf } from "./mesh.js";
+import { PeerCard } from "./peer_card.js";
+import { Ring, levelOf, stateOf } from "./ring.js";
+import { RingTip } from "./ring_tip.js";
+import { html, useEffect, useReducer, useState } from "./ui.js";
 import { t } from "./strings.js";
+
+const TICK_MS = 250;
+const narrow = matchMedia("(max-width: 720px)");
 
 export function MeshView() {
   const [chosenInstance, chooseInstance] = useState("");
   const [chosenPeer, choosePeer] = useState("");
+  const [pointed, point] = useState({ id: "", place: null });
+  const isNarrow = useNarrow();
   const live = mesh.document;
   if (!live) return html`<p class="quiet page">${t("mesh.waiting")}</p>`;
   const instances = Object.values(live.instances);
   const instance = live.instances[chosenInstance] ?? instances[0];
-  const rate = instance ? mesh.rates[instance.id] ?? 0 : 0;
+  const rate = rateOf(instance);
+  const recovers = Boolean(instance) && instance.state === "loading" && isRecovering(mesh.events, instance.id);
+  const peers = Object.values(live.peers).sort((one, other) => one.name.localeCompare(other.name));
+  const choose = (id) => { point({ id: "", place: null }); choosePeer(id === chosenPeer ? "" : id); };
   return html`<div class="page">
-    <div class="head"><h1>${t("mesh.title", { n: Object.keys(live.peers).length })}</h1>
+    <div class="head"><h1>${t("mesh.title", { n: peers.length })}</h1>
       ${instances.length > 1 && html`<label>${t("mesh.instance")} <select value=${instance.id} onChange=${(event) => chooseInstance(event.target.value)}>
         ${instances.map((one) => html`<option key=${one.id} value=${one.id}>${one.id}</option>`)}</select></label>`}
-      ${instance && html`<span class="pill state-${instance.state}">${instance.model} · ${t(`instance.${instance.state}`)}${rate > 0 ? ` · ${t("ring.rate", { n: number(rate, 1) })}` : ""}</span>`}
+      ${instance && html`<span class="pill state-${instance.state}">${instance.model} · ${stateOf(instance, rate, recovers)}</span>`}
     </div>
+    ${recovers && html`<${Recovery} key=${instance.id} instance=${instance} live=${live} />`}
     <${Health} health=${live.health} peers=${live.peers} />
     <div class="columns">
-      <section class="card"><${Ring} document=${live} instance=${instance} rate=${rate} chosen=${chosenPeer} choose=${(id) => choosePeer(id === chosenPeer ? "" : id)} /></section>
-      <section class="peers">${Object.values(live.peers).sort((one, other) => one.name.localeCompare(other.name)).map((peer) => html`
-        <${PeerCard} key=${peer.id} peer=${peer} live=${live} isHere=${peer.id === live.node_id} isOpen=${peer.id === chosenPeer} />`)}</section>
+      <div class="picture">
+        <section class="card ring-card">
+          <${Ring} document=${live} instance=${instance} rate=${rate} isNarrow=${isNarrow} isRecovering=${recovers} chosen=${chosenPeer} choose=${choose}
+            point=${(id, place) => point({ id, place })} />
+          <${RingTip} live=${live} id=${pointed.id} place=${pointed.place} />
+          <p class="quiet legend"><span class="key models"></span>${t("ring.keyModels")} <span class="key used"></span>${t("ring.keyUsed")}
+            ${rate.frames > 0 && html`<span class="figures">${t("ring.frames", { n: number(rate.frames, 1) })}</span>`}</p>
+        </section>
+        <${Events} events=${mesh.events} />
+      </div>
+      <section class="peers" aria-label=${t("mesh.peers")}>${peers.map((peer) => html`
+        <${PeerCard} key=${peer.id} peer=${peer} live=${live} level=${levelOf(live.health, peer.id)} isHere=${peer.id === live.node_id}
+          isOpen=${peer.id === chosenPeer} toggle=${() => choose(peer.id)} />`)}</section>
     </div>
-    <${Links} links=${Object.values(live.links)} peers=${live.peers} />
+    <${Links} live=${live} />
   </div>`;
+}
+
+function useNarrow() {
+  const [isNarrow, setNarrow] = useState(narrow.matches);
+  useEffect(() => {
+    const look = () => setNarrow(narrow.matches);
+    narrow.addEventListener("change", look);
+    return () => narrow.removeEventListener("change", look);
+  }, []);
+  return isNarrow;
+}
+
+/** A ring is being rebuilt: for how long, and by whom its layers are held now. */
+function Recovery({ instance, live }) {
+  const [began] = useState(() => performance.now());
+  const [, tick] = useReducer((count) => count + 1, 0);
+  useEffect(() => {
+    const timer = setInterval(tick, TICK_MS);
+    return () => clearInterval(timer);
+  }, []);
+  const name = (stage) => live.peers[stage.peer]?.name ?? t("ring.lost");
+  return html`<section class="reason level-degraded recovery" role="status"><strong><span class="spinner" aria-hidden="true"></span> ${t("mesh.recovering", { model: instance.model, time: seconds((performance.now() - began) / 1000) })}</strong>
+    <span>${instance.stages.map((stage) => `${name(stage)} ${stage.layers[0]}–${stage.layers[1] - 1}`).join(" → ")}</span></section>`;
 }
 
 function Health({ health, peers }) {
@@ -43,33 +87,23 @@ function Health({ health, peers }) {
       ${reason.remedy && html`<span>${reason.remedy}</span>`}</div>`)}</section>`;
 }
 
-function PeerCard({ peer, live, isHere, isOpen }) {
-  const used = peer.total_bytes ? 1 - peer.usable_bytes / peer.total_bytes : 0;
-  const level = levelOf(live.health, peer.id);
-  const stages = Object.values(live.instances).flatMap((one) => one.stages
-    .filter((stage) => (stage.group?.peers ?? [stage.peer]).includes(peer.id))
-    .map((stage) => `${one.model}: ${t("ring.layers", { layers: `${stage.layers[0]}–${stage.layers[1] - 1}` })} (${stage.engine})`));
-  return html`<article class="card peer-card ${isOpen ? "chosen" : ""}">
-    <header><span class="dot level-${level}" aria-hidden="true"></span><h2>${peer.name}</h2>
-      ${isHere && html`<span class="pill">${t("mesh.here")}</span>`}<span class="quiet">${t(`level.${level}`)}</span></header>
-    <${Bar} share=${used} level=${used > 0.9 ? "failed" : used > 0.75 ? "degraded" : "ok"} label=${t("mesh.memoryUsed", { share: percent(used) })} />
-    <p class="quiet">${t("mesh.memory", { free: bytes(peer.usable_bytes), total: bytes(peer.total_bytes), held: bytes(peer.reserved_bytes) })}</p>
-    <dl>
-      ${(peer.devices ?? []).map((device) => html`<dt>${device.kind}</dt><dd>${device.name} · ${(device.engines ?? []).join(", ")}</dd>`)}
-      <dt>${t("mesh.load")}</dt><dd>${number(peer.load, 2)}</dd>
-      ${stages.length > 0 && html`<dt>${t("mesh.holds")}</dt><dd>${stages.map((stage) => html`<div>${stage}</div>`)}</dd>`}
-      ${isOpen && html`<dt>${t("mesh.address")}</dt><dd>${peer.api_url}</dd><dt>${t("mesh.version")}</dt><dd>${peer.version}</dd>
-        <dt>id</dt><dd class="id">${peer.id}</dd><dt>${t("nav.models")}</dt><dd>${(peer.models ?? []).join(", ") || "–"}</dd>`}
-    </dl>
-  </article>`;
+function Events({ events }) {
+  if (!events.length) return null;
+  const text = ({ kind, name, took }) => `${t(`event.${kind}`, { name })}${took ? ` (${seconds(took)})` : ""}`;
+  return html`<section class="card"><h2>${t("mesh.events")}</h2><ul class="events">${[...events].reverse().map((one) => html`
+    <li key=${`${one.time} ${one.kind} ${one.name}`} class="event-${one.kind}"><time>${clock(one.time)}</time> ${text(one)}</li>`)}</ul></section>`;
 }
 
-function Links({ links, peers }) {
-  if (!links.length) return null;
-  const name = (id) => peers[id]?.name ?? id.slice(0, 8);
-  return html`<section class="card"><h2>${t("links.title")}</h2><div class="scroll" tabindex="0"><table>
+function Links({ live }) {
+  const links = Object.values(live.links), cables = live.cables ?? [];
+  if (!links.length && !cables.length) return null;
+  const name = (id) => live.peers[id]?.name ?? id.slice(0, 8);
+  const kinds = (link) => [...new Set(link.paths?.map((path) => path.kind) ?? [link.kind])].filter(Boolean).join(", ") || "–";
+  return html`<section class="card"><h2>${t("links.title")}</h2><div class="scroll" tabindex="0" role="region" aria-label=${t("links.title")}><table>
     <thead><tr><th>${t("links.between")}</th><th>${t("links.kind")}</th><th class="n">${t("links.rtt")}</th><th class="n">${t("links.speed")}</th></tr></thead>
-    <tbody>${links.map((link) => html`<tr><td>${name(link.from)} → ${name(link.to)}</td><td>${link.paths?.map((path) => path.kind).join(", ") || "–"}</td>
-      <td class="n">${link.rtt_ms === undefined ? "–" : `${number(link.rtt_ms, 2)} ms`}</td><td class="n">${link.mb_per_s ? `${number(link.mb_per_s)} MB/s` : "–"}</td></tr>`)}</tbody>
+    <tbody>${links.map((link) => html`<tr key=${`${link.from} ${link.to}`}><td>${name(link.from)} → ${name(link.to)}</td><td>${kinds(link)}</td>
+      <td class="n">${link.rtt_ms ? `${number(link.rtt_ms, 2)} ms` : "–"}</td><td class="n">${link.mb_per_s ? `${number(link.mb_per_s)} MB/s` : "–"}</td></tr>`)}
+      ${cables.map((cable, index) => html`<tr key=${index}><td>${cable.ends.map((end) => `${name(end.peer)} ${end.device}`).join(" – ")}</td>
+        <td>${cable.transport === "rdma" ? "Thunderbolt, RDMA" : "Thunderbolt"}</td><td class="n">–</td><td class="n">${cable.speed || "–"}</td></tr>`)}</tbody>
   </table></div></section>`;
 }

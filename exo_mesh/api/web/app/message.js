@@ -4,9 +4,9 @@ import { number, seconds } from "./format.js";
 import { html, useState } from "./ui.js";
 import { t } from "./strings.js";
 
-export function Message({ message, isRunning = false, again = null, edit = null }) {
+export function Message({ message, isRunning = false, again = null, edit = null, copy = null }) {
   if (message.role === "user") {
-    return html`<article class="message user" aria-label=${t("chat.you")}><div class="plain">${message.content}</div>
+    return html`<article class="message user" aria-label=${t("chat.you")}><div class="plain bubble">${message.content}</div>
       ${edit && html`<footer><button type="button" onClick=${edit}>${t("chat.edit")}</button></footer>`}</article>`;
   }
   const text = message.content ?? message.text ?? "";
@@ -22,6 +22,7 @@ export function Message({ message, isRunning = false, again = null, edit = null 
       ${message.ttft !== null && message.ttft !== undefined && html`<span>${t("chat.first", { time: seconds(message.ttft) })}</span>`}
       ${message.finish === "length" && html`<span class="warn">${t("chat.cut")}</span>`}
       ${!isRunning && text && html`<${CopyAll} text=${text} />`}
+      ${copy && html`<button type="button" onClick=${copy}>${t("chat.branch")}</button>`}
       ${again && html`<button type="button" onClick=${again}>${t("chat.again")}</button>`}
     </footer>
   </article>`;

@@ -1,6 +1,6 @@
 // The models that peers have, asked again whenever the live document says that something about them has changed.
 import { call, mesh, onMesh } from "./mesh.js";
-import { useEffect, useReducer } from "./ui.js";
+import { useLayoutEffect, useReducer } from "./ui.js";
 
 export const models = { list: [], error: null, loaded: false };
 let seen = null;
@@ -37,7 +37,7 @@ onMesh(() => {
 
 export function useModels() {
   const [, redraw] = useReducer((count) => count + 1, 0);
-  useEffect(() => {
+  useLayoutEffect(() => {
     listeners.add(redraw);
     return () => listeners.delete(redraw);
   }, []);

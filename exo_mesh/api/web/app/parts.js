@@ -1,11 +1,33 @@
 // Small parts that several views share.
-import { html } from "./ui.js";
+import { bytes, percent } from "./format.js";
+import { html, useEffect, useRef, useState } from "./ui.js";
+import { t } from "./strings.js";
 
 /** share: 0 to 1. */
 export function Bar({ share, label, level = "ok" }) {
   const value = Math.max(0, Math.min(1, share || 0));
   return html`<svg class="meter level-${level}" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${label}>
     <rect class="track" width="100" height="6" /><rect class="fill" width=${100 * value} height="6" /></svg>`;
+}
+
+/** The memory of a peer: what models hold, what else is in use, and what is left. */
+export function MemoryBar({ peer }) {
+  const total = peer.total_bytes || 1, used = Math.max(0, Math.min(1, 1 - peer.usable_bytes / total));
+  const models = Math.min(used, peer.reserved_bytes / total);
+  const label = `${t("mesh.memoryUsed", { share: percent(peer.total_bytes ? used : 0) })}, ${t("mesh.memoryModels", { bytes: bytes(peer.reserved_bytes) })}`;
+  return html`<svg class="meter memory level-${used > 0.9 ? "failed" : used > 0.75 ? "degraded" : "ok"}" viewBox="0 0 100 6" preserveAspectRatio="none" role="img" aria-label=${label}>
+    <rect class="track" width="100" height="6" /><rect class="other" width=${100 * used} height="6" /><rect class="fill" width=${100 * models} height="6" /></svg>`;
+}
+
+/** A button that asks before it acts; the answer is in its place, so nothing covers the page. */
+export function Sure({ label, question, act, disabled = false }) {
+  const [asks, setAsks] = useState(false);
+  const no = useRef(null);
+  useEffect(() => { if (asks) no.current?.focus(); }, [asks]);
+  if (!asks) return html`<button type="button" class="danger" disabled=${disabled} onClick=${() => setAsks(true)}>${label}</button>`;
+  return html`<span class="sure" role="group" aria-label=${question} onKeyDown=${(event) => event.key === "Escape" && setAsks(false)}><span>${question}</span>
+    <button type="button" class="danger" onClick=${() => { setAsks(false); act(); }}>${label}</button>
+    <button type="button" ref=${no} onClick=${() => setAsks(false)}>${t("sure.no")}</button></span>`;
 }
 
 export function Tile({ label, value, level = "" }) {

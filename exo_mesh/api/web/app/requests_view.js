@@ -1,7 +1,10 @@
-// Requests: what waits and runs now, how the last ones ended, and the memory of this node.
+// Requests: what runs now, how the last ones ended, where the time of traced ones went, and what the nodes say of themselves.
+import { Diagnostics } from "./diagnostics.js";
 import { bytes, clock, number, percent, seconds } from "./format.js";
 import { call, mesh } from "./mesh.js";
-import { Curve, Tile } from "./parts.js";
+import { Bar, Curve, Tile } from "./parts.js";
+import { Running } from "./running_list.js";
+import { Traces } from "./traces.js";
 import { html, useEffect, useState } from "./ui.js";
 import { t } from "./strings.js";
 
@@ -10,6 +13,7 @@ const SHOWN = 20;
 export function RequestsView() {
   const live = mesh.document;
   const recent = useRecent(live);
+  const [chosen, choose] = useState("");
   if (!live) return html`<p class="quiet page">${t("mesh.waiting")}</p>`;
   const { queue, requests: stats, memory } = live;
   const top = Math.max(100, ...mesh.memory.map(([, value]) => value ?? 0));
@@ -25,11 +29,25 @@ export function RequestsView() {
       <${Tile} label=${t("requests.p95")} value=${seconds(stats.latency_s?.p95)} />
       <${Tile} label=${t("requests.ttft")} value=${seconds(stats.ttft_s?.p50)} />
     </dl>
+    <${Running} live=${live} />
     <section class="card"><h2>${t("requests.memory")}</h2>
       <${Curve} points=${mesh.memory} most=${top} label=${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} />
-      <p class="quiet">${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} · ${t("ring.free", { bytes: bytes(memory?.available_bytes) })}</p></section>
-    <section class="card"><h2>${t("requests.last", { n: SHOWN })}</h2><${Table} rows=${recent} /></section>
+      <p class="quiet">${t("requests.pressure", { n: number(memory?.pressure_pct, 1) })} · ${t("ring.free", { bytes: bytes(memory?.available_bytes) })} · ${t("requests.peak", { n: number(memory?.peak_pct, 1), critical: number(memory?.threshold_pct, 1) })}</p></section>
+    <${KvPools} stages=${memory?.stages ?? []} />
+    <section class="card"><h2>${t("requests.last", { n: SHOWN })}</h2><${Table} rows=${recent} choose=${choose} /></section>
+    <${Traces} live=${live} chosen=${chosen} choose=${choose} />
+    <${Diagnostics} />
   </div>`;
+}
+
+/** The KV pools of the rings whose driver is here: only the driver knows how full they are. */
+function KvPools({ stages }) {
+  const pools = stages.filter((stage) => stage.kv_pool_tokens > 0);
+  return pools.length > 0 && html`<section class="card"><h2>${t("kv.title")}</h2>
+    ${pools.map((pool) => {
+      const label = t("kv.used", { used: number(pool.kv_tokens), pool: number(pool.kv_pool_tokens), sequences: number(pool.sequences), evictions: number(pool.evictions) });
+      return html`<p key=${pool.instance}>${pool.instance}</p><${Bar} share=${pool.kv_tokens / pool.kv_pool_tokens} label=${label} /><p class="quiet">${label}</p>`;
+    })}</section>`;
 }
 
 /** The last requests, asked again when the sums have changed. */
@@ -44,13 +62,14 @@ function useRecent(live) {
   return rows;
 }
 
-function Table({ rows }) {
+function Table({ rows, choose }) {
   if (!rows.length) return html`<p class="quiet">${t("requests.none")}</p>`;
   return html`<div class="scroll" tabindex="0"><table>
     <thead><tr><th>${t("requests.ended")}</th><th>${t("chat.model")}</th><th>${t("requests.outcome")}</th><th class="n">${t("requests.tokens")}</th>
-      <th class="n">${t("requests.first")}</th><th class="n">${t("requests.took")}</th><th class="n">${t("requests.speed")}</th></tr></thead>
+      <th class="n">${t("requests.first")}</th><th class="n">${t("requests.took")}</th><th class="n">${t("requests.speed")}</th><th>${t("traces.trace")}</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.request_id}><td>${clock(row.ended_at)}</td><td>${row.model}</td>
       <td><span class="pill status-${row.status}">${row.outcome}</span></td><td class="n">${number(row.prompt_tokens)} + ${number(row.output_tokens)}</td>
-      <td class="n">${seconds(row.ttft_s)}</td><td class="n">${seconds(row.duration_s)}</td><td class="n">${number(row.tokens_per_s, 1)}</td></tr>`)}</tbody>
+      <td class="n">${seconds(row.ttft_s)}</td><td class="n">${seconds(row.duration_s)}</td><td class="n">${number(row.tokens_per_s, 1)}</td>
+      <td>${row.trace_id ? html`<button type="button" onClick=${() => choose(row.trace_id)}>${t("traces.show")}</button>` : "–"}</td></tr>`)}</tbody>
   </table></div>`;
 }

@@ -1,56 +1,47 @@
-// The mesh as a picture: peers on a ring, those that hold layers joined in the order of the stages.
+// The mesh as a picture: members on a ring, those that hold layers joined in the order of the stages. Knows no browser.
 import { bytes, number } from "./format.js";
+import { hopOf, layoutOf, membersOf } from "./ring_layout.js";
 import { html } from "./ui.js";
 import { t } from "./strings.js";
 
-const RADIUS = 38;
-const narrow = matchMedia("(max-width: 720px)");
-/** The picture is scaled to its place: a phone gets a smaller one, so that its words stay readable. */
-const sizeOf = () => (narrow.matches ? { width: 380, across: 118 } : { width: 640, across: 215 });
-/** Two peers stand side by side and need less room than a ring. */
-const heightOf = (peers) => (peers < 3 ? 230 : 400);
+const BARS = [0, 2, 10, 40]; // frames/s from which the dashes of the hops run faster
 
-/** Peers of an instance first, in the order of its stages; then the others. */
-export function ringOrder(peers, instance) {
-  const staged = (instance?.stages ?? []).flatMap((stage) => stage.group?.peers ?? [stage.peer]);
-  const rest = Object.keys(peers).filter((id) => !staged.includes(id)).sort();
-  return [...new Set(staged.filter((id) => peers[id])), ...rest];
-}
-
-/** A place for each peer; two stand side by side, more on an ellipse that begins at the top. */
-export function places(ids) {
-  const found = {};
-  const { width, across } = sizeOf();
-  ids.forEach((id, index) => {
-    const turn = (2 * Math.PI * index) / ids.length - (ids.length === 2 ? Math.PI : Math.PI / 2);
-    const wide = ids.length === 1 ? 0 : 1;
-    found[id] = { x: width / 2 + wide * across * Math.cos(turn), y: heightOf(ids.length) / 2 - 14 + wide * 125 * Math.sin(turn) };
-  });
-  return found;
-}
-
-export function Ring({ document: live, instance, rate, chosen, choose }) {
-  const ids = ringOrder(live.peers, instance);
-  const at = places(ids);
-  const stages = (instance?.stages ?? []).filter((stage) => at[leader(stage)]);
-  const height = heightOf(ids.length);
-  const { width } = sizeOf();
-  const hops = stages.length > 1 ? stages.map((stage, index) => [leader(stage), leader(stages[(index + 1) % stages.length])]) : [];
-  return html`<svg class="ring" viewBox="0 0 ${width} ${height}" role="group" aria-label=${t("ring.label", { n: ids.length })}>
+/** rate: {tokens, frames} a second of the instance. point(id, place): a peer is pointed at or focused; point("") ends it. */
+export function Ring({ document: live, instance, rate, isNarrow, isRecovering, chosen, choose, point }) {
+  const members = membersOf(live, instance);
+  const { width, height, radius, centre, places } = layoutOf(members, isNarrow);
+  const staged = members.map(({ stage }, index) => [stage, index]).filter(([stage]) => stage);
+  const hops = staged.length > 1 ? staged.map(([, index], turn) => [index, staged[(turn + 1) % staged.length][1]]) : [];
+  const flow = rate.frames > 0 ? BARS.filter((bar) => rate.frames > bar).length : 0;
+  // The words of a hop stand outside of a small ring and inside of a large one; inside, too, along the bottom of a wide one,
+  // where peers without layers come next.
+  const isOutside = (from, to) => (isNarrow || staged.length === 2 ? Math.abs(to.x - from.x) > Math.abs(to.y - from.y) / 2 : staged.length <= 4 && to.x - from.x > -Math.abs(to.y - from.y));
+  const at = (place) => ({ x: place.x / width, y: place.y / height });
+  return html`<svg class="ring ${isRecovering ? "recovering" : ""}" viewBox="0 0 ${width} ${height}" role="group" aria-label=${t("ring.label", { n: Object.keys(live.peers).length })}>
     <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0 8 4 0 8z" /></marker></defs>
-    ${hops.map(([from, to], index) => html`<${Hop} key=${`${from} ${to} ${index}`} from=${at[from]} to=${at[to]} isFlowing=${rate > 0} link=${linkOf(live.links, from, to)} />`)}
-    ${ids.map((id) => html`<${PeerMark} key=${id} peer=${live.peers[id]} at=${at[id]} stages=${stages.filter((stage) => holds(stage, id))}
-      level=${levelOf(live.health, id)} isChosen=${id === chosen} choose=${choose} />`)}
-    ${instance && ids.length > 2 && html`<text class="middle" x=${width / 2} y=${height / 2 - 18}>${short(instance.model, 22)}
-      <tspan x=${width / 2} dy="20">${rate > 0 ? t("ring.rate", { n: number(rate, 1) }) : t(`instance.${instance.state}`)}</tspan></text>`}
+    ${members.map((member, index) => member.isGroup && html`<${GroupMark} key=${`group ${member.key}`} member=${member} place=${places[index]} radius=${radius} isNarrow=${isNarrow} />`)}
+    ${hops.map(([from, to]) => html`<${Hop} key=${`${members[from].key} ${members[to].key}`} from=${places[from]} to=${places[to]} isPair=${staged.length === 2} isOutside=${isOutside(places[from], places[to])}
+      flow=${flow} link=${linkOf(live.links, members[from].ids[0], members[to].ids[0])} />`)}
+    ${members.map((member, index) => member.ids.map((id, seat) => html`<${PeerMark} key=${id} rank=${seat} peer=${live.peers[id] ?? nameOnly(live, id)} at=${places[index].seats[seat]}
+      radius=${radius} words=${places[index].words} isNarrow=${isNarrow} isGrouped=${member.isGroup} stage=${member.stage} level=${levelOf(live.health, id)} isLost=${!(id in live.peers)}
+      isChosen=${id === chosen} choose=${choose} point=${(shown) => point(shown, at(places[index].seats[seat]))} />`))}
+    ${instance && centre && html`<text class="middle" x=${centre.x} y=${centre.y - 8}>${short(instance.model, 26)}
+      <tspan x=${centre.x} dy="20">${stateOf(instance, rate, isRecovering)}</tspan></text>`}
   </svg>`;
 }
 
-const leader = (stage) => stage.group?.peers?.[0] ?? stage.peer;
-const holds = (stage, id) => (stage.group?.peers ?? [stage.peer]).includes(id);
+export function stateOf(instance, rate, isRecovering) {
+  if (isRecovering) return t("instance.recovering");
+  if (instance.state !== "ready" || !rate.tokens) return t(`instance.${instance.state}`);
+  return t("ring.rate", { n: number(rate.tokens, 1) });
+}
 
 export function levelOf(health, id) {
   return health?.peer_health?.find((peer) => peer.id === id)?.level ?? "ok";
+}
+
+function nameOnly(live, id) {
+  return { id, name: live.health?.peer_health?.find((peer) => peer.id === id)?.name ?? id.slice(0, 8) };
 }
 
 function linkOf(links = {}, from, to) {
@@ -61,41 +52,70 @@ function short(text, most) {
   return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
-/** An arc from one mark to the next, bent to its left so that both ways between two peers can be seen. */
-function Hop({ from, to, isFlowing, link }) {
-  const dx = to.x - from.x, dy = to.y - from.y, length = Math.hypot(dx, dy) || 1;
-  const bend = 46, mx = (from.x + to.x) / 2 + (dy / length) * bend, my = (from.y + to.y) / 2 - (dx / length) * bend;
-  const edge = (end) => {
-    const ex = mx - end.x, ey = my - end.y, reach = Math.hypot(ex, ey) || 1;
-    return `${end.x + (ex / reach) * (RADIUS + 6)} ${end.y + (ey / reach) * (RADIUS + 6)}`;
-  };
-  const label = link?.rtt_ms === undefined ? "" : `${number(link.rtt_ms, 1)} ms`;
-  return html`<g class="hop ${isFlowing ? "flowing" : ""}">
-    <path d="M${edge(from)} Q${mx} ${my} ${edge(to)}" marker-end="url(#arrow)" />
-    ${label && html`<text x=${(from.x + to.x) / 2 + (dy / length) * (bend / 2 + 24)} y=${(from.y + to.y) / 2 - (dx / length) * (bend / 2 + 24) + 4}>${label}</text>`}
+const whole = (value) => Math.round(10 * value) / 10;
+const rangeOf = ({ layers }) => (layers[1] - layers[0] === 1 ? `${layers[0]}` : `${layers[0]}–${layers[1] - 1}`);
+
+/** The frame round the peers of a tensor group: together they are one member of the ring, and hold its layers. */
+function GroupMark({ member, place, radius, isNarrow }) {
+  const { x, y, halfWidth, halfHeight } = place;
+  const text = t(isNarrow ? "ring.groupShort" : "ring.group", { n: member.ids.length, layers: rangeOf(member.stage) });
+  const shown = member.stage.group?.backend ? `${text} · ${member.stage.group.backend}` : text;
+  return html`<g class="group"><rect x=${whole(x - halfWidth)} y=${whole(y - halfHeight)} width=${whole(2 * halfWidth)} height=${whole(2 * halfHeight)} rx=${radius + 10} />
+    <text class="unit" x=${whole(x)} y=${whole(place.title)}>${shown}</text></g>`;
+}
+
+/** An arc from one member to the next, bent so that both ways between two members can be seen. */
+function Hop({ from, to, isPair, isOutside, flow, link }) {
+  const { start, control, end, middle, normal } = hopOf(from, to, isPair);
+  const away = (isOutside ? 1 : -1) * (6 + 30 * Math.abs(normal.x) + 14 * Math.abs(normal.y));
+  const words = { x: middle.x + normal.x * away, y: middle.y + normal.y * away };
+  const figures = [link?.rtt_ms && `${number(link.rtt_ms, 1)} ms`, link?.mb_per_s && `${number(link.mb_per_s)} MB/s`].filter(Boolean);
+  return html`<g class="hop ${flow ? `flowing flow-${flow}` : ""}">
+    <path d="M${whole(start.x)} ${whole(start.y)} Q${whole(control.x)} ${whole(control.y)} ${whole(end.x)} ${whole(end.y)}" marker-end="url(#arrow)" />
+    ${figures.length > 0 && html`<text x=${whole(words.x)} y=${whole(words.y)}>${figures[0]}
+      ${figures[1] && html`<tspan x=${whole(words.x)} dy="13">${figures[1]}</tspan>`}</text>`}
   </g>`;
 }
 
-/** A peer: a ring that fills with its used memory, its name below, its layers inside. */
-function PeerMark({ peer, at, stages, level, isChosen, choose }) {
-  const round = 2 * Math.PI * RADIUS;
-  const used = peer.total_bytes ? Math.min(1, 1 - peer.usable_bytes / peer.total_bytes) : 0;
-  const layers = stages.map((stage) => `${stage.layers[0]}–${stage.layers[1] - 1}`).join(", ");
-  const held = layers ? t("ring.layersShort") : t("ring.idle");
-  const name = short(peer.name, 20), kind = `${peer.devices?.[0]?.engine ?? ""} · ${bytes(peer.total_bytes)}`;
+/** A peer: a ring that fills with its used memory, its layers inside; its name and figures above or below. */
+function PeerMark({ peer, rank, at, radius, words, isNarrow, isGrouped, stage, level, isLost, isChosen, choose, point }) {
+  const round = 2 * Math.PI * radius, used = usedOf(peer), models = Math.min(used, peer.total_bytes ? peer.reserved_bytes / peer.total_bytes : 0);
+  const layers = stage && !isGrouped ? rangeOf(stage) : "";
+  const held = isLost ? t("ring.lost") : isGrouped ? t("ring.rank") : layers ? t("ring.layersShort") : peer.draining ? t("ring.draining") : t("ring.idle");
+  const name = short(peer.name, isNarrow ? 11 : isGrouped && (words === "above" || words === "below") ? 12 : 19);
+  const lines = isLost ? [] : [`${stage?.engine ?? peer.devices?.[0]?.engine ?? ""} · ${bytes(peer.total_bytes)}`, figuresOf(peer, isNarrow || isGrouped)].filter(Boolean);
+  const shown = layers || (isGrouped ? rank : "–");
   // The words of the picture come first and in its order, so that voice control finds what it sees.
-  const label = `${layers || "–"} ${held} ${name} ${kind}, ${t("ring.free", { bytes: bytes(peer.usable_bytes) })}, ${t(`level.${level}`)}`;
+  const label = `${shown} ${held} ${name} ${lines.join(" ")}, ${isLost ? "" : `${t("ring.free", { bytes: bytes(peer.usable_bytes) })}, `}${t(`level.${level}`)}`;
   const pressed = (event) => {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(peer.id); }
+    if (event.key === "Escape") point("");
   };
-  return html`<g class="peer level-${level} ${stages.length ? "holds" : ""} ${isChosen ? "chosen" : ""}" transform="translate(${at.x} ${at.y})"
-      role="button" tabindex="0" aria-pressed=${isChosen} aria-label=${label} onClick=${() => choose(peer.id)} onKeyDown=${pressed}>
-    <circle class="body" r=${RADIUS} />
-    <circle class="gauge" r=${RADIUS} stroke-dasharray="${round * used} ${round}" transform="rotate(-90)" />
-    <text class="layers" y="-1">${layers || "–"}</text>${" "}
-    <text class="unit" y="14">${held}</text>${" "}
-    <text class="name" y=${RADIUS + 20}>${name}</text>${" "}
-    <text class="unit" y=${RADIUS + 36}>${kind}</text>
-    ${level !== "ok" && html`<circle class="badge" cx="28" cy="-28" r="8" />`}
+  const radiusOut = radius + (isGrouped ? 14 : 0);
+  const top = { above: -radiusOut - 10 - 15 * lines.length, below: radiusOut + 20, left: 4 - 7.5 * lines.length, right: 4 - 7.5 * lines.length }[words];
+  const side = { left: -radiusOut - 9, right: radiusOut + 9 }[words] ?? 0;
+  const classes = ["peer", `level-${level}`, stage && "holds", isChosen && "chosen", isLost && "lost", `words-${words}`, peer.draining && "draining"].filter(Boolean).join(" ");
+  return html`<g class=${classes} transform="translate(${whole(at.x)} ${whole(at.y)})" role="button" tabindex="0" aria-pressed=${isChosen ? "true" : "false"} aria-label=${label}
+      onClick=${() => choose(peer.id)} onKeyDown=${pressed} onPointerEnter=${() => point(peer.id)} onPointerLeave=${() => point("")} onFocus=${() => point(peer.id)} onBlur=${() => point("")}>
+    <circle class="body" r=${radius} />
+    <circle class="gauge" r=${radius} stroke-dasharray="${whole(round * used)} ${whole(round)}" transform="rotate(-90)" />
+    ${models > 0 && html`<circle class="gauge models" r=${radius} stroke-dasharray="${whole(round * models)} ${whole(round)}" transform="rotate(-90)" />`}
+    <text class="layers" y="-1">${shown}</text>${" "}
+    <text class="unit" y="14">${short(held, 10)}</text>${" "}
+    <text class="name" x=${side} y=${top}>${name}</text>${" "}
+    ${lines.map((line, index) => html`<text class="unit" x=${side} y=${top + 15 * (index + 1)}>${line}</text>${" "}`)}
+    ${level !== "ok" && html`<g class="badge" transform="translate(${whole(0.74 * radius)} ${whole(-0.74 * radius)})"><circle r="9" /><path d="M0 -4.5v5M0 4v.5" /></g>`}
   </g>`;
+}
+
+export function usedOf(peer) {
+  return peer.total_bytes ? Math.max(0, Math.min(1, 1 - peer.usable_bytes / peer.total_bytes)) : 0;
+}
+
+/** Load, temperature and power, as far as they are known. */
+export function figuresOf(peer, isShort = false) {
+  const found = isShort ? [] : [t("ring.load", { n: number(peer.load, 1) })];
+  if (peer.temperature_c) found.push(`${number(peer.temperature_c)} °C`);
+  if (peer.power_w) found.push(`${number(peer.power_w)} W`);
+  return found.join(" · ");
 }

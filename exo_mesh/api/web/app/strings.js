@@ -1,29 +1,52 @@
 // The words of the page: one JSON file per language. A key that a language lacks is shown in English.
-export const LANGUAGES = { en: "English", de: "Deutsch" };
 const FALLBACK = "en";
 const folder = new URL("../strings/", import.meta.url);
+const origin = new URL(import.meta.url).origin;
 
+/** The languages that the node offers: their names in themselves, by tag. */
+export const LANGUAGES = { [FALLBACK]: "English" };
 let words = {};
 let english = {};
 export let language = FALLBACK;
 
-async function load(name) {
-  const reply = await fetch(new URL(`${name}.json`, folder));
-  if (!reply.ok) throw new Error(`no strings for ${name}: ${reply.status}`);
+async function load(address) {
+  const reply = await fetch(address);
+  if (!reply.ok) throw new Error(`no strings at ${address}: ${reply.status}`);
   return reply.json();
+}
+
+function nameOf(tag) {
+  try {
+    return new Intl.DisplayNames([tag], { type: "language" }).of(tag) ?? tag;
+  } catch {
+    return tag;
+  }
+}
+
+async function learnLanguages() {
+  const { data } = await load(`${origin}/page/languages`).catch(() => ({ data: [] }));
+  for (const { id } of data) LANGUAGES[id] = nameOf(id);
 }
 
 /** The stored choice, else the first language of the browser that there is. */
 function preferred() {
-  const wanted = [localStorage.getItem("exo.language"), ...navigator.languages.map((tag) => tag.split("-")[0])];
+  const wanted = [localStorage.getItem("exo.language"), ...navigator.languages.flatMap((tag) => [tag, tag.split("-")[0]])];
   return wanted.find((name) => name in LANGUAGES) ?? FALLBACK;
 }
 
-export async function loadStrings(name = preferred()) {
-  english = await load(FALLBACK);
-  words = name === FALLBACK ? english : await load(name).catch(() => english);
+export async function loadStrings(name) {
+  if (!Object.keys(english).length) [english] = await Promise.all([load(new URL(`${FALLBACK}.json`, folder)), learnLanguages()]);
+  name ??= preferred();
+  words = await load(`${origin}/page/languages/${name}`).catch(() => english);
   language = name;
   document.documentElement.lang = name;
+}
+
+/** Turn to a language, and keep the choice in this browser. */
+export async function chooseLanguage(name) {
+  localStorage.setItem("exo.language", name);
+  await loadStrings(name);
+  dispatchEvent(new Event("exo-preferences"));
 }
 
 /** The text of a key, with {name} replaced by values.name. */

@@ -7,16 +7,17 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import psutil
 
 from exo_mesh import PROTOCOL_VERSION, __version__
-from exo_mesh.errors import MeshError, TransportError
+from exo_mesh.errors import TransportError
 from exo_mesh.hosting.flight_recorder import FlightRecorder
 from exo_mesh.hosting.status_board import StageBeat
+from exo_mesh.inspection.asking import ASK_S, ask_peers
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.membership.peers import Peer
@@ -24,11 +25,6 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.printable import printable_values
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
-
-ASK_S = 2.0
-AT_ONCE = 16
-MAX_ASKED = 128
-"""Peers that are asked for one answer; of a larger mesh each node can be asked by itself."""
 
 MAX_JSON_BYTES = 3 * 2**20
 """Of one peer's answer: 32 runners with 128 phases each are a third of it."""
@@ -120,6 +116,11 @@ class Diagnostics:
         return {"entries": entries[-MAX_TIMELINE:], "left_out": max(0, len(entries) - MAX_TIMELINE),
                 "unreachable": unreachable}  # fmt: skip
 
+    def node_timeline(self) -> list[dict[str, Any]]:
+        """As the entries of `cluster_timeline`, of this node alone."""
+        entries = _entries(self.timeline(), {})
+        return sorted(entries, key=lambda entry: float(entry["at"]))
+
     def _runners(self) -> list[dict[str, Any]]:
         return [
             {"runner": log.label, "pid": log.pid, "ended": log.ended, "phases": log.describe()}
@@ -127,30 +128,8 @@ class Diagnostics:
         ]
 
     async def _ask_all(self, *, timeline: bool) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-        turns = asyncio.Semaphore(AT_ONCE)
-
-        async def ask(peer: Peer) -> dict[str, Any] | MeshError:
-            async with turns:
-                try:
-                    return await _ask(peer, timeline=timeline)
-                except MeshError as exc:
-                    return exc
-
-        peers = self._membership.peers
-        work: list[Awaitable[dict[str, Any] | MeshError]] = [ask(peer) for peer in peers[:MAX_ASKED]]
-        answers = await asyncio.gather(*work)
-        found = [answer for answer in answers if isinstance(answer, dict)]
-        unreachable = [
-            {"id": peer.id, "name": peer.info.name, "why": str(answer)}
-            for peer, answer in zip(peers, answers, strict=False)
-            if isinstance(answer, MeshError)
-        ]
-        unreachable += [
-            {"id": info.id, "name": info.name, "why": f"gone for {gone_s:.0f} s"}
-            for info, gone_s in self._membership.lost
-        ]
-        unreachable += [{"id": peer.id, "name": peer.info.name, "why": "not asked"} for peer in peers[MAX_ASKED:]]
-        return found, unreachable
+        answers, unreachable = await ask_peers(self._membership, lambda peer: _ask(peer, timeline=timeline))
+        return [answer for _, answer in answers], unreachable
 
 
 async def _ask(peer: Peer, *, timeline: bool) -> dict[str, Any]:

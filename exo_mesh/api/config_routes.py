@@ -1,0 +1,137 @@
+"""The handlers of the configuration: what is in force at this node and where it came from; what the mesh shares.
+
+No reply has a secret in it. Paths, addresses and the system prompt are for admins only.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, UnsetType
+
+from exo_mesh.api.access import CALLER
+from exo_mesh.api.body import read_body
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.decoding import decode_body
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
+from exo_mesh.errors import InputError
+from exo_mesh.security.api_keys import Role
+from exo_mesh.settings import values
+from exo_mesh.settings.config import SETTINGS, Setting, default_settings
+from exo_mesh.settings.effective import SHARED, shared_text
+
+MAX_BODY_BYTES = 64 << 10
+
+_PRIVATE = frozenset({"engine_option", "bootstrap_peers", "tailnet", "tailscale_api_url", "system_prompt"})
+"""Settings of which only admins see the value, besides all paths."""
+_SECRET_KEY = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
+HIDDEN = "***"
+
+
+class SharedSettingsBody(msgspec.Struct, kw_only=True):
+    """PUT /config: settings of the mesh, and the token of this node for the hub. null takes one back; what is left out
+    stays as it is."""
+
+    default_model: str | UnsetType | None = UNSET
+    default_temp: float | str | UnsetType | None = UNSET
+    system_prompt: str | UnsetType | None = UNSET
+    max_generate_tokens: int | str | UnsetType | None = UNSET
+    keep_agent_lines: bool | str | UnsetType | None = UNSET
+    trace_sample: float | str | UnsetType | None = UNSET
+    placement: str | UnsetType | None = UNSET
+    min_peers: int | str | UnsetType | None = UNSET
+    context_limit: int | str | UnsetType | None = UNSET
+    mixed_rings: str | UnsetType | None = UNSET
+    hf_token: str | UnsetType | None = UNSET
+
+
+class ConfigRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._service = context.service
+        self._desk = context.options.config
+        self._file = context.options.config_file
+        self._hub_token = context.options.hub_token
+        self._body_silence_s = context.options.body_silence_s
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        # fmt: off
+        return [
+            Route("GET", ("/config",), self.config, USE, "The settings in force here, and where each came from"),
+            Route(
+                "PUT", ("/config",), self.change, ADMIN, "Change settings that the whole mesh shares",
+                body=SharedSettingsBody, errors=(400,),
+            ),
+        ]
+        # fmt: on
+
+    async def config(self, request: web.Request) -> web.Response:
+        """GET /config"""
+        is_admin = request[CALLER].role is Role.ADMIN
+        effective, defaults = self._desk.effective, default_settings()
+        settings = [
+            {
+                "name": name,
+                "value": _shown(setting, setting.text(effective.now)) if is_admin or not _is_private(setting) else None,
+                "default": setting.text(defaults) if name not in ("home", "name") else "",
+                "origin": _origin(effective.origin(name), is_admin=is_admin),
+                "shared": name in SHARED,
+                "choices": list(setting.words),
+                "switch": setting.is_switch,
+                "help": setting.help,
+            }
+            for name, setting in SETTINGS.items()
+        ]
+        texts, token = self._desk.shared_texts, self._hub_token
+        identity = self._service.observation.identity()
+        found = {
+            "object": "config",
+            "node": {"id": identity["node_id"], "name": identity["name"]},
+            "config_file": self._file if is_admin else PurePath(self._file).name,
+            "mesh": {name: texts[name] for name in texts if is_admin or name not in _PRIVATE},
+            "hf_token": {"is_set": bool(token and token.origin), "origin": token.origin if token else ""},
+            "settings": settings,
+        }
+        return json_response(found)
+
+    async def change(self, request: web.Request) -> web.Response:
+        """PUT /config: every peer takes the change over, and keeps it for its next start."""
+        raw = await read_body(request, self._body_silence_s)
+        body = decode_body(raw, dict[str, Any])
+        shared = {name: value for name, value in body.items() if name != "hf_token"}
+        texts = {name: shared_text(name, value) for name, value in shared.items() if not isinstance(value, dict | list)}
+        checked = decode_body(raw, SharedSettingsBody)  # names the field that has a value of another type
+        if checked.hf_token is not UNSET:
+            if self._hub_token is None:
+                raise InputError("hf_token: this node fetches nothing from a hub", param="hf_token")
+            await self._hub_token.change(checked.hf_token or "")
+        if texts:
+            await self._desk.change(texts)
+        return await self.config(request)
+
+
+def _is_private(setting: Setting) -> bool:
+    return setting.name in _PRIVATE or setting.parse is values.path
+
+
+def _shown(setting: Setting, text: str) -> str:
+    """The text without what could be a secret in it."""
+    if setting.is_mapping:
+        items = (item.partition("=") for item in text.split(setting.separator) if item)
+        shown = ((key, HIDDEN if _SECRET_KEY.search(key) else value) for key, _, value in items)
+        return setting.separator.join(f"{key}={value}" for key, value in shown)
+    return _USER_IN_URL.sub("", text)
+
+
+def _origin(origin: str, *, is_admin: bool) -> str:
+    """Where config.toml lies is for admins."""
+    path, colon, key = origin.rpartition(":")
+    return origin if is_admin or not colon else f"{PurePath(path).name}:{key}"

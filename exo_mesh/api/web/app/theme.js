@@ -1,0 +1,17 @@
+// The theme, which this browser keeps.
+export const THEMES = ["auto", "light", "dark"];
+
+export function theme() {
+  return localStorage.getItem("exo.theme") ?? THEMES[0];
+}
+
+export function applyTheme() {
+  if (theme() === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme();
+}
+
+export function chooseTheme(name) {
+  localStorage.setItem("exo.theme", name);
+  applyTheme();
+  dispatchEvent(new Event("exo-preferences"));
+}

@@ -1,0 +1,1 @@
+"""Values that every peer may change and the whole mesh holds."""

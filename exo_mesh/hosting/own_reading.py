@@ -1,0 +1,64 @@
+"""What this node tells its peers of itself with every probe."""
+
+from __future__ import annotations
+
+import os
+
+from exo_mesh.domain.device import HopReading, Telemetry
+from exo_mesh.domain.health import Reason
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.machine.parts import MachineParts
+from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.service import Membership
+
+MAX_OWN_HOPS = 8
+
+
+def own_reading(
+    membership: Membership,
+    host: StageHost,
+    machine: MachineParts,
+    *,
+    sequence: int,
+    reasons: tuple[Reason, ...],
+    keys_digest: int,
+    fetch_room_bytes: int,
+    headroom_bytes: int,
+) -> Telemetry:
+    """Reads nothing that blocks: it is made for each probe."""
+    sensors = machine.sensors.last
+    return Telemetry(
+        membership.own.id,
+        sequence,
+        host.usable_bytes(),
+        machine.memory().total_bytes,
+        host.reserved_bytes,
+        os.getloadavg()[0],
+        host.s_per_gb,
+        host.tokens,
+        host.outstanding,
+        reasons,
+        keys_digest,
+        fetch_room_bytes,
+        host.capacity_bytes(),
+        headroom_bytes,
+        temperature_c=sensors.temperature_c,
+        power_w=sensors.power_w,
+        frames=host.frames,
+        is_draining=host.draining,
+        hops=own_hops(membership, host),
+    )
+
+
+def own_hops(membership: Membership, host: StageHost) -> tuple[HopReading, ...]:
+    """The ways to the peers with which this node shares a ring; no others, so that readings stay short."""
+    partners = sorted({peer_id for lease in host.leases for peer_id in lease.plan.member_ids} - {membership.own.id})
+    peers = [peer for peer_id in partners if (peer := membership.peer(peer_id)) is not None]
+    return tuple(map(_hop, peers[:MAX_OWN_HOPS]))
+
+
+def _hop(peer: Peer) -> HopReading:
+    used = peer.paths.get(peer.client.address)
+    if used is None or not used.works:
+        return HopReading(peer.id, round(peer.rtt_ms or 0.0, 3))
+    return HopReading(peer.id, round(used.rtt_ms or 0.0, 3), round(used.mb_per_s or 0.0, 3), used.kind.name.lower())

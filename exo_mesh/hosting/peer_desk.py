@@ -1,0 +1,71 @@
+"""What an admin asks of a single peer through any node: to take nothing new, and its last log records."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+
+from exo_mesh.errors import TransportError
+from exo_mesh.hosting.stage_host import StageHost
+from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.service import Membership
+from exo_mesh.printable import printable_values
+from exo_mesh.telemetry.log_ring import MAX_CHARS, MAX_RECORDS, RECENT
+
+MAX_LOG_BYTES = 2 * MAX_RECORDS * MAX_CHARS
+"""Of a peer's answer."""
+
+_log = logging.getLogger(__name__)
+
+
+class PeerDesk:
+    """A peer is named by its id or its name; "" is this node. All methods raise MeshErrors."""
+
+    def __init__(self, membership: Membership, host: StageHost) -> None:
+        self._membership = membership
+        self._host = host
+
+    def drain_here(self, *, on: bool) -> None:
+        """Finish what there is and take nothing new; or take requests again."""
+        self._host.draining = on
+        _log.info("draining: nothing new is taken" if on else "taking requests again")
+
+    async def drain(self, peer: str, *, on: bool) -> str:
+        """As drain_here, at any peer. Returns its id; "" if there is no such peer."""
+        if self._is_own(peer):
+            self.drain_here(on=on)
+            return self._membership.own.id
+        if (found := self._find(peer)) is None:
+            return ""
+        await found.client.drain(found.id, on=on)
+        return found.id
+
+    async def log(self, peer: str, records: int) -> list[dict[str, Any]] | None:
+        """The last log records of a peer, oldest first: objects with time, level, logger and message. None if there is
+        no such peer."""
+        if self._is_own(peer):
+            raw = self.log_here(records)
+        elif (found := self._find(peer)) is not None:
+            raw = await found.client.read_log(records)
+        else:
+            return None
+        if len(raw) > MAX_LOG_BYTES:
+            raise TransportError(f"the peer's log has {len(raw)} bytes, more than {MAX_LOG_BYTES}")
+        try:
+            lines = msgspec.json.decode(raw, type=list[dict[str, Any]])
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise TransportError(f"the peer's log is no JSON: {exc}") from exc
+        shown: list[dict[str, Any]] = printable_values(lines[-records:])
+        return shown
+
+    def log_here(self, records: int) -> bytes:
+        """As JSON, for this node's callers and its peers."""
+        return msgspec.json.encode([line.describe() for line in RECENT.last(min(records, MAX_RECORDS))])
+
+    def _is_own(self, peer: str) -> bool:
+        return peer in ("", self._membership.own.id, self._membership.own.name)
+
+    def _find(self, peer: str) -> Peer | None:
+        return next((one for one in self._membership.peers if peer in (one.id, one.info.name)), None)

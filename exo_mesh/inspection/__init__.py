@@ -1,0 +1,1 @@
+"""What operators look at on this node and on all others: diagnostics, traces and captures."""

@@ -1,0 +1,102 @@
+"""The one door to everything that operators look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from exo_mesh.hosting.parts import HostingParts
+from exo_mesh.inspection.captures import Captures
+from exo_mesh.inspection.diagnostics import Diagnostics
+from exo_mesh.inspection.mesh_traces import MeshTraces
+from exo_mesh.inspection.runner_cancels import RunnerCancels
+from exo_mesh.inspection.trace_keeper import DAY_S, TraceKeeper
+from exo_mesh.machine.disk import Disk
+from exo_mesh.membership.peers import Peer
+from exo_mesh.membership.service import Membership
+from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.serving.parts import ServingParts
+from exo_mesh.serving.traces import RequestTrace
+from exo_mesh.settings.config import Settings
+
+
+class Inspection:
+    """Implements InspectionService, and answers peers. health: as GET /health."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        membership: Membership,
+        hosting: HostingParts,
+        serving: ServingParts,
+        disk: Disk,
+        health: Callable[[], dict[str, Any]],
+    ) -> None:
+        own = membership.own
+        self._membership = membership
+        self.diagnostics = Diagnostics(
+            membership, hosting.keeping.flights, serving.journal, hosting.monitor, disk, hosting.host.beats, health
+        )
+        days, directory = settings.trace_retention_days, settings.home / "traces" / own.id
+        keeper = TraceKeeper(serving.router.traces, directory, disk, days * DAY_S if days else None)
+        self.keep_traces = keeper.keep
+        self._traces = MeshTraces(membership, serving.router.traces)
+        self._captures = Captures(own.id, own.name, lambda: hosting.host.runners)
+        self._cancels = RunnerCancels(membership, serving.journal)
+
+    # for users
+
+    def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
+        return self._traces.here(key_id)
+
+    async def cluster_traces(self, key_id: str | None = None) -> dict[str, Any]:
+        return await self._traces.everywhere(key_id)
+
+    async def trace(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:
+        return await self._traces.find(wanted, key_id)
+
+    async def delete_traces(self, trace_ids: Sequence[str] | None) -> dict[str, Any]:
+        return await self._traces.delete(trace_ids)
+
+    async def diagnostics_of(self, peer_id: str = "") -> dict[str, Any] | None:
+        return await self.diagnostics.of(peer_id)
+
+    async def cluster_diagnostics(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster()
+
+    async def cluster_timeline(self) -> dict[str, Any]:
+        return await self.diagnostics.cluster_timeline()
+
+    def node_timeline(self) -> list[dict[str, Any]]:
+        return self.diagnostics.node_timeline()
+
+    async def capture(self, peer_id: str = "", runner: str = "") -> dict[str, Any] | None:
+        if self._is_own(peer_id):
+            return await self._captures.here(runner)
+        peer = self._peer(peer_id)
+        return None if peer is None else await self._captures.of(peer, runner)
+
+    async def cancel_runner(self, peer_id: str, runner: str, request_id: str = "") -> dict[str, Any] | None:
+        peer = None if self._is_own(peer_id) else self._peer(peer_id)
+        if peer is None and not self._is_own(peer_id):
+            return None
+        node_id = self._membership.own.id if peer is None else peer.id
+        instance_id = self._cancels.instance_of(node_id, runner)
+        return await self._cancels.cancel(instance_id, request_id) if instance_id else None
+
+    # for peers
+
+    def answer_read_traces(self, request: pb.ReadTracesRequest) -> pb.ReadTracesReply:
+        return self._traces.answer_read(request)
+
+    def answer_delete_traces(self, request: pb.DeleteTracesRequest) -> pb.DeleteTracesReply:
+        return self._traces.answer_delete(request)
+
+    async def answer_capture(self, request: pb.CaptureRequest) -> pb.CaptureReply:
+        return await self._captures.answer(request)
+
+    def _is_own(self, peer_id: str) -> bool:
+        return not peer_id or self._membership.own.id.startswith(peer_id)
+
+    def _peer(self, peer_id: str) -> Peer | None:
+        return next((peer for peer in self._membership.peers if peer.id.startswith(peer_id)), None)

@@ -1,0 +1,24 @@
+"""The parts of a node that share something with all its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exo_mesh.membership.key_sharing import KeySharing
+from exo_mesh.membership.service import Membership
+from exo_mesh.membership.setting_sharing import SettingSharing
+from exo_mesh.settings.config import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class SharingParts:
+    """keys: of the HTTP API. settings: those in force here, of which the mesh shares some."""
+
+    keys: KeySharing
+    settings: SettingSharing
+
+    @staticmethod
+    def at(settings: Settings, origins: Mapping[str, str] | None, membership: Membership) -> SharingParts:
+        """origins: where the settings came from, as of LoadedSettings."""
+        return SharingParts(KeySharing.at(settings, membership), SettingSharing.at(settings, origins, membership))

@@ -1,0 +1,113 @@
+"""The settings in force at a node: its own, and those that the mesh shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from exo_mesh.domain.shared.settings import MAX_TEXT_BYTES
+from exo_mesh.errors import InputError
+from exo_mesh.settings.config import SETTINGS, Settings, did_you_mean
+
+SHARED = (
+    "default_model", "default_temp", "system_prompt", "max_generate_tokens", "keep_agent_lines", "trace_sample",
+    "placement", "min_peers", "context_limit", "mixed_rings",
+)  # fmt: skip
+"""Settings that may be shared over the mesh. They take effect without a restart. None of them opens access, names a
+file, or lets code run: in an open mesh any peer may change them."""
+
+_NOT_OF_THE_MESH = ("flag", "environment")
+"""How origins begin that are stronger than the mesh."""
+
+
+class EffectiveSettings:
+    """A node's own settings, and above them those of the mesh. origins: as of LoadedSettings.
+
+    Flags > EXO_MESH_* environment > the mesh > config.toml > defaults.
+    """
+
+    def __init__(self, own: Settings, origins: Mapping[str, str] | None = None) -> None:
+        self.own = own
+        self.now = own
+        """The settings in force."""
+        self._origins = origins or {}
+        self._from_mesh: frozenset[str] = frozenset()
+
+    def origin(self, name: str) -> str:
+        """Where the value in force came from."""
+        return "mesh" if name in self._from_mesh else self._origins.get(name, "default")
+
+    def take(self, texts: Mapping[str, str]) -> list[str]:
+        """Put the settings of the mesh in force, instead of those before; answers the names that cannot be used."""
+        fields: dict[str, Any] = {}
+        names, unusable = set(), []
+        for name, text in texts.items():
+            if self._origins.get(name, "").startswith(_NOT_OF_THE_MESH):
+                continue
+            try:
+                fields[SETTINGS[name].field or name] = shared_value(name, text)
+                names.add(name)
+            except InputError:
+                unusable.append(name)
+        self.now, self._from_mesh = replace(self.own, **fields), frozenset(names)
+        return unusable
+
+
+class SettingsDesk(Protocol):
+    """Reads and changes the settings in force."""
+
+    effective: EffectiveSettings
+
+    @property
+    def shared_texts(self) -> Mapping[str, str]:
+        """The settings of the mesh, as a variable would have them."""
+
+    async def change(self, texts: Mapping[str, str | None]) -> None:
+        """Change settings of the mesh at every peer; None takes one back. The texts have been checked."""
+
+
+class LoneSettings:
+    """Settings of a node without a mesh, in memory only; tests use it, too."""
+
+    def __init__(self, effective: EffectiveSettings) -> None:
+        self.effective = effective
+        self.shared_texts: dict[str, str] = {}
+
+    async def change(self, texts: Mapping[str, str | None]) -> None:
+        joined = {**self.shared_texts, **texts}
+        self.shared_texts = {name: text for name, text in joined.items() if text is not None}
+        self.effective.take(self.shared_texts)
+
+
+def shared_value(name: str, text: str) -> Any:
+    """The value of a shared setting. Raises InputError that names the setting."""
+    if name not in SHARED:
+        if name in SETTINGS:
+            setting = SETTINGS[name]
+            message = (
+                f"{name} is a setting of each node: use {setting.flag}, {setting.variable} or config.toml there, "
+                "and restart the node"
+            )
+        else:
+            message = f"there is no setting {name!r}{did_you_mean(name, SHARED)}"
+        raise InputError(message, param=name)
+    if len(text.encode("utf-8", "replace")) > MAX_TEXT_BYTES:
+        raise InputError(f"{name}: a shared setting has at most {MAX_TEXT_BYTES} bytes", param=name)
+    if name == "default_model" and text.startswith(("/", "~")):
+        raise InputError("default_model: a path is of one machine; the mesh needs the name of a model", param=name)
+    try:
+        return SETTINGS[name].from_texts([text])
+    except ValueError as exc:
+        raise InputError(f"{name}: {exc}, not {text[:80]!r}", param=name) from exc
+
+
+def shared_text(name: str, raw: object) -> str | None:
+    """What JSON has for a shared setting, as the text of a variable; null is None. Raises InputError."""
+    if raw is None:
+        if name not in SHARED:
+            shared_value(name, "")
+        return None
+    text = str(raw).lower() if isinstance(raw, bool) else str(raw)
+    shared_value(name, text)
+    return text

@@ -1,0 +1,128 @@
+"""Conversations in Chromium: keyboard, branches, copies, export and import, and several tabs of one browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from tests.page.chromium import (
+    MODEL,
+    ask,
+    conversations,
+    import_conversations,
+    needs_chromium,
+    page_at,
+    until_written,
+    whole_answer,
+)
+from tests.page.samples import RICH
+
+pytestmark = needs_chromium
+SLOW = ["--engine", "dummy", "--engine-option", "cost_ms=30"]
+LIMITED = {"Temperature": "0", "Token_limit": "80"}
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[LocalMesh]:
+    """One node, whose answers take seconds."""
+    with local_mesh(1, [*SLOW, "--open-admin"], "talks", api_port=0) as mesh:
+        mesh.wait_until_joined()
+        mesh.client().post("/instance", {"model": MODEL}, 60.0)
+        yield mesh
+
+
+async def test_a_changed_message_begins_another_conversation_and_the_first_one_stays(mesh: LocalMesh) -> None:
+    async with page_at(*mesh.api_urls) as page:
+        await ask(page, "first", Temperature="0", Token_limit="3", System_prompt="Be brief.")
+        before = await whole_answer(page)
+        await page.get_by_role("button", name="Regenerate").click()
+        assert (await whole_answer(page))["content"] == before["content"]
+        await page.get_by_role("button", name="Branch").click()
+        assert [len(one["messages"]) for one in await conversations(page)] == [2, 2]
+        await page.get_by_label("Write a message").press("ArrowUp")
+        await page.get_by_label("Write a message").fill("second")
+        await page.keyboard.press("Shift+Enter")
+        await page.keyboard.type("line")
+        await page.keyboard.press("Enter")
+        await whole_answer(page)
+        newest, branch, oldest = await conversations(page)
+        assert [one["content"] for one in newest["messages"] if one["role"] == "user"] == ["second\nline"]
+        assert [one["content"] for one in oldest["messages"] if one["role"] == "user"] == ["first"]
+        assert branch["messages"] == oldest["messages"]
+        assert newest["settings"] == branch["settings"] == oldest["settings"]
+        assert newest["settings"]["system"] == "Be brief."
+
+
+async def test_keys_stop_an_answer_and_lead_to_the_next_message(mesh: LocalMesh) -> None:
+    from playwright.async_api import expect
+
+    async with page_at(*mesh.api_urls) as page:
+        await ask(page, "Hello", **LIMITED)
+        await until_written(page, 3)
+        await page.locator(".messages").focus()
+        await page.keyboard.press("Escape")
+        assert (await whole_answer(page))["tokens"] < 80
+        await page.locator(".messages").focus()
+        await page.keyboard.press("/")
+        await expect(page.get_by_label("Write a message")).to_be_focused()
+        await page.goto(f"{mesh.api_urls[0]}/#/mesh")
+        await page.reload()
+        await page.get_by_role("navigation").wait_for()
+        await page.keyboard.press("Tab")
+        await expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await expect(page.locator("main")).to_be_focused()
+
+
+async def test_code_is_copied_and_conversations_move_as_a_file(mesh: LocalMesh) -> None:
+    async with page_at(*mesh.api_urls, permissions=["clipboard-read", "clipboard-write"]) as page:
+        await import_conversations(page, [RICH])
+        await page.locator(".code button").click()
+        await page.locator(".code").get_by_text("Copied").wait_for()
+        assert (await page.evaluate("navigator.clipboard.readText()")).startswith("def greet(name: str)")
+        assert await page.locator(".reasoning:not([open]), .call[open]").count() == 2
+        async with page.expect_download() as waiting:
+            await page.get_by_role("button", name="Export").click()
+        (exported,) = exported_from(await (await waiting.value).path())
+        assert exported["messages"] == RICH["messages"]
+
+
+def exported_from(path: Path) -> list[dict[str, Any]]:
+    conversations: list[dict[str, Any]] = json.loads(path.read_text())["conversations"]
+    return conversations
+
+
+async def test_running_answers_are_listed_and_taken_up_before_the_first_token_too(mesh: LocalMesh) -> None:
+    from playwright.async_api import expect
+
+    async with page_at(*mesh.api_urls) as page:
+        await ask(page, "word " * 1500, **LIMITED)  # takes some frames to read
+        await page.reload()
+        await expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        await page.get_by_role("button", name="New conversation").click()
+        await expect(page.locator(".conversations .spinner")).to_have_count(1)
+        await expect(page.locator(".conversations .spinner")).to_have_count(0, timeout=30_000)
+        (only,) = await conversations(page)
+        assert only["running"] is None
+        assert (only["messages"][-1]["tokens"], only["messages"][-1]["error"]) == (80, None)
+
+
+async def test_a_second_tab_shows_an_answer_and_takes_it_over_when_the_first_one_closes(mesh: LocalMesh) -> None:
+    from playwright.async_api import expect
+
+    async with page_at(*mesh.api_urls) as page:
+        await ask(page, "Hello", Temperature="0", Token_limit="150")
+        await until_written(page, 5)
+        other = await page.context.new_page()
+        await other.goto(mesh.api_urls[0])
+        await until_written(other, 10)
+        assert "superseded" not in [one["outcome"] for one in mesh.client().get("/requests/recent")["requests"]]
+        await page.close()
+        answer = await whole_answer(other)
+        assert (answer["tokens"], answer["error"]) == (150, None)
+        await expect(other.get_by_role("button", name="Send")).to_be_visible()

@@ -1,0 +1,126 @@
+"""The picture of the mesh, drawn by the page's own code in Node: as kept, and readable for any number of peers.
+
+UPDATE_SNAPSHOTS=1 writes the kept pictures again; look at them before they are committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from itertools import combinations
+from math import hypot
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from exo_mesh.api.web.assets import FOLDER
+from exo_mesh.api.web.live import live_document
+from tests.api.scripted_mesh import ScriptedMesh
+from tests.page.mesh_fixture import mesh_state
+
+NODE = shutil.which("node")
+HERE = Path(__file__).parent
+SNAPSHOTS = HERE / "snapshots"
+pytestmark = pytest.mark.skipif(NODE is None, reason="drawing the ring needs node")
+
+CASES: dict[str, dict[str, Any]] = {
+    "1": {"num_peers": 1},
+    "2": {"num_peers": 2},
+    "3": {"num_peers": 3},
+    "5": {"num_peers": 5},
+    "8": {"num_peers": 8},
+    "group": {"num_peers": 6, "group": 3},
+    "two-of-a-group": {"num_peers": 2, "group": 2},
+    "recovering": {"num_peers": 4, "lost": True, "state": "loading"},
+}
+Drawings = dict[tuple[str, bool], str]
+
+
+@pytest.fixture(scope="module")
+def drawings(scripted: ScriptedMesh, tmp_path_factory: pytest.TempPathFactory) -> Drawings:
+    """Every case, wide and narrow, by one process of Node."""
+    folder = tmp_path_factory.mktemp("page")
+    for part in ("app", "vendor", "strings"):
+        shutil.copytree(FOLDER / part, folder / part)
+    shutil.copy(HERE / "draw_ring.mjs", folder)
+    (folder / "package.json").write_text('{"type": "module"}')
+    keys = [(name, is_narrow) for name in CASES for is_narrow in (False, True)]
+    wanted = [_props(scripted, name, is_narrow) for name, is_narrow in keys]
+    assert NODE is not None
+    done = subprocess.run(
+        [NODE, "draw_ring.mjs"],
+        cwd=folder,
+        input=json.dumps(wanted),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(keys, json.loads(done.stdout), strict=True))
+
+
+def _props(scripted: ScriptedMesh, name: str, is_narrow: bool) -> dict[str, Any]:
+    mesh = replace(scripted)
+    state = mesh_state(**CASES[name])
+    mesh.state = lambda: state  # type: ignore[method-assign]
+    document = live_document(mesh, 1.0)
+    instance = next(iter(document["instances"].values()))
+    rate = {"tokens": 20.0, "frames": 22.0} if name == "3" else {"tokens": 0.0, "frames": 0.0}
+    chosen = document["node_id"] if name == "5" else ""
+    return {"document": document, "instance": instance, "rate": rate, "isNarrow": is_narrow, "chosen": chosen,
+            "isRecovering": name == "recovering"}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_narrow", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_a_picture_is_as_it_was_kept(drawings: Drawings, name: str, is_narrow: bool) -> None:
+    kept = SNAPSHOTS / f"ring-{name}-{'narrow' if is_narrow else 'wide'}.svg"
+    if os.environ.get("UPDATE_SNAPSHOTS"):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(drawings[name, is_narrow] + "\n")
+    assert drawings[name, is_narrow] + "\n" == kept.read_text()
+
+
+@pytest.mark.parametrize("is_narrow", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_peers_stand_apart_and_inside_of_the_picture(drawings: Drawings, name: str, is_narrow: bool) -> None:
+    svg = ElementTree.fromstring(drawings[name, is_narrow])
+    width, height = (float(value) for value in svg.attrib["viewBox"].split()[2:])
+    marks = [(mark, *_place(mark)) for mark in svg.iter("g") if mark.get("role") == "button"]
+    assert len(marks) == CASES[name]["num_peers"]
+    radius = float(marks[0][0].findall("circle")[0].attrib["r"])
+    for mark, x, y in marks:
+        assert radius <= x <= width - radius and radius <= y <= height - radius
+        for text in mark.findall("text"):
+            assert 8 <= y + float(text.attrib["y"]) <= height - 2, "words are within the picture"
+    for (_, x, y), (_, other_x, other_y) in combinations(marks, 2):
+        assert hypot(x - other_x, y - other_y) >= 2 * radius + 8
+
+
+def test_a_tensor_group_is_one_member_and_its_peers_are_ranks(drawings: Drawings) -> None:
+    svg = ElementTree.fromstring(drawings["group", False])
+    groups = [mark for mark in svg.iter("g") if mark.get("class") == "group"]
+    assert ["".join(mark.itertext()).strip() for mark in groups] == ["tensor group of 3, layers 0–19 · jaccl"]
+    assert sum(mark.get("class", "").startswith("hop") for mark in svg.iter("g")) == 3, "three stages, three hops"
+    assert drawings["group", False].count(">rank<") == 3
+
+
+def test_the_picture_says_what_is_wrong_and_what_flows(drawings: Drawings) -> None:
+    assert "level-degraded" in drawings["3", False] and 'class="badge"' in drawings["3", False]
+    assert 'class="hop flowing flow-3"' in drawings["3", False] and "20.0 tokens/s" in drawings["3", False]
+    assert 'class="hop "' in drawings["5", False], "nothing flows there"
+    recovering = drawings["recovering", False]
+    assert 'class="ring recovering"' in recovering and ">gone<" in recovering
+    assert re.search(r'class="peer level-failed holds lost', recovering)
+
+
+def _place(mark: ElementTree.Element) -> tuple[float, float]:
+    x, y = re.findall(r"-?[\d.]+", mark.attrib["transform"])
+    return float(x), float(y)
