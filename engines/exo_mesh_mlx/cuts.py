@@ -10,13 +10,21 @@ from exo_mesh_mlx.caches import SequenceCache, plan_caches
 from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.trace import MlxTrace
 
-DRY_RUN_TOKENS = (3, 1)
-"""A prefill and a decode step."""
+DRY_RUN_TOKENS = (3, 2, 1)
+"""A prompt in two chunks and a decode step: many models make no mask for a first chunk or for a single token."""
 
 
 def why_not(model: nn.Module, trace: MlxTrace, cut: int) -> str:
     """Why no stage may begin at layer `cut`, or "" if one may. Builds graphs, computes nothing."""
     return trace.why_illegal(cut) or _why_halves_fail(model, trace, cut)
+
+
+def why_a_range_fails(start: int, stop: int, num_layers: int, exc: Exception) -> str:
+    """A sentence for users about layers `[start, stop)` whose forward pass failed."""
+    detail = f"({type(exc).__name__}: {' '.join(str(exc).split())[:300]})"
+    if (start, stop) == (0, num_layers):
+        return f"mlx-lm's code cannot run the model that config.json describes {detail}"
+    return f"layers {start} to {stop - 1} cannot run by themselves, for they use what only other layers have {detail}"
 
 
 def _why_halves_fail(model: nn.Module, trace: MlxTrace, cut: int) -> str:
@@ -32,7 +40,7 @@ def _why_halves_fail(model: nn.Module, trace: MlxTrace, cut: int) -> str:
                 cache.advance(num_tokens)
                 packets[i] = {} if isinstance(result, mx.array) else result
         except Exception as exc:  # noqa: BLE001 - model code may fail in any way on a cut that it was not written for
-            return f"layers {start} to {stop - 1} do not run by themselves: {type(exc).__name__}: {exc}"
+            return why_a_range_fails(start, stop, trace.num_layers, exc)
         finally:
             stage.close()
     return ""

@@ -33,6 +33,7 @@ from exo_mesh_mlx.batching import find_mode
 from exo_mesh_mlx.caches import CacheLayout, CacheRows, SequenceCache, can_always_trim, plan_caches
 from exo_mesh_mlx.canary import Canary
 from exo_mesh_mlx.checkpoint import MlxCheckpoint, open_checkpoint
+from exo_mesh_mlx.cuts import why_a_range_fails
 from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.ghost import MlxGhostStage, Packet
 from exo_mesh_mlx.grouping import group_rows, waves
@@ -307,7 +308,9 @@ class MlxStage:
         try:
             output = self.forward(StageInput((Row(WARM_UP_SEQUENCE, 0, 1, 1),), (0,), packets.to_tensors(sent)))
         except EngineError as exc:
-            raise ModelError(f"{shard} of {model_dir} cannot run as a stage: {exc}") from exc
+            cause = exc.__cause__ if isinstance(exc.__cause__, Exception) else exc
+            why = why_a_range_fails(shard.start, shard.stop, shard.num_layers, cause)
+            raise ModelError(f"{model_dir}: {why}") from exc
         if output.logits is not None:
             self._logits_width = output.logits.shape[1]
         cache = self._sequences[WARM_UP_SEQUENCE].cache

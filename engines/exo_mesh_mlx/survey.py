@@ -17,7 +17,7 @@ from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh.errors import ModelError
 from exo_mesh_mlx.caches import cache_kind
 from exo_mesh_mlx.checkpoint import MlxCheckpoint
-from exo_mesh_mlx.cuts import why_not
+from exo_mesh_mlx.cuts import why_a_range_fails, why_not
 from exo_mesh_mlx.kv import kv_bytes, kv_kinds
 from exo_mesh_mlx.loading import build_model, trace_checkpoint
 from exo_mesh_mlx.reach import graph_of_stage, reached
@@ -26,6 +26,8 @@ from exo_mesh_mlx.trace import MlxTrace
 LONG_RUN_TOKENS = 128
 """Of the lazy run after which caches are measured: a multiple of the groups of positions that caches compress."""
 
+SHORT_RUN_TOKENS = 3
+"""Of the lazy run that shows whether a model runs at all."""
 
 _PLACE = re.compile(r"(idx|index|layer_id|layer_num\w*)$")
 """Settings of a layer that only say which one it is."""
@@ -45,7 +47,7 @@ def survey(checkpoint: MlxCheckpoint) -> ModelSurvey:
     try:
         trace = trace_checkpoint(checkpoint)
     except ModelError as exc:
-        return _one_piece(model, str(exc))
+        return _one_piece(checkpoint, model, str(exc))
     reasons = {cut: why_not(model, trace, cut) for cut in range(1, trace.num_layers)}
     cuts = tuple(cut for cut, reason in reasons.items() if not reason)
     reason = "" if cuts else next(iter(reasons.values()), "it has one layer")
@@ -65,8 +67,14 @@ def survey(checkpoint: MlxCheckpoint) -> ModelSurvey:
     )
 
 
-def _one_piece(model: Any, reason: str) -> ModelSurvey:
-    """Of a model whose layers cannot be told apart in a forward pass: bytes only."""
+def _one_piece(checkpoint: MlxCheckpoint, model: Any, reason: str) -> ModelSurvey:
+    """Of a model whose layers cannot be told apart in a forward pass: bytes only. Raises ModelError if its forward pass
+    fails also when nobody looks at the layers."""
+    try:
+        model(mx.zeros((1, SHORT_RUN_TOKENS), mx.int32), cache=make_prompt_cache(model))
+    except Exception as exc:  # model code of any kind
+        why = why_a_range_fails(0, len(model.layers), len(model.layers), exc)
+        raise ModelError(f"{checkpoint.config_file}: {why}") from exc
     ends = _ends_of_whole(model)
     sizes = tuple(_num_bytes(layer) for layer in model.layers)
     return ModelSurvey((), reason, layer_bytes=sizes, embed_bytes=ends.embed, head_bytes=ends.head)

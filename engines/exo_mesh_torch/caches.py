@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -65,16 +66,37 @@ class StageCache(DynamicCache):  # type: ignore[misc]
 
 
 class ForeignLayer:
-    """Mixed into transformers' own cache layers of a kind that is not ours: one row only, and no way back."""
+    """Mixed into transformers' own cache layers of a kind that is not ours: one row only, and no way back.
+
+    A layer of another stage counts positions only, as models make masks from the cache of any layer.
+    """
+
+    skipped = 0
 
     def skip(self: Any, num_tokens: int) -> None:
-        """Counts by itself, from what it is given; the stages that have none of these layers do not ask it."""
+        """The positions of a forward that this layer took no part in."""
+        if hasattr(self, "cumulative_length"):  # of a window: what its length and masks come from
+            self.cumulative_length += num_tokens
+        else:
+            self.skipped += num_tokens
+
+    def get_seq_length(self: Any) -> int:
+        return int(self.skipped or super().get_seq_length())  # type: ignore[misc]
+
+    def get_mask_sizes(self: Any, query_length: int) -> tuple[int, int]:
+        if self.skipped:
+            return self.skipped + query_length, 0
+        sizes: tuple[int, int] = super().get_mask_sizes(query_length)  # type: ignore[misc]
+        return sizes
 
     def can_cut(self: Any, surplus: int) -> bool:
         return False
 
     def tensors(self: Any) -> Iterator[torch.Tensor]:
-        yield from (value for value in list(vars(self).values()) if isinstance(value, torch.Tensor))
+        for value in list(vars(self).values()):
+            for item in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(item, torch.Tensor):
+                    yield item
 
 
 class CachePlan:
@@ -134,5 +156,7 @@ class CachePlan:
         return KvLayer(window)
 
 
+@cache
 def _foreign(kind: type) -> type:
-    return type(kind.__name__, (ForeignLayer, kind), {})
+    # transformers enters every class with a _layer_type into its table of kinds; ours must not replace its own there
+    return type(kind.__name__, (ForeignLayer, kind), {"_layer_type": None})

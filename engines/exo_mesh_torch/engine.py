@@ -272,18 +272,24 @@ class TorchStage:
         )
 
     def _warm_up(self, shard: Shard, model_dir: Path) -> None:
-        """Two forwards over zeros: build kernels, show that the cut works, and learn what the caches look like."""
+        """Forwards over zeros: build kernels, show that the cut works, and learn what the caches look like.
+
+        A chunk with a past is one of them, as many models make no mask for a first chunk or a single token.
+        """
         model, batches = self._loaded()
-        self.insert(WARM_UP_SEQUENCE, 3)
+        self.insert(WARM_UP_SEQUENCE, 5)
         try:
-            for pos0, n in ((0, 2), (2, 1)):
+            for pos0, n in ((0, 2), (2, 2), (4, 1)):
                 tensors: Mapping[str, Tensor] = {}
                 if not model.is_first:
                     zeros = torch.zeros((n, math.prod(model.hidden_shape)), dtype=model.hidden_dtype)
                     tensors = {HIDDEN: wire.to_tensor(zeros)}
                 self.forward(StageInput((Row(WARM_UP_SEQUENCE, pos0, n, 1),), (0,) * n, tensors))
         except EngineError as exc:
-            raise ModelError(f"{shard} of {model_dir} cannot run as a stage: {exc}") from exc
+            raise ModelError(
+                f"{model_dir}: transformers' code fails on layers {shard.start} to {shard.stop - 1} of "
+                f"{shard.num_layers} ({exc})"
+            ) from exc
         self._shapes = saving.shapes(batches.single(WARM_UP_SEQUENCE), model.layers)
         self.remove(WARM_UP_SEQUENCE)
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from exo_mesh.errors import ModelError
 from exo_mesh_torch.caches import StageCache
-from exo_mesh_torch.trace import TorchTrace, call_arguments, get_hidden, put_hidden
+from exo_mesh_torch.calls import call_arguments, get_hidden, put_hidden
+from exo_mesh_torch.trace import TorchTrace
 
 
 class _TorchStageEnd(Exception):

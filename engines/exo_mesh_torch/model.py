@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from exo_mesh.engine.contract import KvKind
-from exo_mesh.errors import ModelError
+from exo_mesh.errors import MeshError, ModelError
 from exo_mesh.weights.safetensors import TensorTable
 from exo_mesh_torch.batches import Batch
 from exo_mesh_torch.caches import CachePlan, StageCache
+from exo_mesh_torch.errors import one_line
 from exo_mesh_torch.ghost import TorchGhostStage
 from exo_mesh_torch.skeleton import TorchCheckpoint, build_skeleton, num_layers, open_checkpoint, read_config
 from exo_mesh_torch.trace import TorchTrace, find_layers, trace_model
@@ -47,7 +48,7 @@ class OpenModel:
         """What layer `index` keeps. Latent, where one row of the width of kv_lora_rank stands for all heads."""
         kinds = self.caches.kinds[index]
         buffers = list(self.trace.caches.layers[self.trace.layers[index].like].tensors())
-        rank = getattr(self.config, "kv_lora_rank", None)
+        rank = _layer_setting(self.config, index, "kv_lora_rank")
         if rank and kinds == ("full",) and any(b.ndim == 4 and b.shape[1] == 1 and b.shape[3] >= rank for b in buffers):
             return ("latent",)
         return kinds
@@ -68,8 +69,16 @@ def open_model(model_dir: Path, context_limit: int, choose: Callable[[str], torc
     checkpoint = open_checkpoint(model_dir)
     config = read_config(checkpoint)
     model = build_skeleton(checkpoint, config, choose(stored_dtype(checkpoint)))
-    caches = CachePlan(config, context_limit)
-    return OpenModel(checkpoint, config, model, trace_model(model, num_layers(config), caches), caches)
+    try:
+        caches = CachePlan(config, context_limit)
+        return OpenModel(checkpoint, config, model, trace_model(model, num_layers(config), caches), caches)
+    except MeshError:
+        raise
+    except Exception as exc:  # configs, caches and models of any kind
+        raise ModelError(
+            f"the torch engine cannot run {type(model).__name__}: its code in transformers fails when it is looked at "
+            f"without weights ({type(exc).__name__}: {one_line(exc)})"
+        ) from exc
 
 
 def stored_dtype(checkpoint: TorchCheckpoint) -> str:
@@ -86,6 +95,13 @@ def _count_floats(table: TensorTable) -> Counter[str]:
         if info.dtype in _FLOATS:
             counts[_FLOATS[info.dtype]] += info.num_bytes // (4 if info.dtype == "F32" else 2)
     return counts
+
+
+def _layer_setting(config: Any, index: int, name: str) -> Any:
+    """A setting of layer `index`; None if there is none. Some configs have settings that differ by layer, and refuse
+    to say them for all."""
+    by_layer = getattr(config, "is_heterogeneous", False)
+    return getattr(config.per_layer_config[index] if by_layer else config, name, None)
 
 
 def _ropes(config: Any) -> bool:

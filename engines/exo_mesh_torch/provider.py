@@ -30,7 +30,7 @@ _OWN_CACHE = frozenset({"longcat_flash", "minimax", "recurrent_gemma", "reformer
 _NO_DECODER = frozenset(
     {
         "bart", "bert", "bert-generation", "big_bird", "bigbird_pegasus", "blenderbot", "blenderbot-small", "camembert",
-        "data2vec-text", "electra", "ernie", "marian", "mbart", "megatron-bert", "mllama", "moshi", "musicgen",
+        "data2vec-text", "electra", "ernie", "git", "marian", "mbart", "megatron-bert", "mllama", "moshi", "musicgen",
         "musicgen_melody", "mvp", "pegasus", "plbart", "prophetnet", "rembert", "roberta", "roberta-prelayernorm",
         "roc_bert", "roformer", "trocr", "whisper", "xlm-roberta", "xlm-roberta-xl", "xmod",
     }

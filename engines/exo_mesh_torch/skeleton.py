@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from exo_mesh.errors import ModelError
 from exo_mesh.weights.card import read_json
 from exo_mesh.weights.safetensors import TensorTable, read_tensor_table
+from exo_mesh_torch.errors import one_line
 from exo_mesh_torch.quantised import Quantisation, read_quantisation
 
 
@@ -61,7 +62,7 @@ def read_config(checkpoint: TorchCheckpoint) -> Any:
             del config.quantization_config  # dequantised on load: transformers shall know nothing of it
         return config
     except Exception as exc:  # configs are checked by foreign code
-        raise ModelError(f"{checkpoint.config_file}: {_one_line(exc)}") from exc
+        raise ModelError(f"{checkpoint.config_file}: {one_line(exc)}") from exc
 
 
 def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype) -> nn.Module:
@@ -70,7 +71,7 @@ def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype)
         with initialization.no_init_weights(), torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     except Exception as exc:  # model classes of any kind
-        raise ModelError(f"{checkpoint.config_file}: {_one_line(exc)}") from exc
+        raise ModelError(f"{checkpoint.config_file}: {one_line(exc)}") from exc
     model.tie_weights()
     model.eval()
     for module in model.modules():
@@ -86,13 +87,12 @@ def build_skeleton(checkpoint: TorchCheckpoint, config: Any, dtype: torch.dtype)
 
 
 def num_layers(config: Any) -> int:
-    return int(config.num_hidden_layers)
+    """Raises ModelError for a config that counts its layers in another way."""
+    count = getattr(config, "num_hidden_layers", None)
+    if not isinstance(count, int):
+        raise ModelError(f"the torch engine cannot run {config.model_type}: its config has no num_hidden_layers")
+    return count
 
 
 def _no_warning(*_args: Any, **_kwargs: Any) -> None:
     """Rows of ours have a mask whenever they are padded."""
-
-
-def _one_line(exc: Exception) -> str:
-    text = " ".join(str(exc).split()) or type(exc).__name__
-    return text if len(text) <= 400 else text[:400] + "…"

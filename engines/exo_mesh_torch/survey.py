@@ -10,6 +10,7 @@ import torch
 
 from exo_mesh.engine.contract import ModelSurvey
 from exo_mesh_torch.devices import check_options, choose_device, choose_dtype
+from exo_mesh_torch.dry_run import broken_cuts
 from exo_mesh_torch.kv import KvLayer, is_recurrent
 from exo_mesh_torch.model import OpenModel, open_model
 
@@ -23,12 +24,14 @@ def survey(model_dir: Path, options: Mapping[str, str]) -> ModelSurvey:
     device = choose_device(options)
     opened = open_model(model_dir, LONGEST_CONTEXT, lambda own: choose_dtype(options, own, device))
     trace = opened.trace
+    broken = broken_cuts(opened.model, trace, opened.caches)
+    cuts = tuple(cut for cut in trace.legal_cuts if cut not in broken)
     layers = [layer_bytes(opened, i) for i in range(trace.num_layers)]
     everywhere = _bytes_of(opened, trace.everywhere)
     kv = [_kv_bytes(opened, i) for i in range(trace.num_layers)]
     return ModelSurvey(
-        legal_cuts=trace.legal_cuts,
-        reason=trace.reason,
+        legal_cuts=cuts,
+        reason=trace.reason if cuts else trace.reason or next(iter(broken.values()), ""),
         layer_bytes=tuple(layers),
         embed_bytes=_bytes_of(opened, trace.first) + everywhere,
         head_bytes=_bytes_of(opened, trace.last) + everywhere,

@@ -7,7 +7,6 @@ state goes from layer to layer, so that the model cannot be cut there.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,12 +16,11 @@ from torch import nn
 
 from exo_mesh.errors import ModelError
 from exo_mesh_torch.caches import CachePlan, StageCache
+from exo_mesh_torch.calls import call_arguments, get_hidden
+from exo_mesh_torch.errors import one_line
 
 RUN_TOKENS = 7
 """Unlike the size of any other axis that comes before the tokens."""
-
-CACHE_ARGUMENTS = ("past_key_values", "cache_params")
-"""What model classes call their cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +88,11 @@ def find_layers(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
         if isinstance(module, nn.ModuleList) and len(module) == num_layers
     ]
     if not found:
-        raise ModelError(f"{type(model).__name__} has no list of {num_layers} layers")
+        raise ModelError(
+            f"the torch engine cannot run {type(model).__name__}: it has no list of {num_layers} layers that run one "
+            "after the other"
+        )
     return min(found, key=lambda item: item[0].count("."))
-
-
-def cache_argument(model: nn.Module) -> str:
-    """What the model's forward calls its cache. Raises ModelError if it takes none that we know."""
-    parameters = inspect.signature(model.forward).parameters
-    for name in CACHE_ARGUMENTS:
-        if name in parameters:
-            return name
-    raise ModelError(f"{type(model).__name__} takes none of {', '.join(CACHE_ARGUMENTS)}")
-
-
-def call_arguments(model: nn.Module, cache: StageCache, **others: Any) -> dict[str, Any]:
-    """Arguments of a forward: those of `others` that the model takes."""
-    taken = inspect.signature(model.forward).parameters
-    arguments = {name: value for name, value in others.items() if name in taken}
-    return {cache_argument(model): cache, "use_cache": True, **arguments}
 
 
 def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> TorchTrace:
@@ -120,7 +105,10 @@ def trace_model(model: nn.Module, num_layers: int, plan: CachePlan) -> TorchTrac
     known = _RunWatch(like=kinds, returns=dict(direct.returns))
     through = _run(model, layers, plan.new(), own, known, from_layers=True)
     if len(direct.returns) != num_layers:
-        raise ModelError(f"{type(model).__name__} calls {len(direct.returns)} of its {num_layers} layers")
+        raise ModelError(
+            f"the torch engine cannot run {type(model).__name__}: it calls {len(direct.returns)} of its {num_layers} "
+            "layers"
+        )
     cuts, reason = _legal_cuts(direct, through, num_layers)
     streams = direct.hidden_shape[:2] != (1, RUN_TOKENS)
     unseen = set(own.values()) - direct.before - direct.between - direct.behind
@@ -183,10 +171,15 @@ def _run(
     try:
         with torch.enable_grad():
             model(input_ids=ids, **call_arguments(model, cache, position_ids=positions))
+    except ModelError:
+        raise
     except Exception as exc:  # model code of any kind
         # behind the layers nothing matters any more: heads that look at values cannot run on shapes
         if watch.next_layer < len(layers):
-            raise ModelError(f"{type(model).__name__} cannot be looked at without weights: {exc!r}"[:400]) from exc
+            raise ModelError(
+                f"the torch engine cannot run {type(model).__name__}: its code in transformers needs values where only "
+                f"shapes are known yet ({type(exc).__name__}: {one_line(exc)})"
+            ) from exc
     finally:
         for hook in hooks:
             hook.remove()
@@ -256,25 +249,6 @@ def _watched(watch: _RunWatch, index: int, layer: nn.Module, *, from_layers: boo
         return (result, *extras)
 
     return forward
-
-
-def get_hidden(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """The hidden state among a layer's arguments: the first tensor of three or more axes."""
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, torch.Tensor) and value.ndim >= 3 and value.is_floating_point():
-            return value
-    raise ModelError("a layer is called without a hidden state")
-
-
-def put_hidden(
-    args: tuple[Any, ...], kwargs: dict[str, Any], new: torch.Tensor
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with another hidden state."""
-    old = get_hidden(args, kwargs)
-    return (
-        tuple(new if value is old else value for value in args),
-        {name: new if value is old else value for name, value in kwargs.items()},
-    )
 
 
 def _is_float(value: Any) -> bool:

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("mlx_lm")
 
+from exo_mesh_mlx import provider
 from exo_mesh_mlx.engine import MlxStage
 
 from exo_mesh.domain.frame import Row
@@ -114,8 +115,15 @@ def load(stage: MlxStage, directory: Path, architecture: str, start: int, stop: 
 
 
 def test_a_cut_inside_shared_caches_is_refused(stage: MlxStage, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="cannot run as a stage"):
+    with pytest.raises(ModelError, match="layers 5 to 5 cannot run by themselves, for they use what only other"):
         load(stage, tmp_path, "afm7", 5, 6)
+
+
+def test_a_model_that_mlx_lm_cannot_run_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    config = tiny_config("afm7")
+    model_dir = write_checkpoint(tmp_path, config | {"num_kv_reuse_layers": config["num_layers"]})
+    with pytest.raises(ModelError, match=r"config\.json: mlx-lm's code cannot run the model"):
+        provider.survey(model_dir, {})
 
 
 def test_a_looped_model_runs_whole_or_not_at_all(stage: MlxStage, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import torch
 from exo_mesh_torch import provider
+from exo_mesh_torch.caches import ForeignLayer
 from exo_mesh_torch.survey import survey
 
 from exo_mesh.domain.frame import Row
@@ -19,7 +20,6 @@ from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import LoadRequest
 from exo_mesh.errors import ModelError
 from tools.stages import Stages, forward
-from tools.torch_architectures.__main__ import README
 from tools.torch_architectures.check import (
     TOLERANCE,
     check_family,
@@ -29,6 +29,7 @@ from tools.torch_architectures.check import (
     write_random_model,
 )
 from tools.torch_architectures.families import FAMILIES, NUM_LAYERS
+from tools.torch_architectures.table import PAGE, rows, state_of
 
 QUICK = {
     "llama": (2, 5),
@@ -38,8 +39,8 @@ QUICK = {
     "lfm2": (1, 2),  # the first two stages have no attention
     "gemma3n_text": (2, 3),  # parallel hidden states, embeddings that every layer uses
 }
-SLOW = [name for name in FAMILIES if f"| {name} |" in README.read_text(encoding="utf-8")]
-"""Those of which the engine's README says that they are exact."""
+SLOW = [name for name in FAMILIES if state_of(rows(PAGE.read_text(encoding="utf-8")).get(name, "")) == "exact"]
+"""Those of which docs/architectures.md says that they are exact."""
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,37 @@ def test_a_model_whose_layers_hand_on_more_runs_in_one_piece(tmp_path: Path) -> 
     want = whole_model_logits(tmp_path)
     np.testing.assert_allclose(split_logits(stages.ring(())), want, atol=TOLERANCE)
     stages.close()
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param("axk2", marks=pytest.mark.extended),
+        pytest.param("dots3_note_text", marks=pytest.mark.extended),
+        pytest.param("deepseek_v4", marks=pytest.mark.slow),
+    ],
+)
+def test_caches_that_are_transformers_own_business_can_be_cut_too(tmp_path: Path, family: str) -> None:
+    """Masks that come from layer 0's cache, cache layers that models define, settings that differ by layer."""
+    outcome = check_family(tmp_path, family, quick=True)
+    assert outcome.cuts == tuple(range(1, NUM_LAYERS)) and outcome.worst == 0.0
+
+
+def test_a_cut_that_fails_once_there_is_a_past_is_not_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if layers elsewhere did not count: AXK2 makes its masks from the cache of layer 0."""
+    write_random_model(tmp_path, "axk2")
+    monkeypatch.setattr(ForeignLayer, "skip", lambda self, num_tokens: None)
+    found = survey(tmp_path, {})
+    assert found.legal_cuts == () and "in frame 2: attention_mask of shape" in found.reason
+    stage = provider.create()
+    with pytest.raises(ModelError, match="transformers' code fails on layers 4 to 7 of 8"):
+        stage.load(LoadRequest(Shard("m", 4, 8, NUM_LAYERS), tmp_path, 512), lambda done, total: None)
+
+
+def test_a_model_whose_code_looks_at_values_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    write_random_model(tmp_path, "biogpt")
+    with pytest.raises(ModelError, match="the torch engine cannot run BioGptForCausalLM: its code"):
+        survey(tmp_path, {})
 
 
 def test_a_window_that_no_sequence_can_outgrow_is_none(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tools.faults.mesh import why_not as why_no_addresses
 from tools.faults.table import PAGE
 
 ROOT = Path(__file__).resolve().parents[2]
-TORCH_README = ROOT / "engines" / "exo_mesh_torch" / "README.md"
+ARCHITECTURES = ROOT / "docs" / "architectures.md"
 
 CHILDREN = {"tools.bench.copy_child", "tools.tensor_groups.rank"}
 """Modules that a tool starts, and nobody else."""
@@ -76,11 +76,12 @@ def test_the_speed_of_an_mlx_stage_stands_beside_that_of_mlx_lm(tiny: Path) -> N
 
 
 @needs_torch
+@pytest.mark.extended
 def test_torch_architectures_checks_one_and_writes_nothing_unasked() -> None:
-    before = TORCH_README.read_text()
+    before = ARCHITECTURES.read_text()
     line = start("tools.torch_architectures", "--quick", "llama")
     assert line.startswith("| llama | all | 3 | 0 |")
-    assert TORCH_README.read_text() == before
+    assert ARCHITECTURES.read_text() == before
 
 
 @needs_torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,12 +57,25 @@ def check(architecture: str, *, few: bool = False) -> Outcome:
             _require_information(sequences)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 - model files of mlx-lm may do anything, exit included
             outcome.state, outcome.reason = "absent", _sentence(exc)
+            if (Path(directory) / "config.json").is_file() and not _refused(Path(directory)):
+                outcome.state, outcome.reason = "failed", f"the engine does not refuse it: {outcome.reason}"
             return outcome
         try:
             _check_checkpoint(model_dir, outcome, sequences, few)
         except (Exception, SystemExit) as exc:  # noqa: BLE001
             outcome.state, outcome.reason = "failed", _sentence(exc)
     return outcome
+
+
+def _refused(model_dir: Path) -> bool:
+    """Whether the engine refuses a model that mlx-lm cannot run, when it is asked about it or when it loads it."""
+    config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    try:
+        provider.survey(model_dir, {})
+        Stages(provider, model_dir, num_layers(config)).ring(())
+    except MeshError:
+        return True
+    return False
 
 
 def _check_checkpoint(model_dir: Path, outcome: Outcome, sequences: list[Alone], few: bool) -> None:

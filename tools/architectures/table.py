@@ -13,7 +13,7 @@ from tools.architectures.sizes import WINDOW
 _HEAD = """# Architectures
 
 Which model architectures of mlx-lm the MLX engine can split over machines, found by trying. Do not edit: this page is
-written by `python -m tools.architectures --write docs/architectures.md` (about ten minutes).
+written by `python -m tools.architectures --all --write docs/architectures.md` (about ten minutes).
 Versions: {versions}.
 
 {summary}
@@ -35,6 +35,9 @@ alone.
 |---|---|---|---|---|---|---|---|---|
 """
 
+TRANSFORMERS = "\n## Families of transformers\n"
+"""The heading of the part that tools.torch_architectures writes."""
+
 _TEXT = {
     "split": "equal",
     "whole": "runs in one piece: {reason}",
@@ -44,18 +47,27 @@ _TEXT = {
 
 
 def render(outcomes: Sequence[Outcome], page: str = "") -> str:
-    """The whole page. page: an earlier one, whose other rows are kept if it is of the same versions."""
+    """The whole page. page: an earlier one, whose other rows are kept if it is of the same versions, and its part about
+    transformers always."""
+    transformers = transformers_part(page)
+    page = page.removesuffix(transformers)
     rows = _rows_of(page) if f"Versions: {versions()}." in page else {}
     rows |= {outcome.architecture: _line(outcome) for outcome in outcomes}
     head = _HEAD.format(
         versions=versions(),
-        summary=summary([_state_of(row) for row in rows.values()]),
+        summary=summary([state_of(row) for row in rows.values()]),
         window=WINDOW,
         sequences=len(CHUNKS),
         prompt=max(map(sum, CHUNKS)),
         steps=DECODE_STEPS,
     )
-    return head + "".join(rows[name] for name in sorted(rows, key=str.lower))
+    return head + "".join(rows[name] for name in sorted(rows, key=str.lower)) + transformers
+
+
+def transformers_part(page: str) -> str:
+    """The end of a page, which tools.torch_architectures writes; "" if there is none."""
+    _, heading, after = page.partition(TRANSFORMERS)
+    return heading + after
 
 
 def versions() -> str:
@@ -80,7 +92,7 @@ def _rows_of(page: str) -> dict[str, str]:
     return {line.split("`")[1]: line for line in page.splitlines(keepends=True) if line.startswith("| `")}
 
 
-def _state_of(row: str) -> str:
+def state_of(row: str) -> str:
     """Outcome.state again, from the last cell."""
     result = row.rstrip("| \n").rpartition(" | ")[2]
     return next(state for state, text in _TEXT.items() if result.startswith(text.partition("{")[0]))

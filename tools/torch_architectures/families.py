@@ -170,6 +170,36 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo_hybrid": {**LINEAR, "layer_types": HYBRID_TYPES},
     "glm_moe_dsa": {**LATENT, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8},
     "deepseek_v32": {**LATENT, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8},
+    "axk2": {**LATENT, "head_dim": None, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8},
+    "deepseek_v4": {
+        **MOE, "num_key_value_heads": 1, "q_lora_rank": 16, "head_dim": 16, "o_groups": 2, "o_lora_rank": 8,
+        "sliding_window": WINDOW, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4, "n_routed_experts": 4,
+        "hc_mult": 2, "intermediate_size": None,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"] * 2
+        + ["compressed_sparse_attention"] * 2,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+        "mlp_layer_types": ["hash_moe"] + ["moe"] * 7,
+    },
+    "dots3_note_text": {
+        **LATENT, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 8, "head_dim": 16,
+        "shared_experts_intermediate_size": 32, "sliding_window_size": WINDOW, "swa_num_attention_heads": 4,
+        "swa_num_key_value_heads": 4, "swa_q_lora_rank": 16, "swa_kv_lora_rank": 16, "swa_head_dim": 16,
+        "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 8,
+    },
+    "biogpt": {},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "qwen4_exp_text": {
+        **MOE, **LINEAR, "layer_types": HYBRID_TYPES, "hc_count": 2, "hc_lowrank": 8, "ple_layer_ids": [2],
+        "ple_embed_dim": 16, "heads_per_ngram": 2, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 1, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8,
+        "indexer_budget": 8, "indexer_compress_ratio": 2,
+    },
+    "zaya": {**MOE, "num_experts_per_tok": 1, "router_hidden_size": 16, "rope_parameters": None},
+    "dbrx": {
+        "d_model": 32, "n_heads": 4, "n_layers": NUM_LAYERS, "max_seq_len": 512,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 64, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "internlm3": {},
     "xglm": {"d_model": 32, "num_layers": NUM_LAYERS, "attention_heads": 4, "ffn_dim": 64},
 }  # fmt: skip

@@ -1,0 +1,73 @@
+"""Check models in processes of their own, so that one that crashes takes no other with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+DEADLINE_S = 600
+"""For one model; the slowest takes half a minute on one shared core."""
+
+
+class _Worker(Generic[T]):
+    """One process at a time, begun again after a crash. Used by one thread."""
+
+    def __init__(self, check: Callable[[str], T], failed: Callable[[str, str], T]) -> None:
+        self._check, self._failed = check, failed
+        self._pool: ProcessPoolExecutor | None = None
+
+    def check(self, name: str) -> T:
+        if self._pool is None:
+            # mlx does not survive a fork
+            self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        try:
+            return self._pool.submit(self._check, name).result(DEADLINE_S)
+        except BrokenProcessPool:
+            self._pool = None
+            return self._failed(name, "the process crashed")
+        except TimeoutError:
+            pool, self._pool = self._pool, None
+            for process in list(pool._processes.values()):
+                process.kill()
+            return self._failed(name, f"no end after {DEADLINE_S} s")
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def check_all(
+    names: Sequence[str],
+    jobs: int,
+    report: Callable[[T], None],
+    check: Callable[[str], T],
+    failed: Callable[[str, str], T],
+) -> list[T]:
+    """Outcomes in the order given; report is called with each as it comes.
+
+    check: a function of a module, which never raises. failed: the outcome, from name and reason, of one whose process
+    crashed or did not end.
+    """
+    workers = [_Worker(check, failed) for _ in range(jobs)]
+    free = list(workers)
+
+    def one(name: str) -> T:
+        worker = free.pop()
+        try:
+            outcome = worker.check(name)
+        finally:
+            free.append(worker)
+        report(outcome)
+        return outcome
+
+    try:
+        with ThreadPoolExecutor(jobs) as threads:
+            return list(threads.map(one, names))
+    finally:
+        for worker in workers:
+            worker.close()
