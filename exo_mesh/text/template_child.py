@@ -89,9 +89,10 @@ class Renderer:
                 return _check_grammar(question)
             return self._render(question)
         except (InputError, ModelError) as exc:
-            return TemplateRefused(_short(str(exc)), getattr(exc, "param", None) or "messages")
+            param = getattr(exc, "param", None) or "messages"
+            return TemplateRefused(_short(str(exc)), param, isinstance(exc.__cause__, MemoryError))
         except MemoryError:
-            return TemplateRefused("the model's chat template needs too much memory")
+            return TemplateRefused("the model's chat template needs too much memory", is_spent=True)
         except Exception as exc:  # noqa: BLE001  the documented boundary: a template may reach any bug of Jinja
             return TemplateRefused(f"the model's chat template cannot be used ({type(exc).__name__})")
 

@@ -75,10 +75,11 @@ class TemplateRendered(msgspec.Struct, tag="rendered", frozen=True):
 
 class TemplateRefused(msgspec.Struct, tag="refused", frozen=True):
     """The template cannot be compiled or refuses the messages, or the grammar cannot be used. param: the field of the
-    request at fault."""
+    request at fault. is_spent: the process ran out of memory over it, and may have none left for other questions."""
 
     message: str
     param: str = "messages"
+    is_spent: bool = False
 
 
 class TemplateUnknown(msgspec.Struct, tag="unknown", frozen=True):

@@ -27,4 +27,4 @@ def test_links_between_documents_lead_somewhere() -> None:
 def test_the_readme_has_one_test_command_between_its_markers() -> None:
     marked = re.search(r"<!-- test-command -->\n```sh\n(.*)\n```\n<!-- end -->", (ROOT / "README.md").read_text())
     assert marked is not None
-    assert marked[1] == 'pip install ".[mlx,test]" && pytest'
+    assert marked[1] == 'pip install ".[mlx,test]" && pytest -n 2'

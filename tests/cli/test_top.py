@@ -206,7 +206,7 @@ def test_a_full_node_is_asked_for_snapshots_and_a_dead_one_is_left(
         follower.start()
         assert eventually(lambda: follower.data.source == "snapshots")
         assert eventually(lambda: [one["output_tokens"] for one in follower.data.requests] == [7])
-        assert follower.data.note == "" and follower.data.url == url
+        assert eventually(lambda: (follower.data.note, follower.data.url) == ("", url))
         assert wait_for_bell(follower.wake)
         follower.stop()
         follower.join()

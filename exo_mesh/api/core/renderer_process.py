@@ -14,7 +14,14 @@ import msgspec
 import psutil
 
 from exo_mesh.errors import NotReadyError
-from exo_mesh.text.template_wire import EXIT_OUT_OF_MEMORY, LENGTH, MAX_ANSWER_BYTES, Answer, RendererReady
+from exo_mesh.text.template_wire import (
+    EXIT_OUT_OF_MEMORY,
+    LENGTH,
+    MAX_ANSWER_BYTES,
+    Answer,
+    RendererReady,
+    TemplateRefused,
+)
 
 START_LIMIT_S = 30.0
 """A process starts in 0.1 s; on a small board that is busy it takes seconds."""
@@ -41,6 +48,7 @@ class RendererProcess:
         self._measured: psutil.Process | None = None  # once it is ready
         self._is_too_large = False
         self._is_asked = False
+        self._is_spent = False
 
     @classmethod
     async def spawn(cls, growth_bytes: int, most_resident_bytes: int) -> RendererProcess:
@@ -75,9 +83,10 @@ class RendererProcess:
 
     @property
     def is_usable(self) -> bool:
-        """It runs and waits for a question."""
+        """It runs, waits for a question, and has memory for one."""
         assert self._process.stdout is not None
-        return self._process.returncode is None and not self._process.stdout.at_eof() and not self._is_asked
+        runs = self._process.returncode is None and not self._process.stdout.at_eof()
+        return runs and not self._is_asked and not self._is_spent
 
     @property
     def pid(self) -> int:
@@ -104,6 +113,7 @@ class RendererProcess:
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as exc:
             raise RendererLostError(await self._fate()) from exc
         self._is_asked = False
+        self._is_spent = isinstance(answer, TemplateRefused) and answer.is_spent
         return answer
 
     def watch_memory(self, _now: float) -> float:

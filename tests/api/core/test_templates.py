@@ -108,6 +108,14 @@ async def test_a_hostile_template_is_refused_and_costs_this_process_nothing(
     assert await renderer.render(template(GREETING), HI) == "<user>Hi"
 
 
+async def test_a_process_that_ran_out_of_memory_answers_no_other_question(renderer: TemplateRenderer) -> None:
+    pid = await warm(renderer)
+    with pytest.raises(InputError, match="too much memory"):
+        await renderer.render(template(HOSTILE["percent"]), HI)
+    assert await renderer.render(template(GREETING), HI) == "<user>Hi"
+    await until(lambda: pid not in renderer.pids)
+
+
 async def test_others_are_served_while_requests_for_one_template_run_and_queue(renderer: TemplateRenderer) -> None:
     hostile = [asyncio.create_task(renderer.render(template(ENDLESS), HI)) for _ in range(2 * NUM_PROCESSES)]
     for _ in range(20):
