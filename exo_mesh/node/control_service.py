@@ -23,7 +23,7 @@ from exo_mesh.models.surveys import Surveys, survey_to_json
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
-from exo_mesh.serving.stream_desk import StreamDesk, cancel_here
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
 from exo_mesh.transport.stage_codec import standing_to_proto
 
@@ -149,7 +149,7 @@ class ControlService:
             count = self._journal.cancel_on(request.instance_id, request.request_id)
             return pb.CancelReply(found=count > 0, count=count)
         key_id = request.key_id if request.HasField("key_id") else None
-        return pb.CancelReply(found=cancel_here(self._journal, self._streams, request.request_id, key_id))
+        return pb.CancelReply(found=self._journal.cancel(request.request_id, key_id))
 
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
         return self._streams.answer_find(request)

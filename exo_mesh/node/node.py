@@ -59,7 +59,7 @@ from exo_mesh.node.service import ModelEntry
 from exo_mesh.node.store_desk import StoreDesk
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.request_run import Patience
-from exo_mesh.serving.stream_desk import StreamDesk, cancel_here
+from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
@@ -450,7 +450,7 @@ class Node:
         return self._serving.router.generate(model, request)
 
     async def cancel(self, request_id: str, key_id: str | None = None) -> bool:
-        here = cancel_here(self._serving.journal, self.streams, request_id, key_id)
+        here = self._serving.journal.cancel(request_id, key_id)
         answers = await asyncio.gather(  # a client may give one x-request-id to requests at several peers
             *(peer.client.cancel(request_id, key_id) for peer in self.membership.peers), return_exceptions=True
         )

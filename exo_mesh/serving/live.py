@@ -134,15 +134,6 @@ class LiveStreams:
                 if self._choices.get(request_id) is choice:
                     del self._choices[request_id]
 
-    def request_ids_of(self, name: str, key_id: str | None) -> set[str]:
-        """The choices of all requests that their clients call so; with a key_id, of those that came with this key."""
-        return {
-            request_id
-            for card in self._opened
-            if name in (card.id, *card.names) and key_id in (None, card.key_id)
-            for request_id in card.request_ids
-        }
-
     def choice(self, request_id: str) -> LiveChoice | None:
         """What keeps the events of a request, if somebody may read them."""
         return self._choices.get(request_id)

@@ -11,7 +11,6 @@ from exo_mesh.domain.request import RequestEvent
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.membership.peers import Peer
 from exo_mesh.proto import control_pb2 as pb
-from exo_mesh.serving.journal import Journal
 from exo_mesh.serving.live import LiveStreams
 from exo_mesh.serving.stream_codec import (
     events_from_proto,
@@ -73,12 +72,6 @@ class StreamDesk:
                 for event in _events(message):
                     yield event
 
-    def request_ids_of(self, name: str, key_id: str | None) -> set[str]:
-        """See LiveStreams.request_ids_of."""
-        return self._live.request_ids_of(name, key_id)
-
-    # for peers
-
     def answer_find(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
         found = self._live.find(viewer_from_proto(request.viewer), request.id, self._own_id)
         return pb.FindStreamsReply(streams=[found_to_proto(one) for one in found])
@@ -88,13 +81,6 @@ class StreamDesk:
         async with aclosing(self._live.follow(viewer, request.id, request.request_id)) as batches:
             async for batch in batches:
                 yield events_to_proto(batch)
-
-
-def cancel_here(journal: Journal, streams: StreamDesk, name: str, key_id: str | None) -> bool:
-    """Cancel all requests that entered here under any id that a client knows: of a reply or of one of its choices, an
-    x-request-id, an x-trace-id. False if there is none. With a key_id, only requests that came with this API key."""
-    cancelled = [journal.cancel(one, key_id) for one in {name, *streams.request_ids_of(name, key_id)}]
-    return any(cancelled)
 
 
 def _events(message: pb.FollowReply) -> list[RequestEvent]:

@@ -14,8 +14,7 @@ from exo_mesh.domain.request import RequestEvent
 
 @dataclass(frozen=True, slots=True)
 class StreamCard:
-    """A client's request while it runs. request_ids: of its choices, in their order. names: what else the client may
-    call it by, such as its x-request-id; clients may give one name to several requests.
+    """A client's request while it runs. request_ids: of its choices, in their order.
 
     key_id: of the API key that it came with; "" without one. secret_hash: of what only its client was given.
     recipe: makes the bytes from which the API of any peer makes a reply of its events.
@@ -28,7 +27,6 @@ class StreamCard:
     key_id: str
     secret_hash: bytes
     recipe: Callable[[], bytes]
-    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def test_everything_that_is_known_is_shown() -> None:
     text = shown(a_view(links={"x": link}, downloads={"y": download, "z": {**download, "state": "completed"}}))
     for part in (
         "alpha → beta  ethernet     0.42 ms  88 MB/s", "org/new   beta  ongoing  25 %  4.0 GB  50.0 MB/s  60 s",
-        "alpha  2 peers  degraded  live", "3 running, 1/32 waiting", "12.5 % errors", "17.2 tokens/s", "p50 1.50 s",
+        "alpha  peers: 2  degraded  live", "3 running, 1/32 waiting", "12.5 % errors", "17.2 tokens/s", "p50 1.50 s",
         "p95 20 s", "42 % used, 9.0 GB of 16.0 GB free", "beta: the disk is full -> delete a model", "alpha *",
         "8.0 GB", "org/model  ready", "alpha 0-3 → beta 4-7", "stop",
     ):  # fmt: skip

@@ -120,6 +120,13 @@ async def import_conversations(page: Any, given: Iterable[dict[str, Any]]) -> No
     await page.locator(".conversations .title").first.dispatch_event("click")  # on a phone the list is folded
 
 
+async def review(page: Any, folder: Path, name: str) -> None:
+    """Write pictures of what it shows, light and dark."""
+    for scheme in ("light", "dark"):
+        await page.emulate_media(color_scheme=scheme)
+        await page.screenshot(path=folder / f"{name}-{scheme}.png")
+
+
 @cache
 def _axe() -> str:
     return AXE.read_text("utf-8")

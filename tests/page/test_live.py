@@ -14,6 +14,7 @@ from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
 from exo_mesh.api.web.live import LiveFeed, live_document, merge_patch
 from exo_mesh.api.web.live_routes import MAX_LISTENERS
+from exo_mesh.cli.top.live_data import patched
 from exo_mesh.clock import monotonic
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 
@@ -23,19 +24,6 @@ values = st.recursive(
     max_leaves=8,
 )
 documents = st.dictionaries(st.sampled_from("abc"), values)
-
-
-def patched(target: Any, patch: Any) -> Any:
-    """RFC 7396, section 2."""
-    if not isinstance(patch, dict):
-        return patch
-    made = dict(target) if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            made.pop(name, None)
-        else:
-            made[name] = patched(made.get(name), value)
-    return made
 
 
 @given(documents, documents)

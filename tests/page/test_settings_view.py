@@ -1,16 +1,11 @@
-"""The Settings view in Chromium, on a scripted node of a closed mesh. PAGE_CHROMIUM names the browser."""
+"""The Settings view in Chromium, on a scripted node of a closed mesh."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import os
-import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from exo_mesh.api.access import AccessPolicy
 from exo_mesh.api.context import ApiOptions
@@ -24,36 +19,17 @@ from exo_mesh.security.secret import new_secret
 from exo_mesh.settings.config import load_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings
 from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.page.chromium import needs_chromium, page_at
 
-playwright = pytest.importorskip("playwright.async_api", reason="the browser tests need playwright")
-BROWSER = os.environ.get("PAGE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.extended,
-    pytest.mark.skipif(BROWSER is None, reason="the browser tests need Chromium; PAGE_CHROMIUM names it"),
-]
+pytestmark = needs_chromium
 MARKUP = "<img src=x onerror=alert(1)>"
 GIFT = Gift(new_secret(), "default", "studio", "192.168.1.5:5000")
 
 
-@pytest.fixture
-async def page() -> AsyncIterator[Any]:
-    """A browser. At its end: no error was thrown, and no dialog opened."""
-    found: list[str] = []
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        opened = await (await browser.new_context(locale="en-US")).new_page()
-        opened.set_default_timeout(20_000)
-        opened.on("pageerror", lambda error: found.append(str(error)))
-        opened.on("dialog", lambda dialog: found.append(dialog.message))
-        yield opened
-        await browser.close()
-    assert not found
+async def test_settings_keys_and_invitations_are_changed_by_hand(scripted: ScriptedMesh, tmp_path: Path) -> None:
+    from playwright.async_api import expect
 
-
-async def test_settings_keys_and_invitations_are_changed_by_hand(
-    page: Any, scripted: ScriptedMesh, tmp_path: Path
-) -> None:
-    expect, used = playwright.expect, list[str]()
+    used = list[str]()
     keys = KeyFile(tmp_path / FILE_NAME)
     admin, _ = keys.add(Role.ADMIN, datetime.datetime.now(datetime.UTC))
     loaded = load_settings({"home": [str(tmp_path)], "name": [MARKUP]}, {})
@@ -67,8 +43,7 @@ async def test_settings_keys_and_invitations_are_changed_by_hand(
         invitations=invitations,
         languages=PageLanguages((), tmp_path),
     )
-    async with served(scripted, options) as api:
-        await page.goto(f"{api.url}/#token={admin}")
+    async with served(scripted, options) as api, page_at(f"{api.url}/#token={admin}") as page:
         await page.get_by_role("link", name="Settings").click()
         assert admin not in page.url and await page.evaluate("sessionStorage['exo.key']") == admin
         assert admin not in await page.evaluate("JSON.stringify(localStorage)")
@@ -131,13 +106,14 @@ async def drawn(page: Any) -> list[str]:
     return rows
 
 
-async def test_who_may_not_change_settings_sees_no_places(page: Any, scripted: ScriptedMesh, tmp_path: Path) -> None:
+async def test_who_may_not_change_settings_sees_no_places(scripted: ScriptedMesh, tmp_path: Path) -> None:
+    from playwright.async_api import expect
+
     loaded = load_settings({"home": [str(tmp_path)]}, {})
     desk = LoneSettings(EffectiveSettings(loaded.settings, loaded.origins))
-    async with served(scripted, ApiOptions(config=desk)) as api:
-        await page.goto(f"{api.url}/#/settings")
-        await playwright.expect(page.get_by_text("needs a key with the role admin")).to_be_visible()
-        await playwright.expect(page.get_by_role("cell", name="shown to admins")).to_be_visible()
+    async with served(scripted, ApiOptions(config=desk)) as api, page_at(f"{api.url}/#/settings") as page:
+        await expect(page.get_by_text("needs a key with the role admin")).to_be_visible()
+        await expect(page.get_by_role("cell", name="shown to admins")).to_be_visible()
         for button in ("Save", "Create key", "Create code"):
-            await playwright.expect(page.get_by_role("button", name=button).first).to_be_disabled()
+            await expect(page.get_by_role("button", name=button).first).to_be_disabled()
         assert str(tmp_path) not in await page.content()

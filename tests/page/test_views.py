@@ -28,6 +28,7 @@ from tests.page.chromium import (
     needs_chromium,
     open_view,
     page_at,
+    review,
     view_names,
     whole_answer,
 )
@@ -104,12 +105,6 @@ async def test_pictures_of_every_view_fit_their_width(mesh: LocalMesh) -> None:
                 assert not await page.evaluate("document.documentElement.scrollWidth > innerWidth"), (name, width)
                 if "PAGE_REVIEW" in os.environ:
                     await review(page, Path(os.environ["PAGE_REVIEW"]), f"{name}-{width}")
-
-
-async def review(page: Any, folder: Path, name: str) -> None:
-    for scheme in ("light", "dark"):
-        await page.emulate_media(color_scheme=scheme)
-        await page.screenshot(path=folder / f"{name}-{scheme}.png")
 
 
 async def test_pictures_of_the_documents_are_small(mesh: LocalMesh, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from tools.faults.client_threads import ClientThreads
 from tools.faults.mesh import MODEL
 from tools.faults.stream import Question, counting
 
@@ -48,64 +49,32 @@ class KeyedAnswer:
         return self.finish == "stop" and self.text == self.question.answer
 
 
-class KeyedClients:
-    """`count` threads; each asks again as soon as it has its answer, until `stop`. Every other one goes on after what
-    it has (Last-Event-ID), the others ask for all of it again.
+class KeyedClients(ClientThreads[KeyedAnswer]):
+    """Every other thread goes on after what it has (Last-Event-ID), the others ask for all of it again.
 
     urls: answers where to ask now, a random one each time: at the peers themselves, or at one proxy before them.
     """
 
     def __init__(self, urls: Callable[[], Sequence[str]], count: int, seed: int) -> None:
-        self.answers: list[KeyedAnswer] = []
-        self.failure = ""
-        """The first answer that was not had, or was wrong."""
         self._urls = urls
-        self._stopping = threading.Event()
-        self._changed = threading.Condition()
-        self._threads = [
-            threading.Thread(target=self._run, args=(random.Random(seed + number), number % 2 == 0), daemon=True)
-            for number in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        super().__init__(count, seed)
 
     @property
     def troubles(self) -> Counter[str]:
         """What the clients have seen and got over."""
         return Counter(trouble for answer in self.answers for trouble in answer.troubles)
 
-    def await_answers(self, more: int, deadline_s: float = 180.0) -> None:
-        """Wait until so many more have come. Raises AssertionError if one failed, or it takes too long."""
-        wanted = len(self.answers) + more
-        with self._changed:
-            come = self._changed.wait_for(lambda: len(self.answers) >= wanted or self.failure, deadline_s)
-        assert not self.failure, self.failure
-        assert come, f"not {more} answers within {deadline_s:g} s: the mesh is wedged"
+    def ask(self, rng: random.Random, number: int) -> KeyedAnswer | str:
+        first = rng.randrange(10, 120)
+        answer = KeyedAnswer(counting(first, first + rng.randrange(5, 40)))
+        begin = time.monotonic()
+        trouble = self._ask(answer, rng, continues=number % 2 == 0)
+        answer.seconds = time.monotonic() - begin
+        if not trouble and answer.is_right:
+            return answer
+        return f"{trouble or answer.finish} {answer.message} after {answer.text!r}, {answer.troubles}"
 
-    def stop(self) -> None:
-        """Let every client have its last answer. Raises AssertionError as above."""
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(2 * PATIENCE_S)
-        assert not any(thread.is_alive() for thread in self._threads), "a client waits for ever"
-        assert not self.failure, self.failure
-
-    def _run(self, rng: random.Random, continues: bool) -> None:
-        while not self._stopping.is_set() and not self.failure:
-            first = rng.randrange(10, 120)
-            answer = KeyedAnswer(counting(first, first + rng.randrange(5, 40)))
-            begin = time.monotonic()
-            trouble = self._ask(answer, rng, continues)
-            answer.seconds = time.monotonic() - begin
-            with self._changed:
-                if trouble or not answer.is_right:
-                    what = f"{trouble or answer.finish} {answer.message} after {answer.text!r}, {answer.troubles}"
-                    self.failure = self.failure or what
-                else:
-                    self.answers.append(answer)
-                self._changed.notify_all()
-
-    def _ask(self, answer: KeyedAnswer, rng: random.Random, continues: bool) -> str:
+    def _ask(self, answer: KeyedAnswer, rng: random.Random, *, continues: bool) -> str:
         """Try until the answer is whole; the last trouble if it never is."""
         give_up_at = time.monotonic() + PATIENCE_S
         pause = threading.Event()

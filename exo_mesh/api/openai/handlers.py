@@ -164,7 +164,6 @@ class OpenAIRoutes:
             key_id,
             b"" if key_id else hash_of_secret(new_secret(request)),
             partial(msgspec.json.encode, recipe),
-            tuple(filter(None, (request[REQUEST_ID], request.get(TRACE_ID)))),
         )
 
     def _key_scope(self, request: web.Request) -> str:

@@ -94,7 +94,7 @@ def _title(data: LiveData, look: Look, clock: str) -> Text:
     line = Text("exo-mesh top", style="bold")
     if document:
         status, level = health.get("status", "?"), health.get("level", "ok")
-        line.append(f"  {node}", style="not bold").append(f"  {len(document['peers'])} peers  ", style="not bold")
+        line.append(f"  {node}", style="not bold").append(f"  peers: {len(document['peers'])}  ", style="not bold")
         line.append(status, style=f"not bold {LEVELS.get(level, 'red')}")
     how = "paused" if look.is_paused else data.source
     line.append(f"  {how}", style="not bold yellow" if how != "live" else "not bold dim")
