@@ -5,6 +5,7 @@ python -m tools.bench copy                  copies between peers: speed beside p
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
 python -m tools.bench grammar               what grammars cost a ring and save it, by tokens per second
+python -m tools.bench idle                  memory and CPU of nodes that have nothing to do
 python -m tools.bench templates             time to render a chat template in a child process, beside a thread
 python -m tools.bench against-mlx-server    what exo-mesh bench serve does, beside mlx_lm.server with the same load
 """
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import setup_logging
-from tools.bench import copying, entry, first_token, grammar, group, mlx_server, templates
+from tools.bench import copying, entry, first_token, grammar, group, idle, mlx_server, templates
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,6 +31,7 @@ def main(argv: Sequence[str]) -> int:
     first_token.add_parser(subparsers)
     grammar.add_parser(subparsers)
     group.add_parser(subparsers)
+    idle.add_parser(subparsers)
     mlx_server.add_parser(subparsers)
     templates.add_parser(subparsers)
     try:

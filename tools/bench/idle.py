@@ -1,0 +1,101 @@
+"""Memory and CPU that nodes take while nobody asks them anything.
+
+`python -m tools.bench idle --nodes 8 --minutes 120`
+
+A mesh on this machine answers one request, so that its ring is there, and then has nothing to do. Each minute the
+resident memory of each node and all its children is read. The slope is that of the straight line nearest to the
+readings (least squares) after the first quarter, in which caches fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass, field
+from statistics import linear_regression
+from typing import Any
+
+import psutil
+
+from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.errors import MeshError
+
+MODEL = "exo-mesh-demo"
+MAX_SLOPE_MB_PER_H = 1.0
+MB = 1e6
+
+
+@dataclass(slots=True)
+class IdleNode:
+    """Readings of a node with all its children. minutes: of each reading since the first; cpu_s: used so far."""
+
+    pid: int
+    minutes: list[float] = field(default_factory=list)
+    rss_mb: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+    processes: int = 0
+
+    def read(self, minute: float) -> None:
+        """Raises MeshError if the node is gone."""
+        try:
+            node = psutil.Process(self.pid)
+            family = [node, *node.children(recursive=True)]
+            times = [process.cpu_times() for process in family]
+            self.rss_mb.append(sum(process.memory_info().rss for process in family) / MB)
+        except psutil.NoSuchProcess as exc:
+            raise MeshError(f"a process of the node {self.pid} has ended while it was idle") from exc
+        self.minutes.append(minute)
+        self.cpu_s.append(sum(one.user + one.system for one in times))
+        self.processes = len(family)
+
+    @property
+    def slope_mb_per_h(self) -> float:
+        """Of the memory, after the first quarter of the readings; at least two are needed there."""
+        begin = len(self.minutes) // 4
+        return linear_regression(self.minutes[begin:], self.rss_mb[begin:]).slope * 60
+
+    @property
+    def cpu_percent(self) -> float:
+        """Of one core, over all readings."""
+        return (self.cpu_s[-1] - self.cpu_s[0]) / ((self.minutes[-1] - self.minutes[0]) * 60) * 100
+
+
+def measure(mesh: LocalMesh, minutes: int) -> list[IdleNode]:
+    """Watch all nodes for so many minutes."""
+    nodes = [IdleNode(child.pid) for child in mesh.children]
+    begin = time.monotonic()
+    for minute in range(minutes + 1):
+        time.sleep(max(0.0, begin + minute * 60 - time.monotonic()))
+        for node in nodes:
+            node.read((time.monotonic() - begin) / 60)
+    return nodes
+
+
+def report(nodes: list[IdleNode]) -> str:
+    """A line for each node."""
+    return "\n".join(
+        f"node {number}: {node.rss_mb[0]:.1f} -> {node.rss_mb[-1]:.1f} MB in {node.minutes[-1]:.0f} min, "
+        f"{node.slope_mb_per_h:+.2f} MB/h, {node.cpu_percent:.2f} % of a core, processes: {node.processes}"
+        for number, node in enumerate(nodes, 1)
+    )
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("idle", help="memory and CPU of idle nodes", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--minutes", type=int, default=120)
+    parser.add_argument("--engine", default="numpy")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    flags = ["--engine", args.engine, "--min-peers", "2"]
+    with local_mesh(args.nodes, flags, "idle") as mesh:
+        mesh.wait_until_joined()
+        asked = {"model": MODEL, "messages": [{"role": "user", "content": "Count from 7 to 20."}]}
+        mesh.client().post("/v1/chat/completions", asked, 120.0)
+        nodes = measure(mesh, args.minutes)
+    print(report(nodes))
+    worst = max(node.slope_mb_per_h for node in nodes)
+    print(f"steepest: {worst:+.2f} MB/h; the bar is {MAX_SLOPE_MB_PER_H:g}")
+    return int(worst >= MAX_SLOPE_MB_PER_H)
