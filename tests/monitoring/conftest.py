@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     found = shutil.which(name, path="/usr/local/bin:/usr/bin:/opt/homebrew/bin") or shutil.which(name)
     if found is None:
         pytest.skip(f"not installed: {name}")
@@ -16,9 +16,14 @@ def _program(name: str) -> str:
 
 @pytest.fixture(scope="session")
 def promtool() -> str:
-    return _program("promtool")
+    return program("promtool")
 
 
 @pytest.fixture(scope="session")
 def prometheus() -> str:
-    return _program("prometheus")
+    return program("prometheus")
+
+
+@pytest.fixture(scope="session")
+def exporter() -> str:
+    return program("prometheus-node-exporter")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from importlib import resources
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import jsonschema
 import pytest
 import yaml
+from jsonschema.validators import validator_for
 
-from exo_mesh.settings.config import Settings
+from exo_mesh.settings.places import DEFAULT_API_URL
 from tests.support.dashboards import MONITORING
 
 COMPOSE = ["docker-compose.yml", "docker-compose.logs.yml"]
 
 
+@cache
 def read(name: str) -> dict[str, Any]:
     content: dict[str, Any] = yaml.safe_load((MONITORING / name).read_text())
     return content
@@ -24,9 +28,12 @@ def read(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", COMPOSE)
 def test_a_compose_file_has_the_schema_of_the_compose_specification(name: str) -> None:
-    pytest.importorskip("check_jsonschema", reason="not installed: check-jsonschema")
-    schema = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
-    jsonschema.validate(read(name), json.loads(schema.read_text()))
+    found = find_spec("check_jsonschema")
+    if found is None or found.origin is None:
+        pytest.skip("not installed: check-jsonschema")
+    path = Path(found.origin).parent / "builtin_schemas" / "vendor" / "compose-spec.json"
+    schema = json.loads(path.read_text())
+    validator_for(schema)(schema).validate(read(name))
 
 
 @pytest.mark.parametrize("name", COMPOSE)
@@ -55,7 +62,7 @@ def test_prometheus_asks_the_usual_port_of_a_node_for_its_targets() -> None:
     jobs = {job["job_name"]: job for job in read("prometheus/prometheus.yml")["scrape_configs"]}
     for name in ("exo-mesh", "node"):
         urls = [each["url"] for each in jobs[name]["http_sd_configs"]]
-        assert urls == [f"http://localhost:{Settings().api_port}/v1/prometheus/targets"]
+        assert urls == [f"http://localhost:{urlsplit(DEFAULT_API_URL).port}/v1/prometheus/targets"]
 
 
 def test_grafana_finds_prometheus_and_the_dashboards() -> None:

@@ -34,7 +34,7 @@ def documented() -> dict[str, set[str]]:
     found = {}
     for page in ("metrics.md", "power.md"):
         path = ROOT / "docs" / page
-        rows = re.findall(r"^\| `(exo_mesh_\w+)` \| \w+ \| ([^|]*) \|", path.read_text(), re.M) if path.exists() else ()
+        rows = re.findall(r"^\| `(exo_mesh_\w+)` \| \w+ \|([^|]*)\|", path.read_text(), re.M) if path.exists() else ()
         found |= {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
     return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +19,10 @@ RULES = sorted((FOLDER / "rules").glob("*.yml"))
 TESTS = sorted((FOLDER / "tests").glob("*.yml"))
 
 
+@cache
 def alerts() -> dict[str, dict[str, Any]]:
-    groups = yaml.safe_load((FOLDER / "rules" / "alerts.yml").read_text())["groups"]
-    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+    groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
 
 
 def check(promtool: str, *arguments: object) -> None:
@@ -32,8 +35,10 @@ def test_the_configuration_and_the_rules_are_valid(promtool: str) -> None:
     check(promtool, "check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
 
-def test_the_unit_tests_of_the_alerts_pass(promtool: str) -> None:
-    check(promtool, "test", "rules", *TESTS)
+@pytest.mark.extended
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_the_unit_tests_of_the_alerts_pass(promtool: str, path: Path) -> None:
+    check(promtool, "test", "rules", path)
 
 
 def test_every_alert_has_a_unit_test_that_fires_and_then_resolves() -> None:

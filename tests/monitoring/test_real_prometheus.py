@@ -1,0 +1,127 @@
+"""A real Prometheus finds a real mesh by itself, and under load every query of every dashboard returns a series."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.client.local_mesh import free_port
+from exo_mesh.errors import MeshError
+from tests.support.checkpoints import TinyModel, write_checkpoint
+from tests.support.dashboards import Target, filled_in, targets
+from tests.support.hub import LoopbackHub
+from tests.support.peers import Peer, mesh
+from tests.support.processes import eventually
+from tests.support.prometheus import Prometheus, configuration, node_exporter, running
+
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(sys.platform != "linux", reason="process and node_exporter metrics are Linux's"),
+]
+
+GROUP = ["--group-backend", "ring", "--open-admin"]
+SLOW = ["--engine-option", "cost_ms=5", "--engine-option", "reduce_ms=0.1"]
+WINDOW = "30s"
+"""What $__rate_interval is here: longer than the test."""
+
+HARDWARE = {
+    "exo_mesh_power_watts": "needs a machine whose power can be read (RAPL, a GPU, a Mac)",
+    "exo_mesh_power_part_watts": "needs a machine whose power can be read",
+    "exo_mesh_energy_joules_total": "needs a machine whose power can be read",
+    "exo_mesh_ring_energy_joules_total": "needs a machine whose power can be read",
+    "exo_mesh_temperature_celsius": "needs a temperature sensor, which virtual machines lack",
+    "exo_mesh_accelerator_temperature_celsius": "needs an accelerator",
+    "exo_mesh_accelerator_utilization_ratio": "needs an accelerator",
+    "exo_mesh_accelerator_power_watts": "needs an accelerator",
+    "exo_mesh_accelerator_memory_used_bytes": "needs an accelerator",
+}
+"""Metrics of hardware that a test machine may lack. Where the hardware is there, its queries are checked, too."""
+
+
+def lacks_hardware(prometheus: Prometheus, target: Target) -> bool:
+    missing = [name for name in HARDWARE if name in target.expr]
+    return any(not prometheus.query(name) for name in missing)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
+    """A hub with one small model, for the nodes of this test."""
+    with LoopbackHub() as hub:
+        hub.add("test/tiny", write_checkpoint(tmp_path / "tiny", TinyModel("llama", layers=2)))
+        for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
+            monkeypatch.setenv(name, value)
+        yield hub
+
+
+def ask(peer: Peer) -> int:
+    reply = peer.chat("Count from 3 to 60.", max_tokens=40, ignore_eos=True, n=2)
+    tokens: int = reply["usage"]["completion_tokens"]
+    return tokens
+
+
+def refuse(peer: Peer) -> None:
+    """A request that ends in an error."""
+    with pytest.raises(MeshError):
+        peer.chat("Count from 3 to 60. " * 2000, max_tokens=5)
+
+
+def download(peer: Peer) -> None:
+    """One download that works and one that does not."""
+    peer.api.post("/download/start", {"model": "test/tiny"})
+    peer.api.post("/download/start", {"model": "test/none"})
+
+
+def work(peers: list[Peer]) -> None:
+    """What gives every metric something to count: requests, errors, downloads, and a runner that is killed."""
+    entry = peers[0]
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(ask, peer) for peer in peers for _ in range(2)]
+        download(peers[2])
+        refuse(entry)
+        assert eventually(entry.busy, 30)
+        os.kill(entry.runners()[0].pid, signal.SIGKILL)
+        assert all(answer.result(60) == 80 for answer in answers)
+
+
+def missing(prometheus: Prometheus) -> list[str]:
+    """Queries without a series. What stands after `or vector(0)` is left out: that always returns one."""
+    found = []
+    for target in targets():
+        expr = filled_in(target.expr, WINDOW).replace(" or vector(0)", "")
+        if not prometheus.query(expr) and not lacks_hardware(prometheus, target):
+            found.append(target.name)
+    return found
+
+
+@pytest.mark.usefixtures("hub")
+def test_prometheus_finds_all_nodes_and_every_query_of_every_dashboard_returns_a_series(
+    tmp_path: Path, prometheus: str, exporter: str
+) -> None:
+    port = free_port()
+    with ExitStack() as stack:
+        peers = stack.enter_context(mesh(tmp_path, [[*GROUP, *SLOW]] * 3, engine="dummy"))
+        stack.enter_context(node_exporter(exporter, port))
+        config = configuration([peers[0].url, peers[1].url], port)
+        server = stack.enter_context(running(prometheus, tmp_path, config))
+        addresses = sorted(peer.url + "/metrics" for peer in peers)
+        assert eventually(lambda: [one["scrapeUrl"] for one in server.targets("exo-mesh")] == addresses, 20)
+        labels = [one["labels"] for one in server.targets("exo-mesh")]
+        assert {each["node"] for each in labels} == {peer.child.log_path.parent.name for peer in peers}
+        machine = {one["labels"]["instance"] for one in server.targets("node")}
+        assert machine == {each["instance"] for each in labels}, "a choice of nodes is one of machines as well"
+
+        peers[0].place(groups=[[peers[1].id, peers[2].id], [peers[0].id]])
+        work(peers)
+        assert eventually(lambda: not missing(server), 10), missing(server)
+
+        peers[2].child.stop()
+        gone = peers[2].url.removeprefix("http://")
+        pending = 'ALERTS{alertname="ExoMeshNodeDown"}'
+        assert eventually(lambda: [one["metric"]["instance"] for one in server.query(pending)] == [gone], 20)
