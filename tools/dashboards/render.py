@@ -16,6 +16,8 @@ from tools.dashboards.boards import Board, Panel, Variable
 
 DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "exo-mesh"
+_OF_INTERVALS = {"auto", "auto_count", "auto_min"}
+"""The SDK writes these for every variable; Grafana knows them for variables of the type interval only."""
 _BUILDERS = {
     "timeseries": timeseries.Panel,
     "stat": stat.Panel,
@@ -43,7 +45,11 @@ def to_json(board: Board) -> str:
         built = built.with_row(dashboard.Row(row.title).id(next(numbers)))
         for panel in row.panels:
             built = built.with_panel(_panel(panel, next(numbers)))
-    return json.dumps(json.loads(json.dumps(built.build(), cls=JSONEncoder)), indent=2, sort_keys=True) + "\n"
+    plain = json.loads(json.dumps(built.build(), cls=JSONEncoder))
+    for variable in plain["templating"]["list"]:
+        for key in _OF_INTERVALS & variable.keys():
+            del variable[key]
+    return json.dumps(plain, indent=2, sort_keys=True) + "\n"
 
 
 def _links_to_the_other_boards() -> dashboard.DashboardLink:
