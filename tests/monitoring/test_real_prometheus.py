@@ -61,42 +61,43 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub
 
 
 def ask(peer: Peer) -> int:
-    reply = peer.chat("Count from 3 to 60.", max_tokens=40, ignore_eos=True, n=2)
+    reply = peer.chat("Count from 3 to 60.", max_tokens=60, ignore_eos=True, n=2)
     tokens: int = reply["usage"]["completion_tokens"]
     return tokens
 
 
-def refuse(peer: Peer) -> None:
-    """A request that ends in an error."""
+def work_for_a_tensor_group(peers: list[Peer]) -> None:
+    """Requests to a ring whose first stage is a tensor group, one that ends in an error, and two downloads."""
+    entry, leader, other = peers
+    group = {"peer": leader.id, "layers": [0, 4], "group": {"peers": [leader.id, other.id]}}
+    instance = entry.place(stages=[group, {"peer": entry.id, "layers": [4, 8]}])
+    other.api.post("/download/start", {"model": "test/tiny"})
+    other.api.post("/download/start", {"model": "test/none"})
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(ask, peers)) == [120] * 3
     with pytest.raises(MeshError):
-        peer.chat("Count from 3 to 60. " * 2000, max_tokens=5)
+        entry.chat("Count from 3 to 60. " * 2000, max_tokens=5)
+    entry.api.delete(f"/instance/{instance['id']}")
 
 
-def download(peer: Peer) -> None:
-    """One download that works and one that does not."""
-    peer.api.post("/download/start", {"model": "test/tiny"})
-    peer.api.post("/download/start", {"model": "test/none"})
+def work_through_a_loss(peers: list[Peer]) -> None:
+    """Requests to a plain ring; one of its runners is killed while they run."""
+    entry, second, _ = peers
+    entry.place(pins={entry.id: [0, 4], second.id: [4, 8]})
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(ask, peer) for peer in peers * 2]
+        assert eventually(second.busy, 30)
+        os.kill(second.runners()[0].pid, signal.SIGKILL)
+        assert [answer.result(60) for answer in answers] == [120] * 6
 
 
-def work(peers: list[Peer]) -> None:
-    """What gives every metric something to count: requests, errors, downloads, and a runner that is killed."""
-    entry = peers[0]
-    with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(ask, peer) for peer in peers for _ in range(2)]
-        download(peers[2])
-        refuse(entry)
-        assert eventually(entry.busy, 30)
-        os.kill(entry.runners()[0].pid, signal.SIGKILL)
-        assert all(answer.result(60) == 80 for answer in answers)
-
-
-def missing(prometheus: Prometheus) -> list[str]:
-    """Queries without a series. What stands after `or vector(0)` is left out: that always returns one."""
-    found = []
+def silent(prometheus: Prometheus) -> set[str]:
+    """Queries without a series now. What stands after `or vector(0)` is left out: that always returns one."""
+    found = set()
     for target in targets():
         expr = filled_in(target.expr, WINDOW).replace(" or vector(0)", "")
         if not prometheus.query(expr) and not lacks_hardware(prometheus, target):
-            found.append(target.name)
+            found.add(target.name)
     return found
 
 
@@ -110,18 +111,23 @@ def test_prometheus_finds_all_nodes_and_every_query_of_every_dashboard_returns_a
         stack.enter_context(node_exporter(exporter, port))
         config = configuration([peers[0].url, peers[1].url], port)
         server = stack.enter_context(running(prometheus, tmp_path, config))
-        addresses = sorted(peer.url + "/metrics" for peer in peers)
-        assert eventually(lambda: [one["scrapeUrl"] for one in server.targets("exo-mesh")] == addresses, 20)
-        labels = [one["labels"] for one in server.targets("exo-mesh")]
-        assert {each["node"] for each in labels} == {peer.child.log_path.parent.name for peer in peers}
-        machine = {one["labels"]["instance"] for one in server.targets("node")}
-        assert machine == {each["instance"] for each in labels}, "a choice of nodes is one of machines as well"
+        assert_targets(server, peers)
 
-        peers[0].place(groups=[[peers[1].id, peers[2].id], [peers[0].id]])
-        work(peers)
-        assert eventually(lambda: not missing(server), 10), missing(server)
+        work_for_a_tensor_group(peers)
+        of_groups = silent(server)
+        work_through_a_loss(peers)
+        assert eventually(lambda: not silent(server) & of_groups, 10), silent(server) & of_groups
 
         peers[2].child.stop()
         gone = peers[2].url.removeprefix("http://")
         pending = 'ALERTS{alertname="ExoMeshNodeDown"}'
         assert eventually(lambda: [one["metric"]["instance"] for one in server.query(pending)] == [gone], 20)
+
+
+def assert_targets(server: Prometheus, peers: list[Peer]) -> None:
+    """Each node is scraped once, though two nodes list it, and its machine has the same `instance`."""
+    addresses = sorted(peer.url + "/metrics" for peer in peers)
+    assert eventually(lambda: [one["scrapeUrl"] for one in server.targets("exo-mesh")] == addresses, 20)
+    labels = [one["labels"] for one in server.targets("exo-mesh")]
+    assert {each["node"] for each in labels} == {peer.child.log_path.parent.name for peer in peers}
+    assert {one["labels"]["instance"] for one in server.targets("node")} == {each["instance"] for each in labels}
