@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import MeshError
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.dashboards import Target, filled_in, targets
-from tests.support.hub import LoopbackHub
+from tests.support.hub import LoopbackHub, Refusal
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually
 from tests.support.prometheus import Prometheus, configuration, node_exporter, running
@@ -52,9 +53,11 @@ def lacks_hardware(prometheus: Prometheus, target: Target) -> bool:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    """A hub with one small model, for the nodes of this test."""
+    """A hub for the nodes of this test: one small model, and one whose files it refuses."""
     with LoopbackHub() as hub:
-        hub.add("test/tiny", write_checkpoint(tmp_path / "tiny", TinyModel("llama", layers=2)))
+        for name in ("test/tiny", "test/broken"):
+            hub.add(name, write_checkpoint(tmp_path / name, TinyModel("llama", layers=2)))
+        hub.faults.refusals.append(Refusal(HTTPStatus.FORBIDDEN, times=1000, path="broken/resolve"))
         for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
             monkeypatch.setenv(name, value)
         yield hub
@@ -71,8 +74,8 @@ def work_for_a_tensor_group(peers: list[Peer]) -> None:
     entry, leader, other = peers
     group = {"peer": leader.id, "layers": [0, 4], "group": {"peers": [leader.id, other.id]}}
     instance = entry.place(stages=[group, {"peer": entry.id, "layers": [4, 8]}])
-    other.api.post("/download/start", {"model": "test/tiny"})
-    other.api.post("/download/start", {"model": "test/none"})
+    for name in ("test/tiny", "test/broken"):
+        other.api.post("/download/start", {"model": name})
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(ask, peers)) == [120] * 3
     with pytest.raises(MeshError):

@@ -90,8 +90,9 @@ def running(command: str, folder: Path, config: dict[str, Any]) -> Iterator[Prom
 @contextmanager
 def node_exporter(command: str, port: int) -> Iterator[None]:
     """A real node_exporter of this machine."""
-    flags = [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    process = subprocess.Popen([command, *flags], stdin=subprocess.DEVNULL)
+    collectors = [f"--collector.{name}" for name in ("cpu", "netdev", "vmstat")]
+    flags = [f"--web.listen-address=127.0.0.1:{port}", "--collector.disable-defaults", *collectors]
+    process = subprocess.Popen([command, *flags], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
