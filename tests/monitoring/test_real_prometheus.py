@@ -53,11 +53,12 @@ def lacks_hardware(prometheus: Prometheus, target: Target) -> bool:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    """A hub for the nodes of this test: one small model, and one whose files it refuses."""
+    """A hub for the nodes of this test: one small model, and one of which it refuses a file."""
     with LoopbackHub() as hub:
         for name in ("test/tiny", "test/broken"):
-            hub.add(name, write_checkpoint(tmp_path / name, TinyModel("llama", layers=2)))
-        hub.faults.refusals.append(Refusal(HTTPStatus.FORBIDDEN, times=1000, path="broken/resolve"))
+            repo = hub.add(name, write_checkpoint(tmp_path / name, TinyModel("llama", layers=2)))
+            (repo.directory / "tokenizer.json").write_text("{}")
+        hub.faults.refusals.append(Refusal(HTTPStatus.FORBIDDEN, times=1000, path=f"{repo.commit}/tokenizer.json"))
         for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
             monkeypatch.setenv(name, value)
         yield hub
