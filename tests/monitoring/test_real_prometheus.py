@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import MeshError
 from tests.support.checkpoints import TinyModel, write_checkpoint
 from tests.support.dashboards import Target, filled_in, targets
-from tests.support.hub import LoopbackHub, Refusal
+from tests.support.hub import LoopbackHub
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually
 from tests.support.prometheus import Prometheus, configuration, node_exporter, running
@@ -53,12 +52,10 @@ def lacks_hardware(prometheus: Prometheus, target: Target) -> bool:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LoopbackHub]:
-    """A hub for the nodes of this test: one small model, and one of which it refuses a file."""
+    """A hub with two small models for the nodes of this test."""
     with LoopbackHub() as hub:
         for name in ("test/tiny", "test/broken"):
-            repo = hub.add(name, write_checkpoint(tmp_path / name, TinyModel("llama", layers=2)))
-            (repo.directory / "tokenizer.json").write_text("{}")
-        hub.faults.refusals.append(Refusal(HTTPStatus.FORBIDDEN, times=1000, path=f"{repo.commit}/tokenizer.json"))
+            hub.add(name, write_checkpoint(tmp_path / name, TinyModel("llama", layers=4, hidden=128)))
         for name, value in {**hub.environment, "HF_HOME": str(tmp_path / "hf")}.items():
             monkeypatch.setenv(name, value)
         yield hub
@@ -70,13 +67,22 @@ def ask(peer: Peer) -> int:
     return tokens
 
 
+def download(peer: Peer, model: str, end: str) -> None:
+    """Fetch a model from the hub; the download ends as expected."""
+
+    def states() -> list[str]:
+        downloads = peer.api.get("/v1/download/progress")["data"]
+        return [each["state"] for each in downloads if each["model"] == model]
+
+    peer.api.post("/download/start", {"model": model})
+    assert eventually(lambda: states() == [end], 20), states()
+
+
 def work_for_a_tensor_group(peers: list[Peer]) -> None:
-    """Requests to a ring whose first stage is a tensor group, one that ends in an error, and two downloads."""
+    """Requests to a ring whose first stage is a tensor group, and one that ends in an error."""
     entry, leader, other = peers
     group = {"peer": leader.id, "layers": [0, 4], "group": {"peers": [leader.id, other.id]}}
     instance = entry.place(stages=[group, {"peer": entry.id, "layers": [4, 8]}])
-    for name in ("test/tiny", "test/broken"):
-        other.api.post("/download/start", {"model": name})
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(ask, peers)) == [120] * 3
     with pytest.raises(MeshError):
@@ -105,9 +111,8 @@ def silent(prometheus: Prometheus) -> set[str]:
     return found
 
 
-@pytest.mark.usefixtures("hub")
 def test_prometheus_finds_all_nodes_and_every_query_of_every_dashboard_returns_a_series(
-    tmp_path: Path, prometheus: str, exporter: str
+    tmp_path: Path, prometheus: str, exporter: str, hub: LoopbackHub
 ) -> None:
     port = free_port()
     with ExitStack() as stack:
@@ -117,6 +122,9 @@ def test_prometheus_finds_all_nodes_and_every_query_of_every_dashboard_returns_a
         server = stack.enter_context(running(prometheus, tmp_path, config))
         assert_targets(server, peers)
 
+        download(peers[0], "test/tiny", "completed")
+        hub.faults.corrupt = {"model.safetensors": 1000}
+        download(peers[0], "test/broken", "failed")
         work_for_a_tensor_group(peers)
         of_groups = silent(server)
         work_through_a_loss(peers)
