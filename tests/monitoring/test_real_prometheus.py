@@ -79,15 +79,17 @@ def download(peer: Peer, model: str, end: str) -> None:
 
 
 def work_for_a_tensor_group(peers: list[Peer]) -> None:
-    """Requests to a ring whose first stage is a tensor group, and one that ends in an error."""
+    """Requests to a ring whose first stage is a tensor group, and one that its end cuts off."""
     entry, leader, other = peers
     group = {"peer": leader.id, "layers": [0, 4], "group": {"peers": [leader.id, other.id]}}
     instance = entry.place(stages=[group, {"peer": entry.id, "layers": [4, 8]}])
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(ask, peers)) == [120] * 3
-    with pytest.raises(MeshError):
-        entry.chat("Count from 3 to 60. " * 2000, max_tokens=5)
-    entry.api.delete(f"/instance/{instance['id']}")
+        cut_off = pool.submit(entry.chat, "Count from 3 to 60.", max_tokens=1000, ignore_eos=True)
+        assert eventually(entry.busy, 30)
+        entry.api.delete(f"/instance/{instance['id']}")
+        with pytest.raises(MeshError, match="deleted"):
+            cut_off.result(60)
 
 
 def work_through_a_loss(peers: list[Peer]) -> None:
