@@ -85,6 +85,7 @@ def work_for_a_tensor_group(peers: list[Peer]) -> None:
     instance = entry.place(stages=[group, {"peer": entry.id, "layers": [4, 8]}])
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(ask, peers)) == [120] * 3
+        assert eventually(entry.idle, 30)
         cut_off = pool.submit(entry.chat, "Count from 3 to 60.", max_tokens=1000, ignore_eos=True)
         assert eventually(entry.busy, 30)
         entry.api.delete(f"/instance/{instance['id']}")
