@@ -11,11 +11,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import yaml
 
 from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import MeshError
 from tests.support.checkpoints import TinyModel, write_checkpoint
-from tests.support.dashboards import Target, filled_in, targets
+from tests.support.dashboards import MONITORING, Target, filled_in, targets
 from tests.support.hub import LoopbackHub
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually
@@ -123,20 +124,25 @@ def test_prometheus_finds_all_nodes_and_every_query_of_every_dashboard_returns_a
         stack.enter_context(node_exporter(exporter, port))
         config = configuration([peers[0].url, peers[1].url], port)
         server = stack.enter_context(running(prometheus, tmp_path, config))
-        assert_targets(server, peers)
-
         download(peers[0], "test/tiny", "completed")
         hub.faults.corrupt = {"model.safetensors": 1000}
         download(peers[0], "test/broken", "failed")
+        assert_targets(server, peers)
         work_for_a_tensor_group(peers)
         of_groups = silent(server)
         work_through_a_loss(peers)
-        assert eventually(lambda: not silent(server) & of_groups, 10), silent(server) & of_groups
-
         peers[2].child.stop()
+        assert eventually(lambda: not silent(server) & of_groups, 10), silent(server) & of_groups
+        assert [name for name in recorded() if not server.query(name)] == []
         gone = peers[2].url.removeprefix("http://")
         pending = 'ALERTS{alertname="ExoMeshNodeDown"}'
         assert eventually(lambda: [one["metric"]["instance"] for one in server.query(pending)] == [gone], 20)
+
+
+def recorded() -> list[str]:
+    """The names of the recording rules."""
+    text = (MONITORING / "prometheus" / "rules" / "recording.yml").read_text()
+    return [rule["record"] for group in yaml.safe_load(text)["groups"] for rule in group["rules"]]
 
 
 def assert_targets(server: Prometheus, peers: list[Peer]) -> None:
