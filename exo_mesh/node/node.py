@@ -303,6 +303,7 @@ class Node:
             self._machine.disk,
             self._health,
             self._models.downloads,
+            lambda: self._phase,
         )
         keep = self._tasks.keep
         keep(work, "housekeeping")
