@@ -50,6 +50,7 @@ def own_reading(
         is_draining=host.draining,
         hops=own_hops(membership, host),
         hardware=hardware,
+        prompt_tokens=host.prompt_tokens,
     )
 
 

@@ -8,13 +8,16 @@ from collections.abc import Iterator
 from exo_mesh.domain.power.ring_energy import MachineEnergy, RingCounts, RingEnergy
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.membership.service import Membership
+from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 
 WINDOW_S = 2.0
 """As often as the meters of the machines are read: a shorter window would often see no new energy."""
 
 
-async def keep_ring_energy(membership: Membership, host: StageHost, energy: RingEnergy) -> None:
-    """A window every WINDOW_S, for ever. It costs nothing where no driver runs."""
+async def keep_ring_energy(membership: Membership, host: StageHost, metrics: HardwareMetrics) -> None:
+    """A window every WINDOW_S, for ever; the sums are among the metrics. It costs nothing where no driver runs."""
+    energy = RingEnergy()
+    metrics.sources.append(energy.samples)
     while True:
         await asyncio.sleep(WINDOW_S)
         if energy.totals or any(stage.is_driver for stage in host.beats()):

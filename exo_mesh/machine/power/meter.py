@@ -22,6 +22,8 @@ from exo_mesh.machine.power import system_files
 from exo_mesh.machine.power.apple import AppleSample, AppleTool, find_tool
 from exo_mesh.machine.power.energy_meter import EnergyMeter, RawReading
 from exo_mesh.machine.power.nvidia import NvidiaReader
+from exo_mesh.machine.power.samples import hardware_samples
+from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 
 READ_EVERY_S = 2.0
 
@@ -59,8 +61,9 @@ class HardwareMeter:
         at, reading = self._held
         return reading if self._clock() - at <= STALE_S else NO_HARDWARE
 
-    def start(self) -> None:
-        """Begin to read."""
+    def start(self, metrics: HardwareMetrics) -> None:
+        """Begin to read, and show the figures among the metrics."""
+        metrics.sources.append(lambda: hardware_samples(self.last))
         if self._tool is not None:
             self._tool.start()
         threading.Thread(target=self._keep, name="hardware meter", daemon=True).start()

@@ -1,4 +1,4 @@
-"""A reading of the hardware as samples for Prometheus (exo_mesh/telemetry/hardware_metrics.py). Pure."""
+"""A reading of the hardware as samples for exo_mesh/telemetry/hardware_metrics.py. Pure."""
 
 from __future__ import annotations
 
