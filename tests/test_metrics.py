@@ -22,7 +22,7 @@ FACTS = ModelFacts("llama", "bfloat16", 16)
 
 def families() -> list[MetricFamily]:  # type: ignore[type-arg]
     metrics = Metrics()
-    parts = (metrics, metrics.requests, metrics.stages)
+    parts = (metrics, metrics.requests, metrics.stages, metrics.hardware)
     return [one for part in parts for one in vars(part).values() if isinstance(one, MetricFamily)]
 
 

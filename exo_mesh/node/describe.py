@@ -124,6 +124,7 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "fetch_room_bytes": reading.fetch_room_bytes,
         "temperature_c": round(reading.temperature_c, 1) or None,
         "power_w": round(reading.power_w, 1) or None,
+        "hardware": reading.hardware.describe(),
         "frames": dict(sorted(reading.frames.items())),
         "draining": reading.is_draining,
         "hops": [

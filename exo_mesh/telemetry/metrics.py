@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.telemetry.families import Counters, Gauges, Histograms, Infos, MetricFamily
+from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
 from exo_mesh.telemetry.request_metrics import RequestMetrics
 from exo_mesh.telemetry.stage_metrics import StageMetrics
 
@@ -27,18 +28,19 @@ SWEEP_EVERY_S = 10.0
 
 
 class Metrics:
-    """All families of one node, in `registry`. requests, stages: what is counted there; the rest is here."""
+    """All families of one node, in `registry`. requests, stages, hardware: what is counted there; the rest is here."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
         self._clock = clock
         self.requests = RequestMetrics()
         self.stages = StageMetrics(clock)
+        self.hardware = HardwareMetrics()
         self._init_runners_and_recoveries()
         self._init_models()
         self._init_node()
         self.registry = CollectorRegistry()
         self._families: list[MetricFamily[Any]] = []
-        for part in (self.requests, self.stages, self):
+        for part in (self.requests, self.stages, self.hardware, self):
             for family in vars(part).values():
                 if isinstance(family, MetricFamily):
                     self._families.append(family)
