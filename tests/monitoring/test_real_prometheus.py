@@ -79,19 +79,22 @@ def download(peer: Peer, model: str, end: str) -> None:
     assert eventually(lambda: states() == [end], 20), states()
 
 
-def work_for_a_tensor_group(peers: list[Peer]) -> None:
-    """Requests to a ring whose first stage is a tensor group, and one that its end cuts off."""
+def work_for_a_tensor_group(peers: list[Peer], server: Prometheus) -> set[str]:
+    """Requests to a ring whose first stage is a tensor group. Returns the queries that are silent meanwhile."""
     entry, leader, other = peers
     group = {"peer": leader.id, "layers": [0, 4], "group": {"peers": [leader.id, other.id]}}
     instance = entry.place(stages=[group, {"peer": entry.id, "layers": [4, 8]}])
     with ThreadPoolExecutor(3) as pool:
         assert list(pool.map(ask, peers)) == [120] * 3
+        assert eventually(lambda: bool(server.query("exo_mesh_group_all_reduce_seconds")), 10)
+        found = silent(server)
         assert eventually(entry.idle, 30)
         cut_off = pool.submit(entry.chat, "Count from 3 to 60.", max_tokens=1000, ignore_eos=True)
         assert eventually(entry.busy, 30)
         entry.api.delete(f"/instance/{instance['id']}")
         with pytest.raises(MeshError, match="deleted"):
             cut_off.result(60)
+    return found
 
 
 def work_through_a_loss(peers: list[Peer]) -> None:
@@ -128,8 +131,7 @@ def test_prometheus_finds_all_nodes_and_every_query_of_every_dashboard_returns_a
         hub.faults.corrupt = {"model.safetensors": 1000}
         download(peers[0], "test/broken", "failed")
         assert_targets(server, peers)
-        work_for_a_tensor_group(peers)
-        of_groups = silent(server)
+        of_groups = work_for_a_tensor_group(peers, server)
         work_through_a_loss(peers)
         peers[2].child.stop()
         assert eventually(lambda: not silent(server) & of_groups, 10), silent(server) & of_groups
