@@ -35,6 +35,14 @@ def test_the_configuration_and_the_rules_are_valid(promtool: str) -> None:
     check(promtool, "check", "rules", "--lint=all", "--lint-fatal", *RULES)
 
 
+def test_the_configuration_is_valid_with_a_key_as_well(promtool: str, tmp_path: Path) -> None:
+    text = (FOLDER / "prometheus.yml").read_text()
+    assert text.count("# authorization: ") == 3
+    (tmp_path / "prometheus.yml").write_text(text.replace("# authorization: ", "authorization: "))
+    (tmp_path / "key").write_text("a key")
+    check(promtool, "check", "config", tmp_path / "prometheus.yml")
+
+
 @pytest.mark.extended
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
 def test_the_unit_tests_of_the_alerts_pass(promtool: str, path: Path) -> None:
