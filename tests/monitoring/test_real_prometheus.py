@@ -46,6 +46,11 @@ HARDWARE = {
 """Metrics of hardware that a test machine may lack. Where the hardware is there, its queries are checked, too."""
 
 
+def test_the_list_of_hardware_has_only_what_dashboards_ask_for() -> None:
+    queries = " ".join(target.expr for target in targets())
+    assert not [name for name in HARDWARE if name + "{" not in queries]
+
+
 def lacks_hardware(prometheus: Prometheus, target: Target) -> bool:
     missing = [name for name in HARDWARE if name in target.expr]
     return any(not prometheus.query(name) for name in missing)
