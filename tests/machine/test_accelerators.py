@@ -76,7 +76,7 @@ def test_a_card_gives_what_is_free_but_never_more_than_nine_tenths() -> None:
     assert usable(card, reserved=10 * GIB) == int(0.9 * 24564 * MIB) - 10 * GIB
     busy = nvidia_reading([NvidiaGpu(0, "card", 24564 * MIB, 5000 * MIB)], SYSTEM)
     assert usable(busy) == 5000 * MIB
-    assert "GPU 0 of 2" in card.why and "nvidia-smi" in card.why
+    assert "GPU 0 of 2" in card.why and "NVIDIA's driver" in card.why
 
 
 def test_a_gpu_without_memory_of_its_own_counts_the_systems() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -102,6 +104,10 @@ def test_a_tool_is_asked_while_the_node_lives_and_no_longer(tmp_path: Path) -> N
         text = mesh.client().text("/metrics")
         assert 'exo_mesh_accelerator_power_watts{accelerator="gpu0"} 22.5' in text
         assert 'exo_mesh_power_part_watts{part="machine",source="mactop"} 43.0' in text
+        if promtool := shutil.which("promtool"):
+            argv = [promtool, "check", "metrics"]
+            checked = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
+            assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
         pid = int(Path(f"{tool}.pid").read_text())
         os.kill(mesh.children[0].pid, signal.SIGKILL)
         assert eventually(lambda: not Path(f"/proc/{pid}").exists()), "its pipe is broken"

@@ -52,6 +52,7 @@ class HardwareMeter:
         self._tool = AppleTool(program) if program else None
         self._energy = EnergyMeter()
         self._digest = 0
+        self._every_s = READ_EVERY_S
         self._held: tuple[float, HardwareReading] = (clock(), NO_HARDWARE)
         self._stop = threading.Event()
 
@@ -92,7 +93,7 @@ class HardwareMeter:
                 if not told:
                     told = True
                     _log.exception("the readings of power and temperature failed; they are tried again")
-            if self._stop.wait(READ_EVERY_S):
+            if self._stop.wait(self._every_s):
                 return
 
     def _read_all(self) -> RawReading:
