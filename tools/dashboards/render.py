@@ -18,7 +18,7 @@ DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 TAG = "exo-mesh"
 _OF_INTERVALS = {"auto", "auto_count", "auto_min"}
 """The SDK writes these for every variable; Grafana knows them for variables of the type interval only."""
-_BUILDERS = {
+_BUILDERS: dict[str, Any] = {
     "timeseries": timeseries.Panel,
     "stat": stat.Panel,
     "table": table.Panel,
