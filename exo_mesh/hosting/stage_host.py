@@ -207,6 +207,11 @@ class StageHost:
         return {stage.instance_id: stage.beat.prefill_frames + stage.beat.decode_frames for stage in drivers}
 
     @property
+    def prompt_tokens(self) -> dict[str, int]:
+        """Prompt tokens computed so far, by instance whose driver runs here."""
+        return {stage.instance_id: stage.beat.prefill_tokens for stage in self.beats() if stage.is_driver}
+
+    @property
     def outstanding(self) -> dict[str, int]:
         """Requests that wait or run, by instance whose driver runs here."""
         return {stage.instance_id: stage.beat.queued + stage.beat.running for stage in self.beats() if stage.is_driver}

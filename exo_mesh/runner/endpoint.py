@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
 
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
-from exo_mesh.engine.contract import GroupTimer
+from exo_mesh.engine.contract import GroupTimer, MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
@@ -204,6 +204,8 @@ class Endpoint:
         )
         beat.hop_took.counts.extend(self._hops.counts)
         beat.hop_took.sum_s = self._hops.sum_s
+        if isinstance(engine, MemoryTeller) and (library := engine.library_memory()) is not None:
+            beat.library.CopyFrom(pb.LibraryMemory(**asdict(library)))
         if worker.check is not None:
             beat.all_reduce_s = worker.check.all_reduce_s
             if isinstance(engine, GroupTimer):
