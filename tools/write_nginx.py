@@ -1,4 +1,4 @@
-"""Writes the checked-in files of nginx/ from what `exo-mesh nginx-config` knows: `python -m tools.write_nginx [--check]`."""
+"""Writes the files of nginx/ from what `exo-mesh nginx-config` knows: `python -m tools.write_nginx [--check]`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Write the configuration of an nginx in front of all nodes, from what the mesh looks like now.
 
-Prints the upstream block, or with --whole the site as well. With --output it goes into a file, after nginx has checked it; with --watch again
-whenever the mesh changes.
+Prints the upstream block, or with --whole the site as well. With --output it goes into a file, after nginx has checked
+it; with --watch again whenever the mesh changes.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ def check(text: str, nginx: str, *, has_site: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="exo-mesh-nginx-") as folder:
         Path(folder, "part.conf").write_text(text, encoding="utf-8")
         temporary = " ".join(f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy"))
-        main = f"pid {folder}/pid; error_log stderr;\nevents {{}}\nhttp {{\naccess_log off; {temporary}\ninclude {folder}/part.conf;\n{server}}}\n"
+        http = f"access_log off; {temporary}\ninclude {folder}/part.conf;\n{server}"
+        main = f"pid {folder}/pid; error_log stderr;\nevents {{}}\nhttp {{\n{http}}}\n"
         Path(folder, "nginx.conf").write_text(main, encoding="utf-8")
         command = [nginx, "-t", "-q", "-p", folder, "-e", "stderr", "-c", f"{folder}/nginx.conf"]
         done = _run(command, CHECK_DEADLINE_S, "nginx -t")
