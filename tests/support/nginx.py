@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -85,21 +83,22 @@ class ShippedNginx:
 
 @contextmanager
 def shipped_nginx(
-    folder: Path, addresses: Sequence[str], *, variant: str = "least-conn", site: str = "exo-mesh.conf"
+    folder: Path, addresses: Sequence[str], *, site: str = "exo-mesh.conf", upstream: Path | None = None
 ) -> Iterator[ShippedNginx]:
-    """An nginx before these nodes (host:port), with the files that users get. Only the ports and the log are others."""
+    """An nginx before these nodes (host:port), with the files that users get. Only the ports and the log are others.
+
+    upstream: a file with the nodes that is there already.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "upstream.conf").write_text(upstream_text([Upstream(address) for address in addresses], variant))
+    if upstream is None:
+        upstream = folder / "upstream.conf"
+        upstream.write_text(upstream_text([Upstream(address) for address in addresses], "least-conn"))
     status = free_port()
     text = (SHIPPED / site).read_text().replace("listen 52415;", "listen 127.0.0.1:PORT;", 1)
     text = text.replace("127.0.0.1:8081", f"127.0.0.1:{status}", 1)
     text = text.replace("# access_log /var/log/nginx/exo-mesh.log", f"access_log {folder}/access.log", 1)
-    with nginx(folder, f"include {folder}/upstream.conf;\n{text}", workers=2) as url:
+    with nginx(folder, f"include {upstream};\n{text}", workers=2) as url:
         yield ShippedNginx(url, f"http://127.0.0.1:{status}/stub_status", folder)
-
-
-def reload_nginx(folder: Path) -> None:
-    os.kill(int((folder / "pid").read_text()), signal.SIGHUP)
 
 
 def _answers(port: int) -> bool:

@@ -124,7 +124,7 @@ def _text(nodes: list[Upstream], variant: str, site: Site | None) -> str:
 
 def _counted(nodes: list[Upstream]) -> str:
     down = sum(not node.takes_new for node in nodes)
-    return f"{len(nodes)} nodes" + (f", {down} of them take nothing new" if down else "")
+    return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''}" + (f", {down} of them take nothing new" if down else "")
 
 
 def _site_of(args: argparse.Namespace) -> Site | None:
