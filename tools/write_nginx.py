@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from exo_mesh.cli.nginx_config.writing import VARIANTS, Site, Upstream, site_text, upstream_text
+from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 
 FOLDER = Path(__file__).resolve().parents[1] / "nginx"
 EXAMPLE = [
@@ -17,6 +17,7 @@ CERTIFICATES = "/etc/letsencrypt/live/mesh.example.org"
 SITES = {
     "exo-mesh.conf": Site(),
     "exo-mesh-limits.conf": Site(limit="5r/s"),
+    "exo-mesh-own-keys.conf": Site(adds_keys=False),
     "exo-mesh-tls.conf": Site(
         listen="443", tls_cert=f"{CERTIFICATES}/fullchain.pem", tls_key=f"{CERTIFICATES}/privkey.pem", limit="5r/s"
     ),

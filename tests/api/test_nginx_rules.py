@@ -69,6 +69,19 @@ async def test_a_generation_goes_on_at_the_next_node_with_the_same_key(trouble: 
         assert (first.headers("idempotency-key") + second.headers("idempotency-key")).count("mine") in (1, 2)
 
 
+async def test_without_added_keys_only_requests_with_a_key_of_the_client_go_on(tmp_path: Path) -> None:
+    site = "exo-mesh-own-keys.conf"
+    async with proxied(tmp_path, "closes", "closes", site=site) as (web, upstreams):
+        assert (await post(web))[0] == 503
+        assert sum(len(one.asked) for one in upstreams) == 1, "never generated a second time"
+        assert (await post(web, Idempotency_Key="mine"))[0] == 503
+        assert [key for one in upstreams for key in one.headers("idempotency-key")].count("mine") >= 2
+    async with proxied(tmp_path / "dead", "answers", "answers", site=site) as (web, (first, second)):
+        first.server.close()
+        assert [await post(web) for _ in range(4)] == [(200, "halfmore")] * 4, "nothing has reached the dead node"
+        assert len(second.asked) == 4
+
+
 async def test_nothing_is_sent_on_after_the_first_byte(tmp_path: Path) -> None:
     async with proxied(tmp_path, "half", "half") as (web, upstreams):
         with pytest.raises(aiohttp.ClientPayloadError):

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from exo_mesh.balancing.asking import WrittenConfig, able
+from exo_mesh.balancing.installing import ConfigurationRefused, check
+from exo_mesh.balancing.members import upstreams_of
+from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
-from exo_mesh.cli.nginx_config import WrittenConfig, _able
-from exo_mesh.cli.nginx_config.installing import ConfigurationRefused, check
-from exo_mesh.cli.nginx_config.members import upstreams_of
-from exo_mesh.cli.nginx_config.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.errors import MeshError
 from tests.support.nginx import NGINX, SHIPPED
 from tests.support.proxies import CADDY, HAPROXY
@@ -132,7 +132,7 @@ def test_a_reload_that_fails_is_tried_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("nodes", [[], [Upstream("10.0.0.1:1", takes_new=False)]])
 def test_an_upstream_never_becomes_empty(nodes: list[Upstream]) -> None:
     with pytest.raises(MeshError):
-        _able(nodes)
+        able(nodes)
 
 
 @pytest.mark.parametrize(

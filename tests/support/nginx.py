@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from exo_mesh.cli.nginx_config.writing import Upstream, upstream_text
+from exo_mesh.balancing.writing import Upstream, upstream_text
 from exo_mesh.client.local_mesh import free_port
 from tests.support.processes import eventually
 

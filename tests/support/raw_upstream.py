@@ -21,6 +21,7 @@ class RawUpstream:
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """(request line, headers with names in lower case), but for health checks."""
     release: asyncio.Event = field(default_factory=asyncio.Event)
+    server: asyncio.Server = field(init=False)
 
     def headers(self, name: str) -> list[str | None]:
         """The value of a header in each request; None where it was not sent."""
@@ -52,11 +53,11 @@ class RawUpstream:
 async def raw_upstreams(*does: str) -> AsyncIterator[list[RawUpstream]]:
     """Some of them, each on a port of its own."""
     made = [RawUpstream(one) for one in does]
-    servers = [await asyncio.start_server(one.serve, "127.0.0.1", 0) for one in made]
-    for one, server in zip(made, servers, strict=True):
-        one.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for one in made:
+        one.server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
+        one.address = f"127.0.0.1:{one.server.sockets[0].getsockname()[1]}"
     try:
         yield made
     finally:
-        for server in servers:
-            server.close()
+        for one in made:
+            one.server.close()

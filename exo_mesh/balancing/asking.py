@@ -1,8 +1,4 @@
-"""Write the configuration of an nginx in front of all nodes, from what the mesh looks like now.
-
-Prints the upstream block, or with --whole the site as well. With --output it goes into a file, after nginx has checked
-it; with --watch again whenever the mesh changes.
-"""
+"""What `exo-mesh nginx-config` was asked for, and the doing of it: once, or until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,12 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
-from exo_mesh.cli import exit_codes
-from exo_mesh.cli.nginx_config.installing import check, find_nginx, reload, replace_file
-from exo_mesh.cli.nginx_config.members import LiveMembers
-from exo_mesh.cli.nginx_config.writing import VARIANTS, Site, Upstream, site_text, upstream_text
-from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.balancing.installing import check, find_nginx, reload, replace_file
+from exo_mesh.balancing.members import LiveMembers
+from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import InputError, MeshError
 
@@ -26,8 +21,8 @@ EVERY_S = 2.0
 _HEAD = "# Written by `exo-mesh nginx-config`. Changes are lost if it runs with --watch.\n"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--variant`, `--whole` and what belongs to it, `--output`, `--watch`, `--reload`, `--api-url`, `--home`."""
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """`--variant`, `--whole` and what belongs to it, `--output`, `--watch`, `--reload`."""
     parser.add_argument("--variant", choices=list(VARIANTS), default="least-conn", help="how nginx chooses a node")
     parser.add_argument("--output", metavar="FILE", help="write this file instead of printing")
     parser.add_argument("--watch", action="store_true", help="go on, and write it again when the mesh changes")
@@ -41,26 +36,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     site.add_argument("--tls-key", metavar="FILE", default="", help="the key of that certificate")
     site.add_argument("--limit", metavar="RATE", default="", help="requests of one address, such as 5r/s or 30r/m")
     site.add_argument("--status-port", metavar="PORT", type=int, default=8081, help="of stub_status, local only (8081)")
-    add_api_flags(parser, json=False)
+    text = "add no Idempotency-Key to requests without one; such a request is never sent to a second node"
+    site.add_argument("--own-keys-only", action="store_true", help=text)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Ask the mesh once, or until Ctrl-C."""
+def write_config(args: argparse.Namespace, client: ApiClient) -> None:
+    """Ask the mesh once, or until Ctrl-C. client: of the node that was named."""
     site = _site_of(args)
     if (args.watch or args.reload) and not args.output:
         raise InputError("--watch and --reload need --output FILE", param="output")
     if not 0.2 <= args.every <= 3600:
         raise InputError(f"--every must be 0.2 to 3600 seconds, not {args.every:g}", param="every")
-    members = LiveMembers(ApiClient(args.api_url, args.home))
+    members = LiveMembers(client)
     if not args.output:
-        print(_text(_able(members.read()), args.variant, site), end="")
-        return exit_codes.OK
+        sys.stdout.write(_text(able(members.read()), args.variant, site))
+        return
     written = WrittenConfig(Path(args.output), args.variant, site, args.reload or "", find_nginx())
-    if not args.watch:
-        print(written.update(_able(members.read())))
-        return exit_codes.OK
-    _watch(members.read, written, args.every)
-    return exit_codes.OK
+    if args.watch:
+        _watch(members.read, written, args.every)
+    sys.stdout.write(written.update(able(members.read())) + "\n")
 
 
 @dataclass
@@ -93,21 +87,22 @@ class WrittenConfig:
         return self.path.exists() and self.path.read_text(encoding="utf-8") == text
 
 
-def _watch(read: Callable[[], list[Upstream]], written: WrittenConfig, every_s: float) -> None:
+def _watch(read: Callable[[], list[Upstream]], written: WrittenConfig, every_s: float) -> NoReturn:
     """Until Ctrl-C. What goes wrong is said once, and the file stays as it is."""
     said = ""
     while True:
         try:
-            now = written.update(_able(read()))
+            now = written.update(able(read()))
         except (MeshError, OSError) as exc:
             now = f"{written.path} stays as it is: {exc}"
         if now != said:
-            print(now, file=sys.stderr, flush=True)
+            sys.stderr.write(now + "\n")
+            sys.stderr.flush()
         said = now.removesuffix("; reloaded")
         time.sleep(every_s)
 
 
-def _able(nodes: list[Upstream]) -> list[Upstream]:
+def able(nodes: list[Upstream]) -> list[Upstream]:
     """The nodes, if any of them takes requests. nginx refuses an upstream without a server, and one with none that is
     up answers nobody."""
     if not nodes:
@@ -146,4 +141,12 @@ def _site_of(args: argparse.Namespace) -> Site | None:
             raise InputError(f"--{name} {value!r} cannot be written into a configuration of nginx", param=name)
     if not 0 < args.status_port < 65536 or args.status_port == 8080:
         raise InputError("--status-port must be a port other than 8080, which is RKLLAMA's", param="status-port")
-    return Site(listen, args.server_name, args.tls_cert, args.tls_key, args.limit, status_port=args.status_port)
+    return Site(
+        listen,
+        args.server_name,
+        args.tls_cert,
+        args.tls_key,
+        args.limit,
+        status_port=args.status_port,
+        adds_keys=not args.own_keys_only,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from exo_mesh.cli.nginx_config.writing import Upstream
+from exo_mesh.balancing.writing import Upstream
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.errors import MeshError
 

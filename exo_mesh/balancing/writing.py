@@ -45,7 +45,8 @@ class Upstream:
 class Site:
     """What the template of the site can be asked for. tls_cert: path of a certificate; "": plain HTTP.
 
-    limit: requests a second of one address, as nginx writes it ("5r/s"); "": no limit.
+    limit: requests a second of one address, as nginx writes it ("5r/s"); "": no limit. adds_keys: requests without an
+    Idempotency-Key get one.
     """
 
     listen: str = "52415"
@@ -55,6 +56,7 @@ class Site:
     limit: str = ""
     burst: int = 20
     status_port: int = 8081
+    adds_keys: bool = True
 
 
 def upstream_text(nodes: Sequence[Upstream], variant: str) -> str:
@@ -78,9 +80,9 @@ def upstream_text(nodes: Sequence[Upstream], variant: str) -> str:
 
 def site_text(site: Site, scheme: str = "http") -> str:
     """The whole of `site.conf` for these wishes. scheme: of the nodes."""
-    template = files("exo_mesh.cli.nginx_config").joinpath("site.conf").read_text(encoding="utf-8")
+    template = files("exo_mesh.balancing").joinpath("site.conf").read_text(encoding="utf-8")
     parts = {"tls": bool(site.tls_cert), "plain": not site.tls_cert, "limit": bool(site.limit)}
-    parts["nodetls"] = scheme == "https"
+    parts |= {"nodetls": scheme == "https", "keys": site.adds_keys, "own": not site.adds_keys}
     values = {
         "listen": site.listen,
         "name": site.name,
