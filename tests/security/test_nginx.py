@@ -4,6 +4,7 @@ To the node every client then calls from the loopback, and is no admin for that.
 
 from __future__ import annotations
 
+import ssl
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from exo_mesh.client.child_node import ChildNode
 from exo_mesh.security.local_token import PREFIX, read_token
 from exo_mesh.security.secret import new_secret, write_new
 from tests.api.scripted_mesh import ScriptedMesh, served
+from tests.security.test_api_tls import write_pair
 from tests.support.nginx import NGINX, nginx, shipped_nginx
 from tests.support.processes import QUIET_FLAGS, clean_environ
+from tests.support.raw_upstream import raw_upstreams
 from tests.text.text_models import write_text_model
 
 pytestmark = pytest.mark.skipif(NGINX is None, reason="not installed: nginx")
@@ -96,3 +99,22 @@ async def test_a_stranger_behind_nginx_is_no_admin_of_a_real_node(tmp_path: Path
             assert await statuses(proxy.url, read_token(home)) == [200, 200, 200, 404]
     finally:
         node.stop()
+
+
+async def test_the_tls_variant_tells_nodes_that_the_client_used_https(tmp_path: Path) -> None:
+    certificate, key = write_pair(tmp_path, "mesh.example.org")
+    certificate.rename(tmp_path / "fullchain.pem")
+    key.rename(tmp_path / "privkey.pem")
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    async with raw_upstreams("answers") as (node,), aiohttp.ClientSession() as http:
+        with shipped_nginx(tmp_path, [node.address], site="exo-mesh-tls.conf") as proxy:
+            url = proxy.url.replace("http:", "https:")
+            async with http.get(f"{url}/state", ssl=anybody) as reply:
+                assert reply.status == 200 and await reply.text() == "halfmore"
+            assert node.headers("x-forwarded-proto") == ["https"]
+            plain = proxy.status_url.removesuffix("/stub_status")
+            headers = {"Host": "mesh.example.org"}
+            async with http.post(f"{plain}/v1/completions?a=1", headers=headers, allow_redirects=False) as reply:
+                assert reply.status == 308
+                assert reply.headers["Location"] == "https://mesh.example.org/v1/completions?a=1"

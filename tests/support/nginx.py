@@ -94,8 +94,12 @@ def shipped_nginx(
         upstream = folder / "upstream.conf"
         upstream.write_text(upstream_text([Upstream(address) for address in addresses], "least-conn"))
     status = free_port()
-    text = (SHIPPED / site).read_text().replace("listen 52415;", "listen 127.0.0.1:PORT;", 1)
-    text = text.replace("127.0.0.1:8081", f"127.0.0.1:{status}", 1)
+    text = (SHIPPED / site).read_text().replace("127.0.0.1:8081", f"127.0.0.1:{status}", 1)
+    text = text.replace("listen 52415;", "listen 127.0.0.1:PORT;", 1).replace(
+        "listen 443 ssl;", "listen 127.0.0.1:PORT ssl;", 1
+    )
+    text = text.replace("listen 80;", f"listen 127.0.0.1:{status};", 1)
+    text = text.replace("/etc/letsencrypt/live/mesh.example.org", str(folder))
     text = text.replace("# access_log /var/log/nginx/exo-mesh.log", f"access_log {folder}/access.log", 1)
     with nginx(folder, f"include {upstream};\n{text}", workers=2) as url:
         yield ShippedNginx(url, f"http://127.0.0.1:{status}/stub_status", folder)
