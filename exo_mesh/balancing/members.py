@@ -44,7 +44,7 @@ class LiveMembers:
                 if known is None or not upstream.takes_new or peer_id == state["node_id"]:
                     found[peer_id] = upstream
         self._remember(answers, found)
-        return [found[peer_id] for peer_id in sorted(found)]
+        return from_elsewhere([found[peer_id] for peer_id in sorted(found)])
 
     def _remember(self, answers: list[dict[str, Any]], found: Mapping[str, Upstream]) -> None:
         """Whom to ask next time besides the first."""
@@ -76,6 +76,12 @@ def upstreams_of(state: Mapping[str, Any]) -> dict[str, Upstream]:
                 _whole(reading.get("total_bytes")),
             )
     return found
+
+
+def from_elsewhere(nodes: list[Upstream]) -> list[Upstream]:
+    """Without nodes whose API is on the loopback of their machine, unless all of them are, as on one machine."""
+    reachable = [node for node in nodes if not node.is_loopback]
+    return reachable or nodes
 
 
 def _address_of(url: str) -> tuple[str, str]:

@@ -40,6 +40,10 @@ class Upstream:
     takes_new: bool = True
     memory_bytes: int = 0
 
+    @property
+    def is_loopback(self) -> bool:
+        return self.address.startswith(("127.", "[::1]", "localhost:"))
+
 
 @dataclass(frozen=True, slots=True)
 class Site:

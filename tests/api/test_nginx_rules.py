@@ -221,3 +221,24 @@ async def test_a_stranger_administers_nothing_through_any_proxy(kind: str, tmp_p
                             assert (await reply.json())["error"]["code"] == "insufficient_permissions"
             assert node.headers("x-forwarded-for") == [ELSEWHERE] * 3
             assert "forwarded" not in node.asked[0][1]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("trouble", ["closes", "503"])
+async def test_haproxy_sends_a_generation_on_with_the_same_key(trouble: str, tmp_path: Path) -> None:
+    async with raw_upstreams(trouble, "answers", "answers") as nodes:
+        with a_proxy("haproxy", tmp_path, [one.address for one in nodes]) as url:
+            async with aiohttp.ClientSession(url) as web:
+                assert [await post(web) for _ in range(6)] == [(200, "halfmore")] * 6
+        (key, *_) = nodes[0].headers("idempotency-key")
+        elsewhere = [key for one in nodes[1:] for key in one.headers("idempotency-key")]
+        assert key in elsewhere and len(set(elsewhere)) == len(elsewhere)
+
+
+@pytest.mark.extended
+async def test_caddy_does_not_send_a_request_again_that_has_reached_a_node(tmp_path: Path) -> None:
+    async with raw_upstreams("closes", "closes", "closes") as nodes:
+        with a_proxy("caddy", tmp_path, [one.address for one in nodes]) as url:
+            async with aiohttp.ClientSession(url) as web:
+                assert (await post(web))[0] == 502
+        assert sum(len(one.asked) for one in nodes) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from exo_mesh.balancing.asking import WrittenConfig, able
 from exo_mesh.balancing.installing import ConfigurationRefused, check
-from exo_mesh.balancing.members import upstreams_of
+from exo_mesh.balancing.members import from_elsewhere, upstreams_of
 from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
@@ -84,6 +84,12 @@ def test_peers_become_servers_and_only_addresses_get_into_the_file() -> None:
     assert "server 192.168.1.11:52415 max_fails=3 fail_timeout=30s down;" in text
     named = next(line for line in text.splitlines() if "10.0.0.9:52415 max" in line)
     assert named.endswith("# x_ __    include _etc_passwd_ __"), "a name is a comment of one line"
+
+
+def test_a_node_on_the_loopback_of_its_machine_is_left_out_unless_all_are() -> None:
+    here = [Upstream("127.0.0.1:52415"), Upstream("[::1]:52415")]
+    assert from_elsewhere([*here, *TWO]) == TWO
+    assert from_elsewhere(here) == here
 
 
 def test_a_weight_is_the_memory_in_proportion_to_the_smallest() -> None:

@@ -31,19 +31,20 @@ class RawUpstream:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
         headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
         await reader.readexactly(int(headers.get("content-length", 0)))
-        if " /readyz " not in head[0]:
+        does = self.does
+        if " /readyz " in head[0]:
+            does = "answers"
+        else:
             self.asked.append((head[0], headers))
-        if self.does.isdigit():
-            writer.write(
-                b"HTTP/1.1 %d X\r\nRetry-After: 7\r\n" % int(self.does) + b"Content-Type: application/json\r\n"
-            )
+        if does.isdigit():
+            writer.write(b"HTTP/1.1 %d X\r\nRetry-After: 7\r\nContent-Type: application/json\r\n" % int(does))
             writer.write(b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(ERROR) + ERROR)
-        elif self.does != "closes":
+        elif does != "closes":
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n4\r\nhalf\r\n")
-            if self.does == "waits" and " /readyz " not in head[0]:
+            if does == "waits":
                 await writer.drain()
                 await self.release.wait()
-            writer.write(b"" if self.does == "half" else b"4\r\nmore\r\n0\r\n\r\n")
+            writer.write(b"" if does == "half" else b"4\r\nmore\r\n0\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             await writer.drain()
         writer.close()
