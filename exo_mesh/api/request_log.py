@@ -15,6 +15,9 @@ _log = logging.getLogger(__name__)
 _ANYBODYS = (401, 403, 404, 405)
 """Statuses that strangers can cause at any rate."""
 
+_POLLED = frozenset({"/metrics", "/health", "/healthz", "/readyz"})
+"""Routes that programs ask every few seconds: an answer that is fine is not worth a line."""
+
 
 @web.middleware
 async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -33,4 +36,5 @@ async def log_request(request: web.Request, handler: Handler) -> web.StreamRespo
         level = logging.DEBUG if looks or status in _ANYBODYS else logging.INFO
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else "(no route)"
-        _log.log(level, "%s %s: %d in %.3f s", request.method, route, status, monotonic() - began)
+        if not (looks and route in _POLLED and status < 400):
+            _log.log(level, "%s %s: %d in %.3f s", request.method, route, status, monotonic() - began)

@@ -46,6 +46,9 @@ class Metrics:
         self.ttft = histogram("ttft_seconds", "From a request's entry to its first token.", TTFT_BUCKETS_S)
         self.itl = histogram("itl_seconds", "Between two tokens of a request.", ITL_BUCKETS_S)
         self.placements = counter("placements_total", "Placements this node tried, by how they ended.", ("outcome",))
+        self.exported_spans = counter(
+            "exported_spans_total", "Spans of traces for the collector, by what became of them.", ("outcome",)
+        )
         self.resumes = counter("requests_resumed_total", "Times a request went on after its ring was lost.")
         self.recoveries = counter(
             "recoveries_total",
