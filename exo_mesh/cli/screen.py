@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from exo_mesh.printable import printable
 from exo_mesh.security.local_token import read_token
@@ -83,12 +83,12 @@ class JsonScreen:
 
 
 class ConsoleScreen:
-    """For people. on_stderr: standard output belongs to programs."""
+    """For people. file: instead of standard output."""
 
-    def __init__(self, *, on_stderr: bool = False) -> None:
+    def __init__(self, file: IO[str] | None = None) -> None:
         from rich.console import Console
 
-        self._console = Console(highlight=False, soft_wrap=True, stderr=on_stderr)
+        self._console = Console(highlight=False, soft_wrap=True, file=file)
 
     def started(self, facts: NodeFacts) -> None:
         from rich.markup import escape

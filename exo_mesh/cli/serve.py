@@ -64,8 +64,7 @@ def run(args: argparse.Namespace) -> NoReturn:
         os.environ.update(OFFLINE_ENVIRONMENT)
     _log.debug("this process may have %d files open", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
-    log_format = loaded.settings.log_format
-    screen: Screen = JsonScreen(logs.event) if log_format == JSON else ConsoleScreen(on_stderr=log_format == BOTH)
+    screen = _screen(loaded.settings.log_format, logs)
     deadline = threading.Timer(STOP_DEADLINE_S, _end_now, ["a part of the node did not stop in time"])
     deadline.daemon = True
     try:
@@ -86,6 +85,13 @@ def _begin_logging(settings: Settings) -> NodeLogs:
         path = settings.home / Path(settings.log_file).expanduser()
         file = RotatingFile(path, settings.log_file_max_bytes, settings.log_files, settings.log_retention_days)
     return NodeLogs(settings.log_format, settings.log_level, file)
+
+
+def _screen(log_format: str, logs: NodeLogs) -> Screen:
+    """Standard output is for people, unless programs read it."""
+    if log_format == JSON:
+        return JsonScreen(logs.event)
+    return ConsoleScreen(logs.text_file() if log_format == BOTH else None)
 
 
 def _require_versions() -> None:
@@ -159,6 +165,9 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) ->
 
 def _end_now(why: str) -> None:
     """Leave without cleaning up. Runners see their pipe close and end by themselves."""
+    late = threading.Timer(1.0, os._exit, [exit_codes.FAILED])
+    late.daemon = True
+    late.start()  # whoever reads our output may not do so any more
     print(f"exo-mesh: {why}; ending at once", file=sys.stderr, flush=True)
     for handler in logging.getLogger().handlers:
         handler.close()  # writes what is queued, for a bounded time

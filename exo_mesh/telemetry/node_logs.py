@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from exo_mesh.telemetry.line_writer import LineWriter, RotatingFile, StreamSink
 from exo_mesh.telemetry.logs import ConsoleFormatter, JsonFormatter, Output, install, set_level
@@ -38,6 +40,20 @@ class LoneLogs:
 
     def set_own(self, level: str | None) -> None:
         self._own = level
+
+
+class _LineFile(io.TextIOBase):
+    """Passes each whole line on."""
+
+    def __init__(self, write_line: Callable[[str], object]) -> None:
+        self._write_line = write_line
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._write_line(line)
+        return len(text)
 
 
 class NodeLogs:
@@ -80,6 +96,10 @@ class NodeLogs:
     def event(self, line: str) -> None:
         """Write a line for programs to standard output, in order with the log lines there."""
         self._stdout.write(line)
+
+    def text_file(self) -> IO[str]:
+        """A file whose lines go to standard error, in order with the log lines there."""
+        return _LineFile(self._stderr.write)
 
     def describe(self) -> dict[str, Any]:
         """How it goes, for operators."""

@@ -24,11 +24,12 @@ def events(peer: Peer) -> list[dict[str, Any]]:
 
 
 @pytest.mark.extended
-async def test_a_request_over_two_nodes_is_one_trace_in_the_collector(tmp_path: Path) -> None:
+async def test_a_request_over_two_nodes_is_one_trace_and_the_mesh_logs_as_it_is_told(tmp_path: Path) -> None:
     async with support.collector() as there:
         flags = ["--otlp-endpoint", there.url, "--otlp-header", "api-key=s3cret", "--engine-option", "cost_ms=1"]
-        with mesh(tmp_path, [[*flags, "--log-level", "debug"], flags], engine="dummy") as peers:
+        with mesh(tmp_path, [[*flags, "--log-file", "logs/node.jsonl"], flags], engine="dummy") as peers:
             entry, other = peers
+            switch_levels(entry, other)
             entry.place(min_peers=2)
             headers = {"traceparent": f"00-{TRACE_ID}-{PARENT}-01", "tracestate": "vendor=1"}
             async with aiohttp.ClientSession() as http:
@@ -38,9 +39,7 @@ async def test_a_request_over_two_nodes_is_one_trace_in_the_collector(tmp_path: 
                     root_id = reply.headers["traceresponse"].split("-")[2]
             await until(there.spans)
             await until(lambda: entry.api.get("/v1/tracing")["export"]["sent"] == len(there.spans()))
-            ready = next(one for one in events(entry) if one.get("event") == "ready")
-            said = [one["message"] for one in events(entry) if "message" in one]
-            asked = [one for one in events(entry) if one.get("trace_id") == TRACE_ID]
+            look_at_log(entry, tmp_path / "peer-0" / "logs" / "node.jsonl")
     spans = there.spans()
     assert {span.trace_id.hex() for _, span in spans} == {TRACE_ID}
     root = next(span for _, span in spans if span.span_id.hex() == root_id)
@@ -54,35 +53,38 @@ async def test_a_request_over_two_nodes_is_one_trace_in_the_collector(tmp_path: 
     facts = support.attributes_of(root)
     assert facts["gen_ai.usage.output_tokens"] == answer["usage"]["completion_tokens"]
     assert facts["server.port"] == int(entry.url.rpartition(":")[2])
-    sent = b"".join(there.bodies)
-    text = answer["choices"][0]["message"]["content"]
+    sent, text = b"".join(there.bodies), answer["choices"][0]["message"]["content"]
     assert b"Count" not in sent and text.encode() not in sent, "no prompt and no answer"
     assert there.headers[0]["api-key"] == "s3cret" and "s3cret" not in entry.log
-    # the start of the node, and what its log says
+
+
+def switch_levels(one: Peer, other: Peer) -> None:
+    """For the mesh, for one node, and back; at the end the first node logs at level debug."""
+
+    def levels() -> list[str]:
+        return [peer.api.get("/v1/logging")["level"] for peer in (one, other)]
+
+    assert levels() == ["info", "info"]
+    one.api.put("/config", {"log_level": "debug"})
+    assert eventually(lambda: levels() == ["debug", "debug"], 5)
+    other.api.put("/v1/logging", {"level": "error"})
+    assert levels() == ["debug", "error"]
+    other.api.put("/config", {"log_level": None})
+    assert eventually(lambda: levels() == ["info", "error"], 5)
+    one.api.put("/v1/logging", {"level": "debug"})
+
+
+def look_at_log(entry: Peer, file: Path) -> None:
+    """What the start and a traced request have left in it."""
+    said = events(entry)
+    ready = next(one for one in said if one.get("event") == "ready")
     assert ready["health_url"] == f"{entry.url}/health" and ready["page_url"] == f"{entry.url}/"
-    started = next(line for line in said if line.startswith("started in"))
+    messages = [one["message"] for one in said if "message" in one]
+    started = next(line for line in messages if line.startswith("started in"))
     assert all(phase in started for phase in ("control port", "engines", "models", "discovery", "API"))
-    assert any(line == f"ready: API {entry.url}/v1, page {entry.url}/, health {entry.url}/health" for line in said)
-    assert any(one["message"].startswith("POST /v1/chat/completions: 200") for one in asked), "lines name the trace"
-    assert not [line for line in said if line.startswith(("GET /health", "GET /metrics", "GET /readyz"))]
-
-
-@pytest.mark.extended
-def test_the_log_level_is_switched_for_the_mesh_and_for_one_node(tmp_path: Path) -> None:
-    with mesh(tmp_path, [["--log-file", "logs/node.jsonl"], []], engine="dummy") as peers:
-        one, other = peers
-
-        def levels() -> list[str]:
-            return [peer.api.get("/v1/logging")["level"] for peer in peers]
-
-        assert levels() == ["info", "info"]
-        one.api.put("/config", {"log_level": "debug"})
-        assert eventually(lambda: levels() == ["debug", "debug"], 5)
-        other.api.put("/v1/logging", {"level": "error"})
-        assert levels() == ["debug", "error"]
-        one.api.put("/config", {"log_level": None})
-        assert eventually(lambda: levels()[0] == "info", 5) and levels()[1] == "error"
-        file = tmp_path / "peer-0" / "logs" / "node.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        assert {"info", "debug"} <= {line["level"] for line in lines}
-        assert file.stat().st_mode & 0o077 == 0
+    assert f"ready: API {entry.url}/v1, page {entry.url}/, health {entry.url}/health" in messages
+    traced = [one["message"] for one in said if one.get("trace_id") == TRACE_ID]
+    assert any(line.startswith("POST /v1/chat/completions: 200") for line in traced), "its lines name the trace"
+    in_file = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [one["message"] for one in in_file][:5] == messages[:5]
+    assert {"info", "debug"} <= {one["level"] for one in in_file} and file.stat().st_mode & 0o077 == 0

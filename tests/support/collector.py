@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -91,17 +92,17 @@ def _plain(value: Any) -> Any:
 
 
 @asynccontextmanager
-async def collector() -> AsyncIterator[Collector]:
+async def collector(tls: ssl.SSLContext | None = None) -> AsyncIterator[Collector]:
     """Listening on a free port of the loopback."""
     found = Collector()
     app = web.Application()
     app.router.add_post("/{path:.*}", found.traces)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
     await site.start()
     host, port = runner.addresses[0][:2]
-    found.url = f"http://{host}:{port}"
+    found.url = f"http://{host}:{port}" if tls is None else f"https://localhost:{port}"
     try:
         yield found
     finally:

@@ -10,7 +10,6 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -59,13 +58,13 @@ class _RetryError(TransportError):
 
 @dataclass(frozen=True, slots=True)
 class CollectorTarget:
-    """Where traces go. certificate: of the authority that the collector's certificate is from; None: one of the
-    system's."""
+    """Where traces go. tls: trusts the authority that the collector's certificate is from; None: those of the
+    system."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     protocol: str = JSON
-    certificate: Path | None = None
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
 
     @property
     def shown(self) -> str:
@@ -162,11 +161,8 @@ class TraceExporter:
             **self.target.headers,
             "Content-Type": CONTENT_TYPES[self.target.protocol],
         }
-        context: ssl.SSLContext | bool = True
-        if self.target.certificate is not None:
-            context = await asyncio.to_thread(ssl.create_default_context, cafile=str(self.target.certificate))
         timeout = aiohttp.ClientTimeout(total=POST_S)
-        connector = aiohttp.TCPConnector(limit=1, ssl=context)
+        connector = aiohttp.TCPConnector(limit=1, ssl=self.target.tls or True)
         async with aiohttp.ClientSession(
             headers=headers, timeout=timeout, connector=connector, trust_env=True
         ) as session:
