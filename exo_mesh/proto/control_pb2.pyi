@@ -682,10 +682,12 @@ class StageFetching(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class StageHopLost(_message.Message):
-    __slots__ = ("message",)
+    __slots__ = ("message", "is_out_of_reach")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_OUT_OF_REACH_FIELD_NUMBER: _ClassVar[int]
     message: str
-    def __init__(self, message: _Optional[str] = ...) -> None: ...
+    is_out_of_reach: bool
+    def __init__(self, message: _Optional[str] = ..., is_out_of_reach: bool = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "resumed", "group")
@@ -884,6 +886,20 @@ class DeleteInstanceRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class DeleteInstanceReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class KeepInstanceRequest(_message.Message):
+    __slots__ = ("instance_id", "idle_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    idle_s: float
+    def __init__(self, instance_id: _Optional[str] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class KeepInstanceReply(_message.Message):
     __slots__ = ("found",)
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool

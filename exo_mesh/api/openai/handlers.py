@@ -37,7 +37,17 @@ from exo_mesh.security.api_keys import Role
 from exo_mesh.serving.streams import StreamCard, hash_of_secret
 from exo_mesh.telemetry.logs import current_trace
 
-_DELIVERY = ("stream", "stream_options", "user", "metadata", "priority", "timings", "timings_per_token")
+_DELIVERY = (
+    "stream",
+    "stream_options",
+    "user",
+    "metadata",
+    "priority",
+    "keep_alive",
+    "ttl",
+    "timings",
+    "timings_per_token",
+)
 """Fields that do not change the answer, only how and to whom it is given."""
 
 
