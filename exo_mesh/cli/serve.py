@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -180,17 +181,21 @@ def _leave() -> NoReturn:
     Nothing is left for the interpreter's own clean-up, which takes 0.2 s, and which may wait for threads and exit
     handlers of libraries for as long as they like.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(exit_codes.OK)
+
+
+def _flush() -> None:
+    """Write what is left, as far as somebody still takes it."""
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _begin_again(environ: Mapping[str, str]) -> NoReturn:
     """Run the same command in this process, whose id whoever supervises it knows."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os.execve(sys.executable, sys.orig_argv, environ)
 
 

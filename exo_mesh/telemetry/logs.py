@@ -88,12 +88,10 @@ def add_request_id(record: logging.LogRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One place that lines go to. write: is given a line without its end. close: once no more come; what it was given
-    is then written."""
+    """One place that lines go to. write: is given a line without its end."""
 
     formatter: logging.Formatter
     write: Callable[[str], object]
-    close: Callable[[], object] = lambda: None
 
 
 class FoldingHandler(logging.Handler):
@@ -101,12 +99,13 @@ class FoldingHandler(logging.Handler):
 
     What is no warning may say the same again, up to MAX_NEWS times a minute from one place in the code. A count is
     written with the next line that comes, whatever that says, and at the end. What is written is also kept in `ring`.
-    outputs: may be replaced at any time.
+    outputs: may be replaced at any time. on_close: is called once no more lines come.
     """
 
     def __init__(self, outputs: Sequence[Output], ring: LogRing = RECENT) -> None:
         super().__init__()
         self.outputs = tuple(outputs)
+        self.on_close: Callable[[], object] = lambda: None
         self._ring = ring
         self._folder = Folder()
         self._news_folder = Folder(MAX_NEWS, folds_repeats=False)
@@ -120,8 +119,7 @@ class FoldingHandler(logging.Handler):
 
     def close(self) -> None:
         self._tell_folded(float("inf"))
-        for output in self.outputs:
-            output.close()
+        self.on_close()
         super().close()
 
     def _tell_folded(self, now: float) -> None:

@@ -42,10 +42,11 @@ class LoneLogs:
         self._own = level
 
 
-class _LineFile(io.TextIOBase):
+class _LineFile(io.StringIO):
     """Passes each whole line on."""
 
     def __init__(self, write_line: Callable[[str], object]) -> None:
+        super().__init__()
         self._write_line = write_line
         self._rest = ""
 
@@ -73,6 +74,7 @@ class NodeLogs:
         self._stdout = LineWriter(StreamSink(sys.stdout.fileno()), "standard output")
         self._file = None if file is None else LineWriter(file, f"the log file {file.path}")
         self._handler = install(self._outputs(), level)
+        self._handler.on_close = self.close
 
     def follow(self, log_format: str, level: str) -> None:
         """The settings in force have these values now."""
@@ -127,9 +129,9 @@ class NodeLogs:
     def _outputs(self) -> tuple[Output, ...]:
         found = []
         if self._format != JSON:
-            found.append(Output(ConsoleFormatter(), self._stderr.write, self._stderr.close))
+            found.append(Output(ConsoleFormatter(), self._stderr.write))
         if self._format != CONSOLE:
-            found.append(Output(JsonFormatter(), self._stdout.write, self._stdout.close))
+            found.append(Output(JsonFormatter(), self._stdout.write))
         if self._file is not None:
-            found.append(Output(JsonFormatter(), self._file.write, self._file.close))
+            found.append(Output(JsonFormatter(), self._file.write))
         return tuple(found)
