@@ -5,12 +5,13 @@ JSON needs nothing installed; protobuf needs the official message classes, which
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from exo_mesh import __version__
 from exo_mesh.inspection.otlp.spans import Span, Value, spans_of
@@ -24,6 +25,9 @@ CONTENT_TYPES = {JSON: "application/json", PROTOBUF: "application/x-protobuf"}
 _SAMPLED, _PARENT_KNOWN, _PARENT_REMOTE = 0x01, 0x100, 0x200
 """Flags of a span: sampled, and whether its parent is in another program."""
 _ERROR = 2
+_SCOPE = {"name": "exo_mesh", "version": __version__}
+SPANS_PER_BREATH = 4
+"""Takes less than a millisecond."""
 _MESSAGES = "opentelemetry.proto.collector.trace.v1.trace_service_pb2"
 
 
@@ -62,18 +66,25 @@ def has_messages() -> bool:
         return False
 
 
-def encode(traces: Iterable[RequestTrace], origin: Origin, protocol: str) -> bytes:
-    """The body of an export request with all spans of these traces."""
-    document = _document(traces, origin)
-    if protocol == JSON:
-        return json.dumps(document, separators=(",", ":")).encode()
-    for group in document["resourceSpans"]:
-        for span in group["scopeSpans"][0]["spans"]:
-            _ids_to_base64(span)
-    from google.protobuf import json_format
+def encode(
+    traces: Iterable[RequestTrace],
+    origin: Origin,
+    protocol: str,
+    breathe: Callable[[], object] = lambda: None,
+) -> bytes:
+    """The body of an export request with all spans of these traces. Each peer is a resource of its own.
 
-    encoded: bytes = json_format.ParseDict(document, _messages().ExportTraceServiceRequest()).SerializeToString()
-    return encoded
+    breathe: is called every few spans, for a caller in a thread who wants to let others have Python meanwhile.
+    """
+    make = _json_span if protocol == JSON else _message_maker()
+    of_peers: dict[PeerName, list[Any]] = {}
+    for trace in traces:
+        for number, span in enumerate(spans_of(trace, origin.address)):
+            if number % SPANS_PER_BREATH == 0:
+                breathe()
+            of_peers.setdefault(origin.peer(span.peer), []).append(make(trace, span))
+    groups = [(_resource(origin, peer), spans) for peer, spans in of_peers.items()]
+    return _json_body(groups) if protocol == JSON else _message_body(groups)
 
 
 def refused_spans(reply: bytes, protocol: str) -> tuple[int, str]:
@@ -93,46 +104,42 @@ def refused_spans(reply: bytes, protocol: str) -> tuple[int, str]:
     return partial.rejected_spans, partial.error_message
 
 
-def _messages() -> Any:
-    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
-
-    return trace_service_pb2
-
-
-def _document(traces: Iterable[RequestTrace], origin: Origin) -> dict[str, Any]:
-    """In the JSON form of OTLP: ids in hex, 64-bit numbers as texts. Each peer is a resource of its own."""
-    of_peers: dict[PeerName, list[dict[str, Any]]] = {}
-    for trace in traces:
-        for span in spans_of(trace, origin.address):
-            of_peers.setdefault(origin.peer(span.peer), []).append(_span(trace, span))
-    scope = {"name": "exo_mesh", "version": __version__}
-    return {
-        "resourceSpans": [
-            {
-                "resource": {"attributes": _attributes(_resource(origin, peer))},
-                "scopeSpans": [{"scope": scope, "spans": spans}],
-            }
-            for peer, spans in of_peers.items()
-        ]
-    }
-
-
 def _resource(origin: Origin, peer: PeerName) -> dict[str, Value]:
     of_peer = {"service.instance.id": peer.id, "exo_mesh.peer.name": peer.name}
     version = {"service.version": peer.version} if peer.version else {}
     return {"service.name": origin.service, **origin.attributes, **of_peer, **version}
 
 
-def _span(trace: RequestTrace, span: Span) -> dict[str, Any]:
+def _flags(trace: RequestTrace, span: Span) -> int:
     is_remote = bool(trace.parent_span_id) and span.parent_id == trace.parent_span_id
+    return _SAMPLED | _PARENT_KNOWN | (_PARENT_REMOTE if is_remote else 0)
+
+
+def _nanos(seconds: float) -> int:
+    """A float has some 100 ns of precision now, which is enough."""
+    return int(seconds * 1e9)
+
+
+# JSON: ids in hex, 64-bit numbers as texts
+
+
+def _json_body(groups: Iterable[tuple[Mapping[str, Value], Sequence[msgspec.Raw]]]) -> bytes:
+    document = [
+        {"resource": {"attributes": _attributes(resource)}, "scopeSpans": [{"scope": _SCOPE, "spans": spans}]}
+        for resource, spans in groups
+    ]
+    return msgspec.json.encode({"resourceSpans": document})
+
+
+def _json_span(trace: RequestTrace, span: Span) -> msgspec.Raw:
     found: dict[str, Any] = {
         "traceId": trace.trace_id,
         "spanId": span.span_id,
-        "flags": _SAMPLED | _PARENT_KNOWN | (_PARENT_REMOTE if is_remote else 0),
+        "flags": _flags(trace, span),
         "name": span.name,
         "kind": span.kind,
-        "startTimeUnixNano": _nanos(span.at_s),
-        "endTimeUnixNano": _nanos(max(span.at_s, span.until_s)),
+        "startTimeUnixNano": str(_nanos(span.at_s)),
+        "endTimeUnixNano": str(_nanos(max(span.at_s, span.until_s))),
         "attributes": _attributes(span.attributes),
     }
     if span.parent_id:
@@ -140,15 +147,10 @@ def _span(trace: RequestTrace, span: Span) -> dict[str, Any]:
     if trace.trace_state:
         found["traceState"] = trace.trace_state
     if span.events:
-        found["events"] = [{"timeUnixNano": _nanos(at), "name": name} for name, at in span.events]
+        found["events"] = [{"timeUnixNano": str(_nanos(at)), "name": name} for name, at in span.events]
     if span.error:
         found["status"] = {"code": _ERROR, "message": span.error}
-    return found
-
-
-def _nanos(seconds: float) -> str:
-    """A float has some 100 ns of precision now, which is enough."""
-    return str(int(seconds * 1e9))
+    return msgspec.Raw(msgspec.json.encode(found))
 
 
 def _attributes(values: Mapping[str, Value]) -> list[dict[str, Any]]:
@@ -165,8 +167,65 @@ def _value(value: Value) -> dict[str, Any]:
     return {"arrayValue": {"values": [_value(item) for item in value]}}
 
 
-def _ids_to_base64(span: dict[str, Any]) -> None:
-    """As the JSON form of protobuf has bytes."""
-    for key in ("traceId", "spanId", "parentSpanId"):
-        if key in span:
-            span[key] = base64.b64encode(bytes.fromhex(span[key])).decode()
+# protobuf: the official messages
+
+
+def _messages() -> Any:
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
+
+    return trace_service_pb2
+
+
+def _message_body(groups: Iterable[tuple[Mapping[str, Value], Sequence[Any]]]) -> bytes:
+    request = _messages().ExportTraceServiceRequest()
+    for resource, spans in groups:
+        group = request.resource_spans.add()
+        _fill(group.resource.attributes, resource)
+        scope = group.scope_spans.add()
+        scope.scope.name, scope.scope.version = _SCOPE["name"], _SCOPE["version"]
+        scope.spans.extend(spans)
+    encoded: bytes = request.SerializeToString()
+    return encoded
+
+
+def _message_maker() -> Callable[[RequestTrace, Span], Any]:
+    from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
+
+    def make(trace: RequestTrace, span: Span) -> Any:
+        message = Message(
+            trace_id=bytes.fromhex(trace.trace_id),
+            span_id=bytes.fromhex(span.span_id),
+            parent_span_id=bytes.fromhex(span.parent_id),
+            trace_state=trace.trace_state,
+            flags=_flags(trace, span),
+            name=span.name,
+            kind=span.kind,
+            start_time_unix_nano=_nanos(span.at_s),
+            end_time_unix_nano=_nanos(max(span.at_s, span.until_s)),
+        )
+        _fill(message.attributes, span.attributes)
+        for name, at in span.events:
+            message.events.add(name=name, time_unix_nano=_nanos(at))
+        if span.error:
+            message.status.code, message.status.message = _ERROR, span.error
+        return message
+
+    return make
+
+
+def _fill(attributes: Any, values: Mapping[str, Value]) -> None:
+    for key, value in values.items():
+        _set(attributes.add(key=key).value, value)
+
+
+def _set(message: Any, value: Value) -> None:
+    if isinstance(value, str):
+        message.string_value = value
+    elif isinstance(value, int):
+        message.int_value = value
+    elif isinstance(value, float):
+        message.double_value = value
+    else:
+        array = message.array_value.values
+        for item in value:
+            _set(array.add(), item)

@@ -15,7 +15,7 @@ from exo_mesh.inspection.trace_formats import stage_times, waits_of
 from exo_mesh.serving.history import FINE
 from exo_mesh.serving.traces import Leg, RequestTrace
 
-MAX_SPANS = 512
+MAX_SPANS = 256
 """Of one trace, about. A long answer has thousands of laps: its first and last ones become spans."""
 
 PROVIDER = "exo_mesh"
