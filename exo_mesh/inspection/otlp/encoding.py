@@ -189,10 +189,12 @@ def _message_body(groups: Iterable[tuple[Mapping[str, Value], Sequence[Any]]]) -
 
 
 def _message_maker() -> Callable[[RequestTrace, Span], Any]:
-    from opentelemetry.proto.trace.v1.trace_pb2 import Span as Message
+    from opentelemetry.proto.trace.v1 import trace_pb2
+
+    new_message: Any = trace_pb2.Span
 
     def make(trace: RequestTrace, span: Span) -> Any:
-        message = Message(
+        message = new_message(
             trace_id=bytes.fromhex(trace.trace_id),
             span_id=bytes.fromhex(span.span_id),
             parent_span_id=bytes.fromhex(span.parent_id),
