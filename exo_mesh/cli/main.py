@@ -28,7 +28,7 @@ VERBS = {
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
-    "node": "stop or restart a node, this one or another",
+    "node": "stop or restart a node, this one or another; change its log level",
     "drain": "let a node finish what it has and take nothing new",
     "nginx-config": "the configuration of an nginx in front of all nodes, from the live mesh",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
