@@ -9,10 +9,11 @@ import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from exo_mesh.hosting.runner_exit import End
 from exo_mesh.proto.runner_pb2 import Heartbeat
 from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.telemetry.families import Infos, MetricFamily
-from exo_mesh.telemetry.metrics import MAX_MODELS, MODEL_KEPT_S, SWEEP_EVERY_S, Metrics
+from exo_mesh.telemetry.metrics import ENDS, MAX_MODELS, MODEL_KEPT_S, SWEEP_EVERY_S, Metrics
 from exo_mesh.telemetry.stage_metrics import ModelFacts, StageSeat
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -233,3 +234,15 @@ def test_tokens_per_second_are_those_of_the_last_ten_seconds() -> None:
         clock.now += 1
         metrics.tick({}, ())
     assert metrics.registry.get_sample_value("exo_mesh_tokens_per_second", rate) == 0
+
+
+def test_rare_events_of_a_model_begin_at_zero_so_that_the_first_counts() -> None:
+    assert {*ENDS} == {end.value for end in End}
+    metrics = Metrics()
+    metrics.placed("m", "ready")
+    value = metrics.registry.get_sample_value
+    assert value("exo_mesh_runner_ends_total", {"model": "m", "end": "crashed"}) == 0
+    loss = {"model": "m", "cause": "stage_lost", "outcome": "ready"}
+    assert value("exo_mesh_recoveries_total", loss) == 0
+    metrics.recovered("m", "stage_lost", trouble_s=1, took_s=2, loaded_bytes=3)
+    assert value("exo_mesh_recoveries_total", loss) == 1

@@ -26,6 +26,11 @@ MODEL_KEPT_S = 3600.0
 
 SWEEP_EVERY_S = 10.0
 
+ENDS = ("stopped", "lost", "crashed", "oom", "wedged", "stalled", "refused")
+CAUSES = ("stage_lost", "hop_lost", "owner_lost", "request")
+"""Values of the labels `end` and `cause`. Their counters begin at 0 for every model in use: increase() does not see the
+event with which a series appears."""
+
 
 class Metrics:
     """All families of one node, in `registry`. requests, stages, hardware: what is counted there; the rest is here."""
@@ -179,7 +184,17 @@ class Metrics:
         self.runner_ends.labels(model, end).inc()
 
     def _note_use(self, model: str) -> None:
+        self._begin([model])
         self._used_at[model] = self._clock()
+
+    def _begin(self, models: Iterable[str]) -> None:
+        """Show rare events of models that are new here as 0, so that the first one counts."""
+        for model in models:
+            if model not in self._used_at:
+                for end in ENDS:
+                    self.runner_ends.labels(model, end)
+                for cause in CAUSES:
+                    self.recoveries.labels(model, cause, "ready")
 
     def tick(self, instances: Mapping[str, str], peers: Collection[str]) -> None:
         """Called about once a second. instances: model by id, of all instances of the mesh. peers: names of all nodes
@@ -196,7 +211,9 @@ class Metrics:
         instance_ids = {*instances, *(seat.instance_id for seat in here)}
         self._ran_here &= instance_ids
         in_use = {*instances.values(), *(seat.model for seat in here), *self.requests.live_models()}
-        self._used_at.update(dict.fromkeys(in_use | self.requests.take_new(), now))
+        in_use_or_new = in_use | self.requests.take_new()
+        self._begin(in_use_or_new)
+        self._used_at.update(dict.fromkeys(in_use_or_new, now))
         recent = sorted(self._used_at, key=self._used_at.__getitem__, reverse=True)
         recent = [name for name in recent if now - self._used_at[name] < MODEL_KEPT_S][:MAX_MODELS]
         self._used_at = {name: self._used_at[name] for name in in_use.union(recent)}
