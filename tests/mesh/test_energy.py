@@ -10,8 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,31 +20,17 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from tests.support.processes import eventually
-from tests.support.recorded import RECORDED, plant
+from tests.support.recorded import RECORDED, machine_that_draws
 
 WATTS = 40.0
-COUNTER = "class/powercap/intel-rapl:0/energy_uj"
 
 pytestmark = pytest.mark.extended
 
 
 @pytest.fixture(scope="module")
 def sysfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A machine whose processor draws WATTS: its counter rises with the time."""
-    root = plant(tmp_path_factory.mktemp("sys"), "amd-apu.sysfs")
-    stop = threading.Event()
-
-    def run() -> None:
-        began, scratch = time.monotonic(), root / "counter"
-        while not stop.wait(0.02):
-            scratch.write_text(str(int(1e6 * WATTS * (time.monotonic() - began)) + 1))
-            scratch.rename(root / COUNTER)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield root
-    stop.set()
-    thread.join()
+    with machine_that_draws(tmp_path_factory.mktemp("sys"), WATTS) as root:
+        yield root
 
 
 @pytest.fixture(scope="module")
