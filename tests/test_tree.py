@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 FOLDERS = {
-    "exo_mesh", "engines", "protos", "monitoring", "nginx", "systemd", "scripts", "examples", "docs", "tests", "tools",
+    "exo_mesh", "engines", "protos", "monitoring", "nginx", "systemd", "scripts", "hostfiles", "examples", "docs", "tests", "tools",
 }  # fmt: skip
 """monitoring, nginx and scripts do not exist yet; a folder outside this list needs a line here and a reason."""
 FILES = {"setup.py", "pyproject.toml", "README.md", "LICENSE"}
