@@ -1,26 +1,50 @@
-"""Stop or restart a node of the mesh, this one or another; its streams may finish first (--stop-grace of that node)."""
+"""Stop or restart a node of the mesh, this one or another; its streams may finish first (--stop-grace of that node).
+
+`processes` lists the nodes, runners and helpers that run on this machine, also those that answer nobody any more;
+`kill-all` ends them: SIGTERM, and SIGKILL for what is left after --grace. Both need no node that answers.
+"""
 
 from __future__ import annotations
 
 import argparse
+import os
 import urllib.parse
+from pathlib import Path
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.doctor.sweep import sweep
+from exo_mesh.settings.config import home_of
+
+_ON_MACHINE = ("processes", "kill-all")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """`stop` or `restart`, `--peer`, `--api-url`."""
-    parser.add_argument("action", choices=("stop", "restart"), help="restart: in the same process, with the same flags")
+    """The action and its flags."""
+    parser.add_argument(
+        "action", choices=("stop", "restart", *_ON_MACHINE), help="restart: in the same process, with the same flags"
+    )
     parser.add_argument("--peer", metavar="NAME", help="name or id of the node; the one that is asked by default")
-    add_api_flags(parser, json=False)
+    parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS", help="kill-all: before SIGKILL (10)")
+    parser.add_argument("--dry-run", action="store_true", help="kill-all: say what would be ended, and end nothing")
+    add_api_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """POST /admin/stop or /admin/restart; returns as soon as the node knows."""
+    """POST /admin/stop or /admin/restart, which returns as soon as the node knows; or look at processes here."""
+    if args.action in _ON_MACHINE:
+        return _on_machine(args)
     client = ApiClient(args.api_url, args.home)
     query = f"?node_id={urllib.parse.quote(args.peer, safe='')}" if args.peer else ""
     told = client.post(f"/admin/{args.action}{query}", {})
-    print(f"{told['status']} {args.peer or told['node_id'][:8]}")
+    print_json(told) if args.json else print(f"{told['status']} {args.peer or told['node_id'][:8]}")
     return exit_codes.OK
+
+
+def _on_machine(args: argparse.Namespace) -> int:
+    grace_s = args.grace if args.action == "kill-all" and not args.dry_run else None
+    swept = sweep(home_of(os.environ), Path(args.home) if args.home else None, grace_s)
+    print_json(swept.values) if args.json else print(swept.text)
+    return exit_codes.FAILED if swept.left else exit_codes.OK
