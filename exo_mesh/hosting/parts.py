@@ -56,6 +56,7 @@ class HostingParts:
             clock=clock,
             credentials=credentials,
             hosts_of=hosts_of,
+            is_out_of_reach=membership.is_out_of_reach,
             fence_of=membership.fences.ballot,
             engine=lambda: next((device.engine for device in membership.own.devices), ""),
             keep=keeping,

@@ -83,9 +83,9 @@ class Keeping:
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
-    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
-    engine: the one that spare runners are for. fence_of: the highest ballot of an instance that is void because the
-    instance was deleted.
+    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of,
+    is_out_of_reach: see Hops. engine: the one that spare runners are for. fence_of: the highest ballot of an instance
+    that is void because the instance was deleted.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class StageHost:
         make_runner: Callable[..., Runner] = Runner,
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
         engine: Callable[[], str] = lambda: "",
+        is_out_of_reach: Callable[[str], bool] = lambda peer_id: False,
         fence_of: Callable[[str], Ballot] = lambda instance_id: NO_BALLOT,
         keep: Keeping | None = None,
     ) -> None:
@@ -119,7 +120,7 @@ class StageHost:
         self._make_runner = make_runner
         self._hosts_of = hosts_of
         self._fence_of = fence_of
-        self._hops = Hops(hosts_of)
+        self._hops = Hops(hosts_of, is_out_of_reach)
         self._environment = runner_environment(settings.fast_synch, os.environ)
         if settings.log_level == "debug":
             self._environment.setdefault(RING_VERBOSE, "1")

@@ -187,7 +187,8 @@ class Custody:
         self._hops_made_anew = {name: at for name, at in self._hops_made_anew.items() if now - at < HOP_SUSPECT_S}
         self._hops_made_anew[instance_id] = now
         before, behind = (keeper.plan.peer_ids[(keeper.hop_lost + n) % len(keeper.plan.stages)] for n in (0, 1))
-        if not again and await self._members.reaches(before, behind):
+        is_reached = not keeper.is_next_out_of_reach and await self._members.reaches(before, behind)
+        if is_reached and not again:
             return ()
         return (before if behind == self._membership.own.id else behind,)
 

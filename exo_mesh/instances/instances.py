@@ -372,9 +372,8 @@ class Instances:
         while self._custody.is_awaited(instance_id):
             if self._is_there_again(instance_id):
                 return True
-            if self._is_well_without_us(instance_id):
-                return False
-            if asyncio.get_running_loop().time() > give_up_at and not self._custody.is_recovering(instance_id):
+            is_late = asyncio.get_running_loop().time() > give_up_at or self._is_well_without_us(instance_id)
+            if is_late and not self._custody.is_recovering(instance_id):  # two recoveries here would end each other
                 return False
             await self._membership.changed.wait(0.1)
         return self._is_there_again(instance_id)

@@ -682,10 +682,12 @@ class StageFetching(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class StageHopLost(_message.Message):
-    __slots__ = ("message",)
+    __slots__ = ("message", "is_out_of_reach")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_OUT_OF_REACH_FIELD_NUMBER: _ClassVar[int]
     message: str
-    def __init__(self, message: _Optional[str] = ...) -> None: ...
+    is_out_of_reach: bool
+    def __init__(self, message: _Optional[str] = ..., is_out_of_reach: bool = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "resumed", "group")
