@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.tensor_group import TensorGroup
+
+MAX_QUEUE_PAIRS = 10
+"""Of a Thunderbolt device that does not say: the eleventh fails with EBUSY on an M4 Pro and an M5 Max with macOS 26.5.1
+(ml-explore/mlx #3162 and #4209). MLX reports it only once a group is being formed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,33 @@ def static_groups(peers: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
 
 def _size(rank: StaticRank | None) -> int:
     return rank.size if rank is not None else 0
+
+
+def queue_pairs_needed(group: TensorGroup) -> Counter[tuple[str, str]]:
+    """By (peer, device): how many queue pairs the ranks of a group take. None without RDMA.
+
+    A mesh takes one for each other rank, a ring one for each neighbour: two of them where both are the same rank.
+    """
+    needed: Counter[tuple[str, str]] = Counter()
+    for rank, row in enumerate(group.rdma):
+        neighbours = ((rank - 1) % group.size, (rank + 1) % group.size)
+        reached = neighbours if group.backend == "jaccl-ring" else range(group.size)
+        needed.update((group.peers[rank], device) for other in reached if (device := row[other]))
+    return needed
+
+
+def queue_pairs_left(peers: Iterable[PeerInfo], formed: Iterable[TensorGroup]) -> dict[tuple[str, str], int]:
+    """By (peer, device): how many queue pairs a device can still have beside the groups that are formed already."""
+    left = {
+        (peer.id, port.device): port.max_queue_pairs or MAX_QUEUE_PAIRS
+        for peer in peers
+        for port in peer.rdma_ports
+        if port.device
+    }
+    for group in formed:
+        for key, number in queue_pairs_needed(group).items():
+            left[key] = left.get(key, MAX_QUEUE_PAIRS) - number
+    return left
 
 
 def broken_cable(group: TensorGroup, peers: Iterable[PeerInfo]) -> str:
