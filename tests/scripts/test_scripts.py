@@ -51,6 +51,7 @@ def called(
     return subprocess.run(command, capture_output=True, text=True, env=environ, timeout=120, check=False)
 
 
+@pytest.mark.extended
 def test_shellcheck_finds_nothing() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck here: apt-get install shellcheck")
