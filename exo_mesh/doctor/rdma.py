@@ -10,6 +10,7 @@ from exo_mesh.domain.fast_synch import FastSynch
 from exo_mesh.domain.rdma_links import MAX_QUEUE_PAIRS
 from exo_mesh.domain.thunderbolt import (
     ACTIVE,
+    BRIDGE,
     Bus,
     ThunderboltReading,
     device_of,
@@ -112,7 +113,7 @@ def _port_finding(text: str, bus: Bus, state: str) -> Finding:
 
 
 def _bridge(reading: ThunderboltReading) -> list[Finding]:
-    if "Thunderbolt Bridge" not in parse_hardware_ports(reading.hardware_ports):
+    if BRIDGE not in parse_hardware_ports(reading.hardware_ports):
         return []
     return [
         Finding(

@@ -39,6 +39,24 @@ def cables(peers: Iterable[PeerInfo]) -> list[RdmaLink]:
     return sorted(found, key=lambda link: (link.peer_id, link.other_id, link.port.device))
 
 
+def bridge_cycle(peers: Iterable[PeerInfo]) -> list[str]:
+    """Ids of the peers whose cables and Thunderbolt Bridges form a loop of more than two; [] if none do.
+
+    In such a loop broadcasts go round for ever. These are the peers that are left after all those with fewer than two
+    bridged neighbours are taken away again and again.
+    """
+    neighbours: dict[str, set[str]] = defaultdict(set)
+    for link in cables(peers):
+        if link.port.bridged and link.other_port.bridged:
+            neighbours[link.peer_id].add(link.other_id)
+    while loose := [peer for peer, others in neighbours.items() if len(others) < 2]:
+        for peer in loose:
+            for other in neighbours.pop(peer):
+                if other in neighbours:
+                    neighbours[other].discard(peer)
+    return sorted(neighbours)
+
+
 def rdma_devices(peers: Iterable[PeerInfo]) -> dict[tuple[str, str], str]:
     """By (peer, other): the device by which the one reaches the other, over the first cable that is up; or as a
     hostfile says."""

@@ -19,6 +19,7 @@ MIN_MACOS = (26, 2)
 """The first with RDMA over Thunderbolt (TN3205)."""
 
 ACTIVE = "PORT_ACTIVE"
+BRIDGE = "Thunderbolt Bridge"
 
 _DEVICE = re.compile(r"^\s*(rdma_[A-Za-z0-9]+)\s+([0-9a-fA-F]{16})\s*$", re.MULTILINE)
 _STATE = re.compile(r"^\s*(?:port_)?state:\s*(PORT_[A-Z]+)", re.MULTILINE)
@@ -154,5 +155,5 @@ def rdma_ports(reading: ThunderboltReading) -> tuple[RdmaPort, ...]:
         name = device if device in devices else ""
         other = bus.others[0][0] if bus.others else ""
         active = bool(name) and states.get(device) == ACTIVE
-        ports.append(RdmaPort(name, active, bus.uuid, other, bus.speed, limits.get(name, 0)))
+        ports.append(RdmaPort(name, active, bus.uuid, other, bus.speed, limits.get(name, 0), BRIDGE in interfaces))
     return tuple(ports)

@@ -97,14 +97,3 @@ def alias_texts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
         if text and alias.setting not in found and (value := alias.read(text)) is not None:
             found[alias.setting] = alias.variable, value
     return found
-
-
-FOREIGN = {
-    "RDMA_DEVICES": "a node finds its RDMA devices itself; --hostfile FILE names others, in the `rdma` of each host",
-}
-"""Variables of programs like ours that change nothing here, and what does."""
-
-
-def foreign_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A warning for each variable of FOREIGN that is set."""
-    return tuple(f"{name} is set and not used: {hint}" for name, hint in FOREIGN.items() if environ.get(name))

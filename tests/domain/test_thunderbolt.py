@@ -11,6 +11,7 @@ from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.fast_synch import resolve, runner_environment
 from exo_mesh.domain.rdma_links import (
     MAX_QUEUE_PAIRS,
+    bridge_cycle,
     broken_cable,
     cables,
     queue_pairs_left,
@@ -172,3 +173,37 @@ def test_what_groups_take_of_a_device_is_no_longer_left() -> None:
     group = TensorGroup("jaccl", ("a", "b"), ((None, "rdma_1"), ("rdma_2", None)))
     assert queue_pairs_left(peers, []) == {("a", "rdma_1"): 4, ("b", "rdma_2"): MAX_QUEUE_PAIRS}
     assert queue_pairs_left(peers, [group] * 4) == {("a", "rdma_1"): 0, ("b", "rdma_2"): MAX_QUEUE_PAIRS - 4}
+
+
+# bridges
+
+
+def bridged(pairs: str, without: str = "") -> list[PeerInfo]:
+    """Peers of one letter with a cable for each "ab"; all but `without` have a Thunderbolt Bridge."""
+    ends = [(a, b) for pair in pairs.split() for a, b in (pair, pair[::-1])]
+    return [
+        a_peer(name, *(replace(port(a + b, b + a), bridged=name not in without) for a, b in ends if a == name))
+        for name in sorted({name for name, _ in ends})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "without", "looped"),
+    [
+        ("ab", "", ""),
+        ("ab bc", "", ""),
+        ("ab bc ca", "", "abc"),
+        ("ab bc ca", "b", ""),
+        ("ab bc ca cd", "", "abc"),
+        ("ab bc cd da", "", "abcd"),
+        ("ab ac ad", "", ""),
+    ],
+)
+def test_bridged_macs_in_a_loop_are_found(pairs: str, without: str, looped: str) -> None:
+    assert "".join(bridge_cycle(bridged(pairs, without))) == looped
+
+
+def test_a_machine_with_a_thunderbolt_bridge_says_so_of_its_ports() -> None:
+    assert all(port.bridged for port in rdma_ports(READING))
+    plain = READING.hardware_ports.replace("Thunderbolt Bridge", "Another")
+    assert not any(port.bridged for port in rdma_ports(replace(READING, hardware_ports=plain)))
