@@ -316,6 +316,12 @@ class Custody:
             if self._is_deleted(instance_id, ballot):
                 await self._members.release_here(instance_id, self._membership.fences.ballot(instance_id))
 
+    def wish_idle(self, instance_id: str, idle_s: float) -> bool:
+        """See IdleClock.wish. False if this node does not own the instance."""
+        if instance_id in self.keepers:
+            self._idle.wish(instance_id, idle_s)
+        return instance_id in self.keepers
+
     def _unload_idle(self, now: float) -> None:
         """No fence: a request that comes just now places the model again."""
         if not self._idle.is_on:
@@ -326,7 +332,7 @@ class Custody:
             if reading is not None:
                 work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
         for instance_id in self._idle.due(work, now):
-            _log.info("unloading %s: nobody has used it for a while (--idle-unload)", instance_id)
+            _log.info("unloading %s: nobody has used it for a while (--idle-unload or keep_alive)", instance_id)
             self._start_end(self.keepers.pop(instance_id), for_good=True)
 
     def _unload_short(self, now: float) -> None:

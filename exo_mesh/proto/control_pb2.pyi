@@ -895,6 +895,20 @@ class DeleteInstanceReply(_message.Message):
     found: bool
     def __init__(self, found: bool = ...) -> None: ...
 
+class KeepInstanceRequest(_message.Message):
+    __slots__ = ("instance_id", "idle_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    idle_s: float
+    def __init__(self, instance_id: _Optional[str] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class KeepInstanceReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
 class StopNodeRequest(_message.Message):
     __slots__ = ("restart", "node_id")
     RESTART_FIELD_NUMBER: _ClassVar[int]

@@ -84,6 +84,8 @@ class Router:
         now = self._clock()
         self._metrics.request_ended(outcome, len(entry.request.prompt_ids), failed=outcome not in FINE)
         self._journal.close(entry, outcome, now)
+        if entry.request.keep_alive_s is not None and entry.instance_id:
+            self._rings.instances.keep_alive(entry.instance_id, entry.request.keep_alive_s)
         if entry.trace is not None:
             self.traces.end(entry.trace, outcome, now)
 

@@ -192,6 +192,9 @@ class SimClient(PeerClient):
         reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)
         return bool(reply.found)
 
+    async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
+        raise TransportError("idle instances are not simulated")
+
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
         reply: pb.FindStreamsReply = await self._call(lambda h: h.find_streams(request), request, 1.5)
         return reply
