@@ -1,4 +1,4 @@
-"""The sdist and the wheel: equal bytes from any folder at any time, one wheel from both, and only what belongs in them."""
+"""The sdist and the wheel: equal bytes from any folder at any time, and only what belongs in them."""
 
 from __future__ import annotations
 
