@@ -13,8 +13,8 @@ FOLDERS = {
     "exo_mesh", "engines", "protos", "monitoring", "nginx", "systemd", "scripts", "hostfiles", "examples", "docs",
     "tests", "tools",
 }  # fmt: skip
-"""monitoring, nginx and scripts do not exist yet; a folder outside this list needs a line here and a reason."""
-FILES = {"setup.py", "pyproject.toml", "README.md", "LICENSE", "Makefile"}
+"""A folder outside this list needs a line here and a reason."""
+FILES = {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "Makefile"}
 """Besides these only hidden files and folders, which configure the tools that work on the tree."""
 
 PACKAGES = {
