@@ -3,14 +3,12 @@
 #
 # EXO_MESH      the exo-mesh to call here (default: .venv of this checkout if there is one, else the one in PATH)
 # EXO_MESH_SSH  how to reach a host (default: ssh with BatchMode and a time limit)
-# EXO_MESH_DIR  on other hosts: the directory of the virtual environment (default: .local/share/exo-mesh-venv)
 
 # shellcheck disable=SC2034  # the scripts use them
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 dry_run=
 hosts=()
 read -r -a ssh_command <<<"${EXO_MESH_SSH:-ssh -o BatchMode=yes -o ConnectTimeout=10}"
-remote_dir=${EXO_MESH_DIR:-.local/share/exo-mesh-venv}
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -49,8 +47,7 @@ python=$root/.venv/bin/python
 
 remote() { # HOST COMMAND: run COMMAND in a shell of HOST, with exo-mesh in its PATH; standard input goes there too
     # shellcheck disable=SC2016  # $HOME and $PATH are those of the host
-    local prefix='export PATH="$HOME/'"$remote_dir"'/bin:$HOME/.local/bin:$PATH"; '
-    run "${ssh_command[@]}" "$1" "$prefix$2"
+    run "${ssh_command[@]}" "$1" 'export PATH="$HOME/.local/bin:$PATH"; '"$2"
 }
 
 read_hosts() { # FILE: append the ssh names of a hostfile; exo-mesh checks the file

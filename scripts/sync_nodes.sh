@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Bring the exo-mesh of other machines to the version of this checkout, one after the other.
 #
-# usage: scripts/sync_nodes.sh [--dry-run] [--check] [--force] [--no-restart] [--pip-args "…"] [--hostfile FILE] HOST...
+# usage: scripts/sync_nodes.sh [--dry-run] [--check] [--force] [--no-restart] [--hostfile FILE] HOST...
 #
 # --check only compares versions and protocols (exit code 1 if any differs). Else each host that differs is updated
 # (scripts/bootstrap_node.sh), its node drained and restarted, and the next host waits until this one is ready again:
@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
     --check) check=1 ;;
     --force) force=1 ;;
     --no-restart) restart= ;;
-    --pip-args | --extras) pass+=("$1" "${2?$1 needs a value}") && shift ;;
+    --extras) pass+=("$1" "${2?$1 needs a value}") && shift ;;
     --hostfile) read_hosts "${2?--hostfile needs a file}" && shift ;;
     -h | --help) usage && exit ;;
     *) hosts+=("$1") ;;
@@ -48,7 +48,7 @@ for host in "${hosts[@]}"; do
         remote "$host" "exo-mesh version --json"
         there="unknown (--dry-run)"
     else
-        there=$(remote "$host" "exo-mesh version --json" </dev/null | words_of)
+        there=$({ remote "$host" "exo-mesh version --json" </dev/null || true; } | words_of)
     fi
     printf '%-30s %s\n' "$host" "$there"
     [ "$there" = "$here" ] && [ -z "$force" ] || differing+=("$host")

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from exo_mesh import __version__
-from tests.scripts.test_scripts import called
+from tests.scripts.test_scripts import ROOT, called
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually
 from tests.support.sshd import ssh_server
@@ -103,25 +103,50 @@ def processes_of(home: Path) -> list[psutil.Process]:
     ]
 
 
-def test_another_machine_is_installed_compared_and_checked_over_ssh(tmp_path: Path) -> None:
+@pytest.fixture
+def remote_home(tmp_path: Path) -> Path:
+    home = tmp_path / "remote"
+    home.mkdir()
+    return home
+
+
+def remote_environ(home: Path) -> dict[str, str]:
     """The other machine is this one with another home and the libraries of the test, so nothing is downloaded."""
-    remote_home = tmp_path / "remote"
-    remote_home.mkdir()
-    environ = {
-        "HOME": str(remote_home),
+    return {
+        "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
         "PYTHONPATH": sysconfig.get_paths()["purelib"],
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_INDEX": "1",
     }
-    with ssh_server(tmp_path, environ) as ssh:
-        offline = ["--pip-args", "--no-deps --no-index --no-build-isolation"]
-        installed = called("bootstrap_node.sh", *offline, "127.0.0.1", home=tmp_path, ssh=ssh)
-        assert installed.returncode == 0, installed.stdout + installed.stderr
+
+
+def test_a_machine_is_checked_and_compared_over_ssh(tmp_path: Path, remote_home: Path) -> None:
+    tool = remote_home / ".local" / "bin" / "exo-mesh"
+    tool.parent.mkdir(parents=True)
+    code = f"import sys; sys.path[:0] = {[str(ROOT), str(ROOT / 'engines')]!r}; from exo_mesh.cli.main import main"
+    tool.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}; sys.exit(main())" "$@"\n')
+    tool.chmod(0o700)
+    with ssh_server(tmp_path, remote_environ(remote_home)) as ssh:
         same = called("sync_nodes.sh", "--check", "127.0.0.1", home=tmp_path, ssh=ssh)
+        tool.write_text(tool.read_text().replace("exit(main())", "exit(9)"))
+        missing = called("sync_nodes.sh", "--check", "127.0.0.1", home=tmp_path, ssh=ssh)
         verified = called("verify_cluster.sh", "127.0.0.1", home=tmp_path, ssh=ssh)
-        unreachable = called("verify_cluster.sh", "127.0.0.1", home=tmp_path, ssh="false")
+    assert same.returncode == 0 and "all hosts have the same version" in same.stderr, same.stderr
+    assert missing.returncode == 1 and "not installed" in missing.stdout, missing.stderr
+    assert "ok    127.0.0.1                      reachable over SSH" in verified.stdout, verified.stdout
+    assert "FAIL  127.0.0.1                      exo-mesh installed" in verified.stdout and verified.returncode == 1
+
+
+@pytest.mark.slow
+def test_another_machine_is_installed_over_ssh(tmp_path: Path, remote_home: Path) -> None:
+    with ssh_server(tmp_path, remote_environ(remote_home)) as ssh:
+        nothing_fetched = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
+        argv = ["--extras", "none", "127.0.0.1"]
+        installed = called("bootstrap_node.sh", *argv, home=tmp_path, ssh=ssh, **nothing_fetched)
+        assert installed.returncode == 0, installed.stdout + installed.stderr
+        verified = called("verify_cluster.sh", "127.0.0.1", home=tmp_path, ssh=ssh)
     assert (remote_home / ".local" / "bin" / "exo-mesh").exists()
     assert f"exo-mesh {__version__}" in installed.stdout
-    assert same.returncode == 0 and "all hosts have the same version" in same.stderr, same.stderr
     assert "ok    127.0.0.1                      exo-mesh installed" in verified.stdout, verified.stdout
-    assert unreachable.returncode == 1 and "FAIL  127.0.0.1" in unreachable.stdout
     assert not list(remote_home.rglob("*.whl")), "the wheel was left on the host"
