@@ -22,7 +22,7 @@ from exo_mesh.errors import InputError
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings import values as values
 from exo_mesh.settings.aliases import alias_texts
-from exo_mesh.settings.foreign import foreign_variables
+from exo_mesh.settings.foreign import KEYS, foreign_variables
 from exo_mesh.settings.store_table import store_keys
 
 PREFIX = "EXO_MESH_"
@@ -511,6 +511,7 @@ def _file(path: Path) -> dict[str, Any]:
         if key == "home":
             raise ConfigError(f"{path}: home cannot be set in here; use --home or {PREFIX}HOME")
         if key not in SETTINGS:
-            hint = f": {RETIRED[key]}" if key in RETIRED else did_you_mean(key, SETTINGS)
+            known = {**KEYS, **RETIRED}
+            hint = f": {known[key]}" if key in known else did_you_mean(key, SETTINGS)
             raise ConfigError(f"{path}: no setting {key!r}{hint}")
     return keys

@@ -1,4 +1,4 @@
-"""Flags and variables of programs like this one that have no setting of that name here, and what to use instead."""
+"""Flags, variables and keys of programs like this one that are no setting here, and what to use instead."""
 
 from __future__ import annotations
 
@@ -39,6 +39,19 @@ FLAGS = {
     "--model-draft": _LATER,
 }
 """By flag: what to do instead. A verb that has the flag keeps it."""
+
+KEYS = {
+    "logging": "use log_format and log_level",
+    "tracing": "use trace_retention_days and trace_sample",
+    "inference": "there is nothing to set yet; docs/roadmap.md has what comes",
+    "auth": "keys are made by `exo-mesh key new`",
+    "hf_token": "set it on the page of the node or by PUT /config, or HF_TOKEN in the environment",
+    "node_overrides": "the config.toml of each node is that, over the settings of the mesh",
+    "mesh": "discovery, bootstrap_peers, hostfile and tensor_group are keys of their own",
+    "tensor_parallel": "use tensor_group, group_backend and hostfile",
+    "kv": "KV is kept in the model's own type; docs/roadmap.md has what comes",
+}
+"""Sections and keys of the configuration files of such programs, and what to use in config.toml."""
 
 _AUTOMATIC = "a node works that out by what it measures; leave it out"
 _LLAMA = "llama.cpp is no engine of this version; docs/roadmap.md has what comes"

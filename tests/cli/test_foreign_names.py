@@ -10,7 +10,7 @@ from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags
 from exo_mesh.settings.aliases import ALIASES
 from exo_mesh.settings.config import SETTINGS, ConfigError, load_settings
-from exo_mesh.settings.foreign import FLAGS, VARIABLES
+from exo_mesh.settings.foreign import FLAGS, KEYS, VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +70,27 @@ def test_a_verb_that_has_such_a_flag_keeps_it(capsys: pytest.CaptureFixture[str]
 def test_a_variable_of_other_programs_is_a_warning_that_says_what_to_use(name: str, tmp_path: Path) -> None:
     (warning,) = load_settings({}, {"EXO_MESH_HOME": str(tmp_path), name: "1"}).warnings
     assert warning.startswith(f"{name} is set and not used: ")
+
+
+@pytest.mark.parametrize("key", sorted(KEYS))
+def test_a_section_of_other_programs_is_refused_with_the_file_and_what_to_use(key: str, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(f"[{key}]\nenabled = true\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings({"home": [str(tmp_path)]}, {})
+    assert str(caught.value) == f"{tmp_path / 'config.toml'}: no setting '{key}': {KEYS[key]}"
+
+
+def test_the_keys_that_stand_for_sections_exist() -> None:
+    words = {
+        "log_format",
+        "log_level",
+        "trace_retention_days",
+        "trace_sample",
+        "tensor_group",
+        "group_backend",
+        "hostfile",
+    }
+    assert words <= {*SETTINGS} and all(any(word in hint for hint in KEYS.values()) for word in words)
 
 
 def test_other_variables_that_only_begin_like_theirs_are_nobodys_business(tmp_path: Path) -> None:
