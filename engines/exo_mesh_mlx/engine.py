@@ -18,6 +18,7 @@ from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
     GroupCheck,
+    LibraryMemory,
     LoadProgress,
     LoadRequest,
     MachineMemory,
@@ -134,6 +135,11 @@ class MlxStage:
                 self._stage = MlxGhostStage(self._model, trace, *layers)
             mx.clear_cache()
 
+    @property
+    def all_reduce_s(self) -> float:
+        """See GroupTimer."""
+        return 0.0 if self._ranks is None else self._ranks.last_all_reduce_s
+
     def insert(self, sequence: int, max_tokens: int) -> None:
         if sequence not in self._sequences:
             self._sequences[sequence] = _MlxSequence(self._new_cache(), max_tokens)
@@ -184,6 +190,11 @@ class MlxStage:
 
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())
+
+    def library_memory(self) -> LibraryMemory:
+        """See MemoryTeller."""
+        figures = mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), mx.get_memory_limit()
+        return LibraryMemory("mlx", *map(int, figures))
 
     def close(self) -> None:
         self._sequences.clear()

@@ -1,5 +1,7 @@
-"""Stop or restart a node of the mesh, this one or another; its streams may finish first (--stop-grace of that node).
+"""Stop or restart a node of the mesh, this one or another, or change the log level of one while it runs.
 
+Streams may finish before a stop or restart (--stop-grace of that node). `log-level debug` lasts until a restart of the
+node; `log-level default` ends it, `log-level` shows it. `exo-mesh config mesh log_level=debug` is for the whole mesh.
 `processes` lists the nodes, runners and helpers that run on this machine, also those that answer nobody any more;
 `kill-all` ends them: SIGTERM, and SIGKILL for what is left after --grace. Both need no node that answers.
 """
@@ -16,16 +18,18 @@ from exo_mesh.cli.parser import add_api_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.doctor.sweep import sweep
-from exo_mesh.settings.config import home_of
+from exo_mesh.settings.config import ConfigError, home_of
 
+LEVELS = ("debug", "info", "warning", "error")
+DEFAULT = "default"
 _ON_MACHINE = ("processes", "kill-all")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The action and its flags."""
-    parser.add_argument(
-        "action", choices=("stop", "restart", *_ON_MACHINE), help="restart: in the same process, with the same flags"
-    )
+    actions = ("stop", "restart", "log-level", *_ON_MACHINE)
+    parser.add_argument("action", choices=actions, help="restart: in the same process, with the same flags")
+    parser.add_argument("level", nargs="?", choices=(*LEVELS, DEFAULT), help="for log-level: which lines are written")
     parser.add_argument("--peer", metavar="NAME", help="name or id of the node; the one that is asked by default")
     parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS", help="kill-all: before SIGKILL (10)")
     parser.add_argument("--dry-run", action="store_true", help="kill-all: say what would be ended, and end nothing")
@@ -33,10 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """POST /admin/stop or /admin/restart, which returns as soon as the node knows; or look at processes here."""
+    """POST /admin/stop or /admin/restart, which return as soon as the node knows; GET or PUT /v1/logging; or look at
+    the processes here."""
+    if args.level and args.action != "log-level":
+        raise ConfigError(f"{args.action} takes no log level")
     if args.action in _ON_MACHINE:
         return _on_machine(args)
     client = ApiClient(args.api_url, args.home)
+    if args.action == "log-level":
+        return _log_level(client, args)
     query = f"?node_id={urllib.parse.quote(args.peer, safe='')}" if args.peer else ""
     told = client.post(f"/admin/{args.action}{query}", {})
     print_json(told) if args.json else print(f"{told['status']} {args.peer or told['node_id'][:8]}")
@@ -48,3 +57,16 @@ def _on_machine(args: argparse.Namespace) -> int:
     swept = sweep(home_of(os.environ), Path(args.home) if args.home else None, grace_s)
     print_json(swept.values) if args.json else print(swept.text)
     return exit_codes.FAILED if swept.left else exit_codes.OK
+
+
+def _log_level(client: ApiClient, args: argparse.Namespace) -> int:
+    """Of the node that is asked. Raises MeshErrors."""
+    if args.peer:
+        raise ConfigError("log-level is for the node that is asked: name another one with --api-url")
+    if args.level:
+        found = client.put("/v1/logging", {"level": None if args.level == DEFAULT else args.level})
+    else:
+        found = client.get("/v1/logging")
+    until = " until it restarts" if found["own_level"] else ""
+    print_json(found) if args.json else print(f"{found['level']}{until}")
+    return exit_codes.OK

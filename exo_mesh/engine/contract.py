@@ -146,7 +146,8 @@ LoadProgress = Callable[[int, int], None]
 
 class StageEngine(Protocol):
     """Runs one layer range. All calls come from one thread, the runner's compute thread; none may wait for I/O.
-    Only `sequences` and `memory_bytes` may also come from another thread, at any time once it is loaded.
+    Only `sequences`, `memory_bytes` and `library_memory` may also come from another thread, at any time once it is
+    loaded.
 
     A failure that concerns one sequence is a Fault in the output; anything else raises EngineError or ModelError.
     """
@@ -211,6 +212,26 @@ class SequenceCopier(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class LibraryMemory:
+    """What the library of an engine takes in its process, in bytes, as it counts itself. active: arrays in use. cache:
+    what it keeps for later ones. peak: the most that was active. limit: what it may take; None without one."""
+
+    source: str
+    active_bytes: int
+    cache_bytes: int
+    peak_bytes: int
+    limit_bytes: int | None = None
+
+
+@runtime_checkable
+class MemoryTeller(Protocol):
+    """What a stage engine has besides if its library counts its memory."""
+
+    def library_memory(self) -> LibraryMemory | None:
+        """From any thread, once the engine is loaded. None where the library does not count, as torch on a CPU."""
+
+
 def copy_defect(source: int, length: int | None, upto: int, max_tokens: int) -> str | None:
     """Why no engine can copy a sequence, or None. length: KV positions that the source holds, None if unknown."""
     if length is None:
@@ -252,6 +273,15 @@ class GroupMember(Protocol):
         """Called once after `load`, by all ranks at about the same time: does the group compute what one machine would,
         for a prompt of more than two prefill chunks? Raises CanaryError on every rank if it does not. Leaves nothing
         behind. progress: in parts of the stage, as a sign of life."""
+
+
+@runtime_checkable
+class GroupTimer(Protocol):
+    """What a group member may have besides: how long its all-reduces take while the group works."""
+
+    @property
+    def all_reduce_s(self) -> float:
+        """Seconds of one all-reduce of a few bytes, as measured last. Read from any thread."""
 
 
 class EngineProvider(Protocol):

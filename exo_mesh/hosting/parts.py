@@ -44,6 +44,11 @@ class HostingParts:
             peer = membership.peer(peer_id)
             return peer.hosts if peer is not None else []
 
+        def name_of(peer_id: str) -> str:
+            peer = membership.peer(peer_id)
+            return peer.info.name if peer is not None else peer_id[:8]
+
+        metrics.stages.name_of = name_of
         keeping = Keeping.at(settings, membership.own.id, machine.disk, clock)
         host = StageHost(
             membership.own.id,

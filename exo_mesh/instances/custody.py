@@ -167,10 +167,11 @@ class Custody:
         await keeper.close()
         suspects = await self._suspects(keeper)
         is_wanted = not self._is_deleted(instance_id, keeper.ballot)
+        cause = "stage_lost" if keeper.hop_lost is None else "hop_lost"
         if (
             is_wanted
             and self._members.newer_plan(keeper.plan) is None
-            and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, suspects)
+            and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, cause, suspects)
         ):
             return
         failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
@@ -192,8 +193,11 @@ class Custody:
             return ()
         return (before if behind == self._membership.own.id else behind,)
 
-    async def _recover(self, plan: Plan, owned: Ballot, trouble_s: float, suspects: Collection[str] = ()) -> bool:
-        """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be."""
+    async def _recover(
+        self, plan: Plan, owned: Ballot, trouble_s: float, cause: str, suspects: Collection[str] = ()
+    ) -> bool:
+        """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be. cause:
+        of the loss, for the metrics."""
         instance_id = plan.instance_id
         try:
             keeper, instance = await self._recoverer.recover(
@@ -203,6 +207,7 @@ class Custody:
                 trouble_s=trouble_s,
                 owned=owned,
                 suspects=suspects,
+                cause=cause,
             )
         except BallotBeatenError as exc:
             self.note(instance_id, exc.ballot)
@@ -470,7 +475,7 @@ class Custody:
     async def _take_over(self, plan: Plan, owned: Ballot) -> None:
         loop = asyncio.get_running_loop()
         _, since = self._lapsed.get(plan.instance_id, (None, loop.time()))
-        if not await self._recover(plan, owned, loop.time() - since):
+        if not await self._recover(plan, owned, loop.time() - since, "owner_lost"):
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 

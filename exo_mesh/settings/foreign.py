@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from exo_mesh.settings.aliases import ALIASES
+from exo_mesh.settings.aliases import ALIASES, unused_protocols
 
 _NO_MASTER = "exo-mesh has no master: all peers are equal"
 _LATER = "drafts are not built yet: leave it out; docs/roadmap.md has what comes"
@@ -96,4 +96,4 @@ def foreign_variables(environ: Mapping[str, str], own: Collection[str]) -> tuple
             hint = f"use {_OURS}{name.removeprefix(prefix)}"
         if hint and environ[name] and name not in taken:
             found.append(f"{name} is set and not used: {hint}")
-    return tuple(found)
+    return (*found, *unused_protocols(environ))
