@@ -17,8 +17,8 @@ from tools.bench.__main__ import main as bench_main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("comparison", "mixed-mesh", "rk3588", "upgrade", "roadmap", "scripts", "production", "apple-silicon")
-COMING = ("service", "nginx-config")
-"""Verbs that are built at the same time as these pages; delete a name here once it is in VERBS."""
+COMING = ("service",)
+"""Verbs that are built at the same time as these pages; delete a name once it is in VERBS."""
 RIVALS = ("exo", "Skulk", "mesh-llm", "Parallax", "llama.cpp", "Ollama", "oMLX", "LM Studio")
 
 
