@@ -30,6 +30,7 @@ VERBS = {
     "stop": "stop a model instance everywhere",
     "node": "stop or restart a node, this one or another",
     "drain": "let a node finish what it has and take nothing new",
+    "service": "run a node as a service of this machine or of yours: install, uninstall, status",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
     "hostfile": "check a hostfile of mlx.launch and show its ranks",
     "secret": "make a secret that closes a mesh",
