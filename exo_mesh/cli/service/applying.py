@@ -135,7 +135,7 @@ class Installation:
             if done.returncode == 0:
                 continue
             said = (done.stderr or done.stdout).strip().splitlines()
-            why = said[-1] if said else f"exit code {done.returncode}"
+            why = said[0] if said else f"exit code {done.returncode}"
             if not step.may_fail:
                 raise ServiceCommandError(f"`{shlex.join(step.command)}` failed: {why}; see {self._plan.logs}")
             self._say(f"  {why}")
