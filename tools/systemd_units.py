@@ -1,13 +1,13 @@
 """Writes systemd/ from the templates of `exo-mesh service install`: python -m tools.systemd_units
 
-The templates in exo_mesh/cli/service/units are the one source; systemd/ has them for people who read or copy units.
+The templates in exo_mesh/services/units are the one source; systemd/ has them for people who read or copy units.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from exo_mesh.cli.service.systemd_plan import system_plan, template
+from exo_mesh.services.systemd_plan import system_plan, template
 
 ROOT = Path(__file__).resolve().parents[1] / "systemd"
 PROGRAM, RKLLAMA = Path("/opt/exo-mesh/bin/exo-mesh"), Path("/opt/rkllama/bin/rkllama_server")

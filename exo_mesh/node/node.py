@@ -52,7 +52,7 @@ from exo_mesh.models.parts import ModelParts
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
-from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_house, keep_rdma_ports
+from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_awake, keep_house, keep_rdma_ports
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
@@ -291,6 +291,7 @@ class Node:
         _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
 
     def _start_tasks(self, port: int) -> None:
+        settings = self.settings
         work = partial(
             keep_house,
             self._models.catalogue,
@@ -309,11 +310,13 @@ class Node:
         find = partial(self._desk.find, may_download=True)
         self._tasks.start(self._owning.instances.preload(self.settings.preload, find), "preloading")
         self._tasks.start(self._models.resume_pulls(self.membership), "unfinished pulls")
-        types = self.settings.interface_type_filter
-        keep(partial(keep_addresses, self.membership, self.settings.host, port, types), "own addresses")
+        types = settings.interface_type_filter
+        keep(partial(keep_addresses, self.membership, settings.host, port, types), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
         keep(self._machine.sensors.keep, "temperature and power")
+        if not settings.allow_sleep:
+            keep(partial(keep_awake, self.observation, self._models.downloads), "staying awake")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
         keep(self.shared.keep, "shared settings")
@@ -321,7 +324,7 @@ class Node:
         keep(self.inspection.keep_traces, "traces")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
-            renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
+            renewal = Renewal(settings, self._credentials, self.membership, host, renew_files)
             keep(renewal.keep, "renewal of the certificate")
 
     async def _start_discoveries(self, port: int) -> None:

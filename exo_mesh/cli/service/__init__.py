@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from exo_mesh.cli import exit_codes
-from exo_mesh.cli.service.applying import Installation
-from exo_mesh.cli.service.applying import run as run_command
-from exo_mesh.cli.service.plan import ServicePlan
 from exo_mesh.cli.tables import print_json
+from exo_mesh.services.applying import Installation
+from exo_mesh.services.applying import run as run_command
+from exo_mesh.services.plan import ServicePlan
 from exo_mesh.settings.config import ConfigError, home_of
 
 MANAGERS = {"linux": "systemd", "darwin": "launchd"}
@@ -111,7 +111,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _wait(args: argparse.Namespace) -> int:
-    from exo_mesh.cli.service.waiting import wait_for_port
+    from exo_mesh.services.waiting import wait_for_port
 
     if wait_for_port(args.address, args.for_s):
         print(f"{args.address} is open")
@@ -138,7 +138,7 @@ def _root(args: argparse.Namespace) -> Path:
 
 def _plan(args: argparse.Namespace, *, can_sandbox: bool | None) -> ServicePlan:
     """The service that was asked for. can_sandbox: None finds out whether a service of a person can have a sandbox."""
-    from exo_mesh.cli.service import launchd_plan, program, systemd_plan
+    from exo_mesh.services import launchd_plan, program, systemd_plan
 
     is_install = args.what == "install"
     found = Path(args.program).absolute() if args.program else program.own_program() if is_install else None
@@ -163,7 +163,7 @@ def _plan(args: argparse.Namespace, *, can_sandbox: bool | None) -> ServicePlan:
 
 def _needed(args: argparse.Namespace, path: Path) -> Iterator[Path]:
     """What the system unit's user has to be able to read; in an image, what of it is there."""
-    from exo_mesh.cli.service import program
+    from exo_mesh.services import program
 
     if not args.program:
         yield from program.needed_paths(path)
@@ -209,7 +209,7 @@ def _require_manager(args: argparse.Namespace, root: Path) -> None:
 
 def _state(plan: ServicePlan) -> tuple[bool, str]:
     """(it runs, one line about it) by the service manager."""
-    from exo_mesh.cli.service import launchd_plan, systemd_plan
+    from exo_mesh.services import launchd_plan, systemd_plan
 
     done = run_command(plan.state)
     if done.returncode != 0:

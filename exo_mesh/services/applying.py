@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from exo_mesh.cli.service.plan import Command, ServiceFile, ServicePlan, Step
 from exo_mesh.errors import MeshError
+from exo_mesh.services.plan import Command, ServiceFile, ServicePlan, ServiceStep
 
 COMMAND_S = 150.0
 """`systemctl restart` returns when the node is ready: TimeoutStopSec and TimeoutStartSec at the longest."""
@@ -128,7 +128,7 @@ class Installation:
                 path.parent.rmdir()
         return bool(found)
 
-    def _steps(self, steps: Iterable[Step]) -> None:
+    def _steps(self, steps: Iterable[ServiceStep]) -> None:
         for step in steps:
             self._say(f"$ {shlex.join(step.command)}")
             done = run(step.command)

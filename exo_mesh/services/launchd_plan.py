@@ -6,8 +6,8 @@ import plistlib
 from pathlib import Path
 from typing import Any
 
-from exo_mesh.cli.service.plan import ServiceFile, ServicePlan, Step
-from exo_mesh.cli.service.systemd_plan import template
+from exo_mesh.services.plan import ServiceFile, ServicePlan, ServiceStep
+from exo_mesh.services.systemd_plan import template
 
 LABEL = "exo-mesh.node"
 STOP_S = 45
@@ -47,14 +47,14 @@ def _plan(program: Path, folder: Path, home: Path, domain: str, user: str | None
             ServiceFile(support / "service.env", env, is_own=True, mode=0o600, owner=user or ""),
         ),
         stale=(),
-        before=(Step(("launchctl", "enable", target)),),
+        before=(ServiceStep(("launchctl", "enable", target)),),
         # launchd reads a plist once, when the job is loaded
         start=(
-            Step(("launchctl", "bootout", target), may_fail=True),
-            Step(("launchctl", "bootstrap", domain, str(plist))),
+            ServiceStep(("launchctl", "bootout", target), may_fail=True),
+            ServiceStep(("launchctl", "bootstrap", domain, str(plist))),
         ),
         offline=(),
-        stop=(Step(("launchctl", "bootout", target), may_fail=True),),
+        stop=(ServiceStep(("launchctl", "bootout", target), may_fail=True),),
         after=(),
         state=("launchctl", "print", target),
         logs=f"tail -f '{log}'",

@@ -9,7 +9,7 @@ Command = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ServiceStep:
     """A command. may_fail: its failure is shown and changes nothing."""
 
     command: Command
@@ -41,11 +41,11 @@ class ServicePlan:
     name: str
     files: tuple[ServiceFile, ...]
     stale: tuple[Path, ...]
-    before: tuple[Step, ...]
-    start: tuple[Step, ...]
-    offline: tuple[Step, ...]
-    stop: tuple[Step, ...]
-    after: tuple[Step, ...]
+    before: tuple[ServiceStep, ...]
+    start: tuple[ServiceStep, ...]
+    offline: tuple[ServiceStep, ...]
+    stop: tuple[ServiceStep, ...]
+    after: tuple[ServiceStep, ...]
     state: Command
     logs: str
     kept: tuple[Path, ...]

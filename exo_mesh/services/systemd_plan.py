@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from exo_mesh.cli.service.plan import ServiceFile, ServicePlan, Step
+from exo_mesh.services.plan import ServiceFile, ServicePlan, ServiceStep
 
 UNIT = "exo-mesh.service"
 SLEEP_UNIT = "exo-mesh-sleep.service"
@@ -18,7 +18,7 @@ UNIT_DIRS = (SYSTEM_DIR, Path("/usr/local/lib/systemd/system"), Path("/usr/lib/s
 
 def template(name: str, **words: str) -> str:
     """A file of units/ with its @WORDS@ replaced."""
-    text = resources.files("exo_mesh.cli.service").joinpath("units", name).read_text(encoding="utf-8")
+    text = resources.files("exo_mesh.services").joinpath("units", name).read_text(encoding="utf-8")
     for word, value in words.items():
         text = text.replace(f"@{word.upper()}@", value)
     return text
@@ -53,11 +53,11 @@ def system_plan(program: Path, root: Path = Path("/"), rkllama: Path | None = No
         name=UNIT,
         files=tuple(files),
         stale=() if has_rkllama else (drop_in,),
-        before=(Step(("systemctl", "daemon-reload")), Step(("systemctl", "enable", *units))),
-        start=(Step(("systemctl", "restart", UNIT)),),
-        offline=(Step(("systemctl", f"--root={root}", "enable", *units)),),
-        stop=(Step(("systemctl", "disable", "--now", UNIT, SLEEP_UNIT), may_fail=True),),
-        after=(Step(("systemctl", "daemon-reload")),),
+        before=(ServiceStep(("systemctl", "daemon-reload")), ServiceStep(("systemctl", "enable", *units))),
+        start=(ServiceStep(("systemctl", "restart", UNIT)),),
+        offline=(ServiceStep(("systemctl", f"--root={root}", "enable", *units)),),
+        stop=(ServiceStep(("systemctl", "disable", "--now", UNIT, SLEEP_UNIT), may_fail=True),),
+        after=(ServiceStep(("systemctl", "daemon-reload")),),
         state=("systemctl", "show", UNIT, f"--property={','.join(STATE_PROPERTIES)}"),
         logs="journalctl -u exo-mesh",
         kept=SYSTEM_STATE,
@@ -93,11 +93,11 @@ def user_plan(program: Path, config_home: Path, data_home: Path, *, can_sandbox:
         name=UNIT,
         files=tuple(files),
         stale=() if not can_sandbox else (drop_in,),
-        before=(Step((*user, "daemon-reload")), Step((*user, "enable", UNIT))),
-        start=(Step((*user, "restart", UNIT)),),
+        before=(ServiceStep((*user, "daemon-reload")), ServiceStep((*user, "enable", UNIT))),
+        start=(ServiceStep((*user, "restart", UNIT)),),
         offline=(),
-        stop=(Step((*user, "disable", "--now", UNIT), may_fail=True),),
-        after=(Step((*user, "daemon-reload")),),
+        stop=(ServiceStep((*user, "disable", "--now", UNIT), may_fail=True),),
+        after=(ServiceStep((*user, "daemon-reload")),),
         state=(*user, "show", UNIT, f"--property={','.join(STATE_PROPERTIES)}"),
         logs="journalctl --user -u exo-mesh",
         kept=(config_home / "exo-mesh", data_home),
