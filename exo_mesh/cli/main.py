@@ -29,6 +29,7 @@ VERBS = {
     "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
     "node": "stop or restart a node, this one or another",
+    "wake": "wake the machine of a peer that sleeps, by Wake-on-LAN",
     "drain": "let a node finish what it has and take nothing new",
     "service": "run a node as a service of this machine or of yours: install, uninstall, status",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",

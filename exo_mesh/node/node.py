@@ -15,8 +15,10 @@ from typing import Any
 from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.discovery.choose import discoveries_for
+from exo_mesh.discovery.interfaces import recent_interfaces
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.discovery.static import StaticDiscovery
+from exo_mesh.discovery.wake_on_lan import own_macs
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
@@ -46,6 +48,7 @@ from exo_mesh.membership.parts import SharingParts
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
+from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.parts import ModelParts
@@ -275,6 +278,7 @@ class Node:
                 files_port=self._models.exchange.port,
                 has_store=self._models.downloads.rules.store.is_here,
                 static_rank=self._static_rank,
+                macs=own_macs(recent_interfaces()),
             )
         )
         self._hosting.host.start()
@@ -319,6 +323,7 @@ class Node:
             keep(partial(keep_awake, self.observation, self._models.downloads), "staying awake")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
+        keep(partial(self.sleeps.keep, settings.home), "peers that can be woken")
         keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
         keep(self.inspection.keep_traces, "traces")
@@ -490,6 +495,10 @@ class Node:
     @property
     def stops(self) -> StopDesk:
         return self.membership.stops
+
+    @property
+    def sleeps(self) -> SleepDesk:
+        return self.membership.sleeps
 
     @property
     def peer_desk(self) -> PeerDesk:
