@@ -65,19 +65,31 @@ def system_plan(program: Path, root: Path = Path("/"), rkllama: Path | None = No
     )
 
 
-STATE_PROPERTIES = ("ActiveState", "SubState", "UnitFileState", "NRestarts", "Result", "MainPID", "StatusText")
+STATE_PROPERTIES = (
+    "ActiveState",
+    "SubState",
+    "UnitFileState",
+    "NRestarts",
+    "Result",
+    "MainPID",
+    "ExecMainStatus",
+    "StatusText",
+)
 
-SANDBOX_TEST = (
-    "systemd-run", "--user", "--wait", "--collect", "--quiet", "-p", "PrivateUsers=yes", "-p", "ProtectSystem=strict",
-    "-p", "PrivateTmp=yes", "-p", "ProtectKernelTunables=yes", "/bin/true",
-)  # fmt: skip
-"""Fails on a machine where a user may make no namespaces (Ubuntu 24.04 by default)."""
+SANDBOX_EXITS = (217, 218, 226)
+"""systemd ends a service with these where it cannot make the namespaces that the unit asks for: USER, CAPABILITIES and
+NAMESPACE in systemd.exec(5)."""
+
+
+def no_namespaces_file(config_home: Path) -> Path:
+    """The file beside the unit of a person that leaves out what needs namespaces."""
+    return config_home / "systemd" / "user" / f"{UNIT}.d" / "20-no-namespaces.conf"
 
 
 def user_plan(program: Path, config_home: Path, data_home: Path, *, can_sandbox: bool = True) -> ServicePlan:
     """The service of a person. config_home: usually ~/.config; data_home: the home of the node."""
     folder = config_home / "systemd" / "user"
-    drop_in = folder / f"{UNIT}.d" / "20-no-namespaces.conf"
+    drop_in = no_namespaces_file(config_home)
     env = template("settings.env", restart="systemctl --user restart exo-mesh")
     files = [
         ServiceFile(folder / UNIT, template("exo-mesh.user.service", program=command_word(program))),
@@ -88,7 +100,7 @@ def user_plan(program: Path, config_home: Path, data_home: Path, *, can_sandbox:
     user = ("systemctl", "--user")
     notes = ["it ends when you log out, unless you once ran: loginctl enable-linger"]
     if not can_sandbox:
-        notes.append("this machine lets no user make namespaces: the service runs without that part of its sandbox")
+        notes.append("users may make no namespaces here: the service runs without that part of its sandbox")
     return ServicePlan(
         name=UNIT,
         files=tuple(files),
@@ -103,6 +115,13 @@ def user_plan(program: Path, config_home: Path, data_home: Path, *, can_sandbox:
         kept=(config_home / "exo-mesh", data_home),
         notes=tuple(notes),
     )
+
+
+def exit_status(output: str) -> int:
+    """How the program of the service ended last, of what `systemctl show` printed; 0 if it runs or never ran."""
+    found = dict(line.partition("=")[::2] for line in output.splitlines() if "=" in line)
+    text = found.get("ExecMainStatus", "")
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def state_line(output: str) -> tuple[bool, str]:

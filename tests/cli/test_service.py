@@ -372,3 +372,63 @@ def test_the_node_waits_for_rkllama_and_starts_without_it(tmp_path: Path) -> Non
         systemd.run("systemctl", "restart", "exo-mesh")
         assert "nobody listens at 127.0.0.1:8080" in systemd.log()
         assert systemd.show("exo-mesh", "ActiveState") == "active"
+
+
+USER_MANAGER = """[Unit]
+DefaultDependencies=no
+[Service]
+User=games
+Type=notify
+Environment=XDG_RUNTIME_DIR=/run/user/5 HOME=/var/person
+Environment=SYSTEMD_UNIT_PATH=/run/user-units:/var/person/.config/systemd/user
+ExecStart=/lib/systemd/systemd --user
+Delegate=yes
+KillMode=mixed
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "runs")
+def test_a_real_manager_of_a_person_runs_the_service_also_without_namespaces(tmp_path: Path) -> None:
+    with real_systemd(tmp_path) as systemd:
+        for target in ("default", "basic", "shutdown", "exit"):
+            systemd.write(f"/run/user-units/{target}.target", "[Unit]\nDefaultDependencies=no\n")
+        systemd.write("/run/units/user-manager.service", USER_MANAGER)
+        settings = "/var/person/.config/exo-mesh/service.env"
+        systemd.write(settings, SETTINGS)
+        systemd.run("sh", "-c", "mkdir -p /run/user/5; chown -R games: /var/person /run/user/5; chmod 700 /run/user/5")
+        systemd.run("systemctl", "daemon-reload")
+        systemd.run("systemctl", "start", "user-manager")
+        environ = ["env", "-i", "HOME=/var/person", "XDG_RUNTIME_DIR=/run/user/5", "PATH=/usr/bin:/bin"]
+        person = ["setpriv", "--reuid=games", "--regid=games", "--clear-groups", *environ]
+        verb = [*person, COMMAND, "service"]
+        said = systemd.run(*verb, "install", "--user", "--program", COMMAND).stdout
+        assert f"kept: {settings}" in said
+        again = systemd.run(*verb, "install", "--user", "--program", COMMAND).stdout
+        assert "it runs, and nothing has changed" in again
+        status = systemd.run(*verb, "status", "--user", "--program", COMMAND).stdout
+        assert "exo-mesh.service: active (running), enabled" in status
+        pid = systemd.run(*person, "systemctl", "--user", "show", "exo-mesh", "-p", "MainPID", "--value").stdout.strip()
+        assert systemd.run("stat", "-c", "%U", f"/proc/{pid}").stdout.strip() == "games"
+        assert "removed: " in systemd.run(*verb, "uninstall", "--user", "--program", COMMAND).stdout
+        assert systemd.run(*verb, "status", "--user", check=False).returncode == exit_codes.FAILED
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "runs")
+def test_the_node_is_told_of_a_sleep_and_holds_a_lock_while_it_works(tmp_path: Path) -> None:
+    with real_systemd(tmp_path) as systemd:
+        # a program in the place of systemd-inhibit, which would ask a logind
+        inhibit = '#!/bin/sh\necho "$@" >> /var/lib/exo-mesh/locks\nwhile [ "$#" -gt 1 ]; do shift; done\nexec "$@"\n'
+        systemd.write("/opt/first/systemd-inhibit", inhibit)
+        systemd.run("sh", "-c", "chmod -R a+rx /opt/first; mkdir -p /run/systemd/inhibit")
+        systemd.write("/etc/default/exo-mesh", SETTINGS + "PATH=/opt/first:/usr/bin:/bin\n")
+        service(systemd, "install")
+        systemd.run("systemctl", "start", "sleep.target")
+        assert "this machine goes to sleep; 0 of 0 peers know" in systemd.log()
+        systemd.run("systemctl", "stop", "sleep.target")
+        systemd.wait("exo-mesh-sleep", "ActiveState", "inactive")
+        assert "this machine is awake again" in systemd.log()
+        systemd.run(COMMAND, "run", "exo-mesh-demo", "hello", "--max-tokens", "400", "--home", "/var/lib/exo-mesh")
+        locks = systemd.run("cat", "/var/lib/exo-mesh/locks").stdout
+        assert "--mode=block --what=sleep:idle cat" in locks

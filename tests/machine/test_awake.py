@@ -34,6 +34,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("CALLS", str(found))
+    monkeypatch.setattr("exo_mesh.machine.awake.STARTED_S", 0.1)
     return found
 
 
@@ -134,6 +135,7 @@ async def test_machines_without_such_a_program_are_left_alone(calls: Path, monke
     await Work().lock(()).keep()
 
 
+@pytest.mark.extended
 def test_the_lock_ends_with_a_process_that_is_killed(calls: Path) -> None:
     place(calls, "caffeinate", HOLDS)
     script = textwrap.dedent("""

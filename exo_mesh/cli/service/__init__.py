@@ -18,7 +18,7 @@ from typing import Any
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.tables import print_json
-from exo_mesh.services.applying import Installation
+from exo_mesh.services.applying import Installation, ServiceCommandError
 from exo_mesh.services.applying import run as run_command
 from exo_mesh.services.plan import ServicePlan
 from exo_mesh.settings.config import ConfigError, home_of
@@ -71,14 +71,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _install(args: argparse.Namespace) -> int:
-    plan, root = _plan(args, can_sandbox=None), _root(args)
+    plan, root = _plan(args), _root(args)
     installation = Installation(plan, root, print)
     if args.dry_run:
         installation.dry_run()
         return exit_codes.OK
     _require_rights(args, root)
     _require_manager(args, root)
-    installation.install(start=not args.no_start, is_running=lambda: _state(plan)[0])
+    try:
+        installation.install(start=not args.no_start, is_running=lambda: _state(plan)[0])
+    except ServiceCommandError:
+        if not args.user or not _failed_by_sandbox(plan):
+            raise
+        print("the sandbox of the service needs namespaces, which users may not make here: again without")
+        plan = _plan(args, can_sandbox=False)
+        Installation(plan, root, print).install(start=True, is_running=lambda: _state(plan)[0])
     for note in plan.notes:
         print(f"note: {note}")
     print(f"log: {plan.logs}")
@@ -88,12 +95,12 @@ def _install(args: argparse.Namespace) -> int:
 def _uninstall(args: argparse.Namespace) -> int:
     root = _root(args)
     _require_rights(args, root)
-    Installation(_plan(args, can_sandbox=True), root, print).uninstall()
+    Installation(_plan(args), root, print).uninstall()
     return exit_codes.OK
 
 
 def _status(args: argparse.Namespace) -> int:
-    plan, root = _plan(args, can_sandbox=True), _root(args)
+    plan, root = _plan(args), _root(args)
     installation = Installation(plan, root, print)
     found = {str(installation.where(file.path)): installation.differs(file) for file in plan.files if not file.is_own}
     is_installed = installation.differs(plan.unit) != "missing"
@@ -136,8 +143,8 @@ def _root(args: argparse.Namespace) -> Path:
     return root
 
 
-def _plan(args: argparse.Namespace, *, can_sandbox: bool | None) -> ServicePlan:
-    """The service that was asked for. can_sandbox: None finds out whether a service of a person can have a sandbox."""
+def _plan(args: argparse.Namespace, *, can_sandbox: bool = True) -> ServicePlan:
+    """The service that was asked for. can_sandbox: as far as is known, the service of a person can have namespaces."""
     from exo_mesh.services import launchd_plan, program, systemd_plan
 
     is_install = args.what == "install"
@@ -152,8 +159,7 @@ def _plan(args: argparse.Namespace, *, can_sandbox: bool | None) -> ServicePlan:
         import platformdirs
 
         config_home = platformdirs.user_config_path()
-        if can_sandbox is None:
-            can_sandbox = args.dry_run or run_command(systemd_plan.SANDBOX_TEST).returncode == 0
+        can_sandbox = can_sandbox and not systemd_plan.no_namespaces_file(config_home).exists()
         return systemd_plan.user_plan(path, config_home, home_of({}), can_sandbox=can_sandbox)
     if is_install:
         program.require_readable(_needed(args, path))
@@ -205,6 +211,14 @@ def _require_manager(args: argparse.Namespace, root: Path) -> None:
             "systemd does not run on this machine, so there is nothing to install the service into: "
             "start `exo-mesh serve` from what starts programs here, or see --dry-run and --root"
         )
+
+
+def _failed_by_sandbox(plan: ServicePlan) -> bool:
+    from exo_mesh.services import systemd_plan
+
+    if plan.name != systemd_plan.UNIT:
+        return False
+    return systemd_plan.exit_status(run_command(plan.state).stdout) in systemd_plan.SANDBOX_EXITS
 
 
 def _state(plan: ServicePlan) -> tuple[bool, str]:
