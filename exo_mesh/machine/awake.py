@@ -58,6 +58,8 @@ class SleepLock:
         self._holder: Process | None = None
         self._idle_since: float | None = None
         self._refused_at: float | None = None
+        self._next = 0
+        """Which command is tried next; one that was refused leads to the one after it."""
 
     @property
     def is_held(self) -> bool:
@@ -88,22 +90,29 @@ class SleepLock:
                 await self._release()
 
     async def _take(self, why: str) -> None:
-        await self._release()
         said = ""
-        for command in self._commands:
+        if self._holder is not None:  # refused after a while: logind may have asked somebody
+            await self._release()
+            self._next += 1
+        for command in self._commands[self._next :]:
             self._holder, said = await _started(command)
             if self.is_held:
                 self._refused_at = None
                 _log.info("this machine does not sleep now (%s): %s", why, command[0])
                 return
-        self._refused_at = self._clock()
-        self._holder = None
-        _log.warning("this machine may go to sleep while requests run: %s: %s", self._commands[-1][0], said)
+            self._next += 1
+        self._refused_at, self._next, self._holder = self._clock(), 0, None
+        _log.warning(
+            "this machine may go to sleep while requests run: %s: %s", self._commands[-1][0], said or "refused"
+        )
 
     async def _release(self) -> None:
         holder, self._holder = self._holder, None
         self._idle_since = None
         if holder is None or holder.stdin is None:
+            return
+        if holder.returncode is not None:
+            holder.stdin.close()
             return
         holder.stdin.close()
         try:

@@ -23,6 +23,9 @@ echo "$(basename "$0") $*" >> "$CALLS"
 case "$*" in *sleep:idle*) echo 'Failed to inhibit: Access denied' >&2; exit 1;; esac
 exec cat
 """
+SLOWLY_REFUSES = """#!/bin/sh
+echo "$*" >> "$CALLS"; sleep 0.2; exit 1
+"""
 REFUSES = "#!/bin/sh\necho called >> \"$CALLS\"; echo 'Failed to connect to bus' >&2; exit 1\n"
 
 
@@ -123,6 +126,18 @@ async def test_a_system_that_refuses_is_not_asked_all_the_time(calls: Path) -> N
     work.now += RETRY_S
     await lock.look()
     assert called(calls) == ["called"] * 2
+
+
+async def test_a_system_that_refuses_late_is_asked_for_less_and_then_left_alone(calls: Path) -> None:
+    place(calls, "systemd-inhibit", SLOWLY_REFUSES)
+    work = Work()
+    work.why = "work"
+    lock = work.lock(LINUX)
+    for asked in (1, 2, 2, 2):
+        await lock.look()
+        assert len(called(calls)) == asked
+        while lock.is_held:
+            await asyncio.sleep(0.01)
 
 
 async def test_machines_without_such_a_program_are_left_alone(calls: Path, monkeypatch: pytest.MonkeyPatch) -> None:
