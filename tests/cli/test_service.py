@@ -432,3 +432,42 @@ def test_the_node_is_told_of_a_sleep_and_holds_a_lock_while_it_works(tmp_path: P
         systemd.run(COMMAND, "run", "exo-mesh-demo", "hello", "--max-tokens", "400", "--home", "/var/lib/exo-mesh")
         locks = systemd.run("cat", "/var/lib/exo-mesh/locks").stdout
         assert "--mode=block --what=sleep:idle cat" in locks
+
+
+BUS = """[Unit]
+DefaultDependencies=no
+[Service]
+Type=notify
+ExecStart=/usr/bin/dbus-daemon --system --address=unix:path=/run/dbus/system_bus_socket --nofork --nopidfile \\
+  --systemd-activation
+"""
+LOGIND = """[Unit]
+DefaultDependencies=no
+[Service]
+Type=notify
+BusName=org.freedesktop.login1
+ExecStart=/lib/systemd/systemd-logind
+"""
+has_logind = all(Path(path).exists() for path in ("/usr/bin/dbus-daemon", "/lib/systemd/systemd-logind"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()) or not has_logind, reason=why_not() or "dbus-daemon or logind is not installed")
+def test_a_real_logind_holds_the_lock_until_the_node_is_killed(tmp_path: Path) -> None:
+    with real_systemd(tmp_path) as systemd:
+        systemd.run("mkdir", "-p", "/run/dbus", *(f"/run/systemd/{name}" for name in ("seats", "inhibit", "users")))
+        systemd.write("/run/units/dbus.service", BUS)
+        systemd.write("/run/units/systemd-logind.service", LOGIND)
+        # as root: anybody else needs polkit, which says yes to locks against idle sleep
+        systemd.write(f"{DROP_INS}/root.conf", "[Service]\nDynamicUser=no\nUser=root\nRestart=no\n")
+        systemd.write("/etc/default/exo-mesh", SETTINGS)
+        systemd.run("systemctl", "daemon-reload")
+        systemd.run("systemctl", "start", "dbus", "systemd-logind")
+        service(systemd, "install")
+        assert systemd.run("systemd-inhibit", "--list").stdout == "No inhibitors.\n"
+        systemd.run(COMMAND, "run", "exo-mesh-demo", "hello", "--max-tokens", "300", "--home", "/var/lib/exo-mesh")
+        held = systemd.run("systemd-inhibit", "--list").stdout
+        assert re.search(r"^exo-mesh 0 +root \d+ systemd-inhibit sleep:idle requests run block$", held, re.MULTILINE)
+        systemd.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "exo-mesh")
+        systemd.wait("exo-mesh", "ActiveState", "failed")
+        assert systemd.run("systemd-inhibit", "--list").stdout == "No inhibitors.\n"
