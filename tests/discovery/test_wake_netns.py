@@ -47,7 +47,7 @@ def mac_of(host: Host) -> str:
     return str(json.loads(listed.stdout)[0]["address"])
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 def test_a_host_that_sleeps_is_shown_so_and_woken_by_a_peer_that_was_restarted(tmp_path: Path) -> None:
     with network(tmp_path, 2) as (one, two):
         for host in (one, two):

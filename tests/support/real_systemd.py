@@ -61,7 +61,7 @@ def why_not() -> str:
     """Why no systemd can run here; "" if one can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "process 1 of own namespaces needs root on Linux"
-    if not _SYSTEMD or not all(map(shutil.which, ("systemctl", "unshare", "nsenter", "ip"))):
+    if not _SYSTEMD or not all(map(shutil.which, ("systemctl", "unshare", "setpriv", "nsenter", "ip"))):
         return "systemd, util-linux or iproute2 is not installed"
     try:
         with _own_cgroup(), open(os.devnull, "w") as nothing:
@@ -147,7 +147,8 @@ def real_systemd(scratch: Path) -> Iterator[RealSystemd]:
     environ = {**os.environ, **places}
     with _own_cgroup() as cgroup, log.open("w") as output:
         enter = 'echo $$ > "$0"/cgroup.procs && exec "$@"'
-        command = ["sh", "-c", enter, str(cgroup), *_UNSHARE, "bash", "-c", _BOOT]
+        # setpriv: it ends with the tests, also when they are killed
+        command = ["sh", "-c", enter, str(cgroup), "setpriv", "--pdeathsig", "KILL", *_UNSHARE, "bash", "-c", _BOOT]
         started = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ)
         try:
             systemd = RealSystemd(_first_child(started), log)
