@@ -19,7 +19,7 @@ FILES = {"setup.py", "pyproject.toml", "README.md", "LICENSE"}
 PACKAGES = {
     "settings", "telemetry", "domain", "security", "transport", "proto", "discovery", "membership", "weights", "text",
     "machine", "models", "hosting", "instances", "serving", "node", "runner", "engine", "fetcher", "api", "client",
-    "bench", "doctor", "cli", "files", "inspection", "services",
+    "balancing", "bench", "doctor", "cli", "files", "inspection", "services",
 }  # fmt: skip
 MODULES = {
     "__init__.py",
