@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from exo_mesh.engine.contract import Availability, ModelSurvey, StageEngine
-from exo_mesh.engine.floors import MACOS_FLOOR, is_older, too_old, upgrade
+from exo_mesh.engine.floors import MACOS_FLOOR, OTHER_ENGINES, is_older, mlx_obstacle_here, too_old, upgrade
 from exo_mesh_mlx.divisibility import division_obstacle
 from exo_mesh_mlx.options import check_options
 
@@ -38,6 +38,8 @@ class MlxProvider:
 
     def availability(self) -> Availability:
         missing = [package for package in ("mlx", "mlx_lm") if util.find_spec(package) is None]
+        if missing and (obstacle := mlx_obstacle_here()):
+            return Availability(False, obstacle, OTHER_ENGINES)
         if missing:
             return Availability(False, f"{' and '.join(missing)} not installed", _REMEDY)
         if old := too_old("mlx"):

@@ -16,6 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.client.child_node import ChildNode
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
+from exo_mesh.errors import EngineError
 from exo_mesh.settings.config import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=int, default=2, metavar="N", help="how many peers (2)")
     parser.add_argument("--question", default=FIRST_QUESTION, metavar="TEXT", help=f"what to ask ({FIRST_QUESTION})")
     parser.add_argument("--once", action="store_true", help="stop after the answer")
-    parser.add_argument("--engine", default="mlx", metavar="NAME", help="engine of every peer (mlx)")
+    parser.add_argument("--engine", default="auto", metavar="NAME", help="engine of every peer (the best one here)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not 1 <= args.peers <= 8:
         raise ConfigError(f"--peers {args.peers}: a whole number from 1 to 8 is needed")
-    _require_engine(args.engine)
+    args.engine = _usable_engine(args.engine)
     with _termination_as_interrupt(), local_mesh(args.peers, ["--engine", args.engine], "demo") as mesh:
         try:
             return _demonstrate(mesh, args, DemoScreen())
@@ -47,18 +48,24 @@ def run(args: argparse.Namespace) -> int:
             return exit_codes.INTERRUPTED
 
 
-def _require_engine(name: str) -> None:
-    """Raises ConfigError with what to install if the engine cannot run here."""
+def _usable_engine(name: str) -> str:
+    """The engine of that name, or the best one here. Raises ConfigError with what to install if it cannot run here."""
     from exo_mesh.engine.registry import load_registry
 
     registry = load_registry()
+    if name == "auto":
+        try:
+            return registry.choose().name
+        except EngineError as exc:
+            raise ConfigError(str(exc)) from exc
     if name in registry.broken:
         raise ConfigError(f"the engine {name} does not import: {registry.broken[name]}")
     if name not in registry.providers:
         raise ConfigError(f"--engine {name}: not installed; there is {', '.join(sorted(registry.providers)) or 'none'}")
     look = registry.providers[name].availability()
     if not look.available:
-        raise ConfigError(f"the demo needs the engine {name}: {look.reason}. {look.remedy}".rstrip())
+        raise ConfigError(f"--engine {name} cannot run here: {look.reason}. {look.remedy}".rstrip())
+    return name
 
 
 def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) -> int:

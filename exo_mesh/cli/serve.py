@@ -23,6 +23,7 @@ from exo_mesh.cli.screen import ConsoleScreen, JsonScreen, Screen
 from exo_mesh.engine import floors
 from exo_mesh.errors import InputError
 from exo_mesh.machine import open_files
+from exo_mesh.machine.first_process import leave_first_process
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
 from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, load_settings
 from exo_mesh.settings.home import PRIVATE_UMASK, make_private
@@ -55,6 +56,7 @@ def run(args: argparse.Namespace) -> NoReturn:
     """Serve, then end the process. Raises MeshErrors for what keeps the node from starting."""
     loaded = load_settings(node_flags(args), os.environ)
     _require_versions()
+    leave_first_process()
     environ = dict(os.environ)  # as it was given, for a restart
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)

@@ -21,7 +21,7 @@ from exo_mesh.api.listening import bound_socket
 from exo_mesh.api.web.languages import PageLanguages
 from exo_mesh.api.web.members import member_urls
 from exo_mesh.cli.screen import NodeFacts
-from exo_mesh.engine.floors import too_old, upgrade
+from exo_mesh.engine.floors import OTHER_ENGINES, mlx_obstacle_here, too_old, upgrade
 from exo_mesh.engine.registry import Registry, load_registry
 from exo_mesh.errors import MeshError, TransportError
 from exo_mesh.machine import open_files
@@ -79,6 +79,8 @@ class RunningNode:
         missing = [str(path) for path in self._loaded.settings.models_dirs if not path.is_dir()]
         self._notes += [f"the models directory {path} does not exist" for path in missing]
         self._notes += [f"{old}: {upgrade(extra)}" for extra in ENGINE_EXTRAS if (old := too_old(extra))]
+        if _chosen(self._registry, settings.engine)[0] == "numpy" and (obstacle := mlx_obstacle_here()):
+            self._notes.append(f"{obstacle}: {OTHER_ENGINES}")
         if settings.secret_file and settings.secret:
             self._notes += filter(None, [exposure(settings.secret_file)])
         if settings.api and settings.tls_cert and settings.tls_key:

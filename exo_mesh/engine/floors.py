@@ -5,7 +5,9 @@ Those of libraries are the ones in the requirements of the installed package, so
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +16,10 @@ from importlib import metadata
 PACKAGE = "exo-mesh"
 MACOS_FLOOR = "14.0"
 """The oldest macOS for which MLX has been built since its version 0.30."""
+GLIBC_FLOOR = "2.35"
+"""The oldest glibc that MLX's wheels for Linux run on (their tag is manylinux_2_35)."""
+MLX_MACHINES = {"linux": ("x86_64", "aarch64"), "darwin": ("arm64",)}
+"""What MLX has wheels for."""
 
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?[^;]*?>=\s*([0-9][0-9.]*)[^;]*(;.*)?")
 
@@ -81,6 +87,33 @@ def too_old(
         if floor.extra == extra and (version := version_of(floor.library)) and is_older(version, floor.needed)
     }
     return "; ".join(old.values())
+
+
+def mlx_obstacle(system: str, machine: str, libc: tuple[str, str], macos: str) -> str:
+    """A sentence on why MLX has no wheel for a machine; "" if it has one.
+
+    system: as sys.platform. libc: name and version, as platform.libc_ver. macos: "" on other systems.
+    """
+    where = ""
+    if machine not in MLX_MACHINES.get(system, ()):
+        where = f"{'macOS' if system == 'darwin' else system} on {machine}"
+    elif system == "linux" and libc[0] != "glibc":
+        where = f"Linux with {' '.join(libc).strip() or 'a C library other than glibc'}"
+    elif system == "linux" and is_older(libc[1], GLIBC_FLOOR):
+        where = f"glibc {libc[1]} (it needs {GLIBC_FLOOR} or newer)"
+    elif system == "darwin" and macos and is_older(macos, MACOS_FLOOR):
+        where = f"macOS {macos} (it needs {MACOS_FLOOR} or newer)"
+    return f"MLX has no wheel for {where}" if where else ""
+
+
+@cache
+def mlx_obstacle_here() -> str:
+    """The same for this machine."""
+    return mlx_obstacle(sys.platform, platform.machine(), platform.libc_ver(), platform.mac_ver()[0])
+
+
+OTHER_ENGINES = f'the engine numpy runs without it; pip install "{PACKAGE}[torch]" is faster, where PyTorch has a wheel'
+"""What to do where MLX has no wheel."""
 
 
 def upgrade(extra: str = "") -> str:

@@ -78,7 +78,7 @@ class Provider:
         (Registry({}, {"mlx": "no module x"}), "exo-mesh: the engine mlx does not import: no module x\n"),
         (
             Registry({"mlx": Provider(Availability(False, "mlx is not installed", "Try pip install."))}, {}),  # type: ignore[dict-item]
-            "exo-mesh: the demo needs the engine mlx: mlx is not installed. Try pip install.\n",
+            "exo-mesh: --engine mlx cannot run here: mlx is not installed. Try pip install.\n",
         ),
     ],
 )
@@ -86,8 +86,18 @@ def test_without_its_engine_it_says_what_to_install(
     registry: Registry, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("exo_mesh.engine.registry.load_registry", lambda: registry)
-    assert main(["demo"]) == exit_codes.USAGE
+    assert main(["demo", "--engine", "mlx"]) == exit_codes.USAGE
     assert capsys.readouterr().err == message
+
+
+def test_without_any_engine_it_says_why_each_cannot_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    look = Availability(False, "MLX has no wheel for glibc 2.31 (it needs 2.35 or newer)", "use another engine")
+    registry = Registry({"mlx": Provider(look)}, {})  # type: ignore[dict-item]
+    monkeypatch.setattr("exo_mesh.engine.registry.load_registry", lambda: registry)
+    assert main(["demo"]) == exit_codes.USAGE
+    assert "mlx: MLX has no wheel for glibc 2.31" in capsys.readouterr().err
 
 
 def test_a_peer_that_fails_is_shown_with_its_log(

@@ -113,6 +113,41 @@ def test_an_old_macos_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) 
         assert MlxProvider().availability().reason == reason
 
 
+@pytest.mark.parametrize(
+    ("system", "machine", "libc", "macos", "obstacle"),
+    [
+        ("linux", "x86_64", ("glibc", "2.36"), "", ""),
+        ("linux", "aarch64", ("glibc", "2.35"), "", ""),
+        ("linux", "aarch64", ("glibc", "2.31"), "", "MLX has no wheel for glibc 2.31 (it needs 2.35 or newer)"),
+        ("linux", "x86_64", ("", ""), "", "MLX has no wheel for Linux with a C library other than glibc"),
+        ("linux", "riscv64", ("glibc", "2.39"), "", "MLX has no wheel for linux on riscv64"),
+        ("darwin", "arm64", ("", ""), "26.2", ""),
+        ("darwin", "arm64", ("", ""), "13.6", "MLX has no wheel for macOS 13.6 (it needs 14.0 or newer)"),
+        ("darwin", "x86_64", ("", ""), "14.5", "MLX has no wheel for macOS on x86_64"),
+    ],
+)
+def test_a_machine_without_a_wheel_of_mlx_is_named(
+    system: str, machine: str, libc: tuple[str, str], macos: str, obstacle: str
+) -> None:
+    assert floors.mlx_obstacle(system, machine, libc, macos) == obstacle
+
+
+class NothingInstalled:
+    """No package can be found."""
+
+    @staticmethod
+    def find_spec(name: str) -> None:
+        return None
+
+
+def test_where_mlx_has_no_wheel_the_engine_says_so_and_what_else_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["exo_mesh_mlx.provider"], "util", NothingInstalled)
+    monkeypatch.setattr(sys.modules["exo_mesh_mlx.provider"], "mlx_obstacle_here", lambda: "MLX has no wheel for X")
+    found = MlxProvider().availability()
+    assert (found.available, found.reason) == (False, "MLX has no wheel for X")
+    assert "numpy" in found.remedy and "pip install" in found.remedy
+
+
 def test_an_old_python_is_named_with_what_to_do() -> None:
     assert exo_mesh.python_fault((3, 11, 0)) == "" == exo_mesh.python_fault((4, 0))
     assert exo_mesh.python_fault((3, 10, 9)).startswith(

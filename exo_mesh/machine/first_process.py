@@ -1,0 +1,45 @@
+"""What the first process of a container has to do: pass signals on, and wait for processes whose parents are gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def leave_first_process() -> None:
+    """In process 1: return in a child, and stay behind as an init. In any other process: do nothing.
+
+    Orphans of a container become children of process 1, and stay zombies if nobody waits for them; the node waits for
+    its own children only. The init ends when the child does, with its exit code, and the kernel then kills the rest.
+    To be called before threads exist.
+    """
+    if os.getpid() != 1:
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # none is lost until there is somebody to send it to
+    child = os.fork()
+    if child == 0:
+        _take_terminal()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        return
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _: os.kill(child, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _take_terminal() -> None:
+    """Make this a process group of its own, in the foreground: Ctrl-C reaches it once, and not through the init."""
+    os.setpgid(0, 0)
+    if not os.isatty(0):
+        return
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        os.tcsetpgrp(0, os.getpgrp())
+    finally:
+        signal.signal(signal.SIGTTOU, before)
