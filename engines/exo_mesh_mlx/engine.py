@@ -18,6 +18,7 @@ from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
     GroupCheck,
+    LibraryMemory,
     LoadProgress,
     LoadRequest,
     MachineMemory,
@@ -184,6 +185,11 @@ class MlxStage:
 
     def memory_bytes(self) -> int:
         return int(mx.get_active_memory())
+
+    def library_memory(self) -> LibraryMemory:
+        """See MemoryTeller."""
+        figures = mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory(), mx.get_memory_limit()
+        return LibraryMemory("mlx", *map(int, figures))
 
     def close(self) -> None:
         self._sequences.clear()

@@ -16,6 +16,7 @@ from exo_mesh.domain.tensor import Tensor
 from exo_mesh.engine.contract import (
     UNKNOWN_STAGE,
     Capabilities,
+    LibraryMemory,
     LoadProgress,
     LoadRequest,
     SavedSequence,
@@ -121,6 +122,14 @@ class TorchStage:
 
     def memory_bytes(self) -> int:
         return self._weight_bytes + (0 if self._batches is None else self._batches.num_bytes())
+
+    def library_memory(self) -> LibraryMemory | None:
+        """See MemoryTeller."""
+        if self._model is None or self._model.device.type != "cuda":
+            return None
+        device = self._model.device
+        active, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+        return LibraryMemory("torch", active, reserved - active, torch.cuda.max_memory_allocated(device))
 
     def close(self) -> None:
         if self._model is not None:

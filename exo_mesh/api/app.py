@@ -30,8 +30,9 @@ from exo_mesh.api.openai.handlers import OpenAIRoutes
 from exo_mesh.api.openai.stream_routes import StreamRoutes
 from exo_mesh.api.ops import OpsRoutes
 from exo_mesh.api.peer_routes import PeerRoutes
-from exo_mesh.api.request_log import log_request
+from exo_mesh.api.request_log import log_requests
 from exo_mesh.api.routes import RouteRoles, RouteTable, add_routes
+from exo_mesh.api.scrape_targets import ScrapeTargetRoutes
 from exo_mesh.api.seed_routes import SeedRoutes
 from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
@@ -65,6 +66,7 @@ def build_app(
     context = ApiContext(service, texts, options, watchdog, now, int(now()))
     table = route_table(context)
     check_access = guard(options.access, RouteRoles.of(table))
+    log_request = log_requests(options.responses)
     middlewares = [follow_connection, give_request_id, log_request, errors_to_replies, check_access]
     middlewares.append(refuse_expectations)
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
@@ -120,6 +122,7 @@ def route_table(context: ApiContext) -> RouteTable:
         *TextRoutes(context).table(),
         *SeedRoutes(context).table(),
         *OpsRoutes(context).table(),
+        *ScrapeTargetRoutes(context).table(),
         *TraceRoutes(context).table(),
         *DiagnosticRoutes(context).table(),
         *JoinRoutes(context).table(),

@@ -19,6 +19,7 @@ from exo_mesh.security.invitations import Invitations
 from exo_mesh.settings.config import default_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, SettingsDesk
 from exo_mesh.tasks import Watchdog
+from exo_mesh.telemetry.families import Counters
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """What the reply's x-request-id header says."""
@@ -35,18 +36,19 @@ def _lone_settings() -> LoneSettings:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """registry: the metrics that /metrics shows. keep_alive_s: a waiting stream gets a comment this often.
-    head_hold_s: so long a stream waits for the mesh to take the request, before its status and headers go out.
-    stall_limit_s: a client that reads nothing of its stream for so long loses it. body_silence_s: a client that sends
-    nothing of a body that it has announced for so long gets a 408, as with nginx. invitations: into the mesh of this
-    node; by default nobody is invited. progress_s: least time between two events of a stream of download progress.
-    progress_comment_s: such a stream with nothing new gets a comment this often. headless: no page for browsers.
-    languages: of the page. live_interval_s: time between two events of the live data. defaults: what requests may leave
-    open, as the settings have it now; asked for each request. hub_token: for the hub. config: the settings in force,
-    for `/config`; config_file: where the node's own may be.
+    """registry: the metrics that /metrics shows. responses: counts answers, by method, route and status. keep_alive_s:
+    a waiting stream gets a comment this often. head_hold_s: so long a stream waits for the mesh to take the request,
+    before its status and headers go out. stall_limit_s: a client that reads nothing of its stream for so long loses it.
+    body_silence_s: a client that sends nothing of a body that it has announced for so long gets a 408, as with nginx.
+    invitations: into the mesh of this node; by default nobody is invited. progress_s: least time between two events of
+    a stream of download progress. progress_comment_s: such a stream with nothing new gets a comment this often.
+    headless: no page for browsers. languages: of the page. live_interval_s: time between two events of the live data.
+    defaults: what requests may leave open, as the settings have it now; asked for each request. hub_token: for the hub.
+    config: the settings in force, for `/config`; config_file: where the node's own may be.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    responses: Counters = field(default_factory=lambda: Counters("responses_total", "", ("method", "route", "code")))
     keep_alive_s: float = 2.0
     head_hold_s: float = 10.0
     stall_limit_s: float = 300.0

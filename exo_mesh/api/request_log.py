@@ -1,14 +1,15 @@
-"""A log line per request: method, route, status and time; never what was in it."""
+"""A log line and a count for each request: method, route, status and time; never what was in it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 
-from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
 
 from exo_mesh.clock import monotonic
+from exo_mesh.telemetry.families import Counters
 
 _log = logging.getLogger(__name__)
 
@@ -16,21 +17,30 @@ _ANYBODYS = (401, 403, 404, 405)
 """Statuses that strangers can cause at any rate."""
 
 
-@web.middleware
-async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Info for what asks the mesh to do something, debug for what only looks, and for what came to the wrong door."""
-    began = monotonic()
-    status = 500
-    try:
-        response = await handler(request)
-        status = response.status
-        return response
-    except (ConnectionError, asyncio.CancelledError):
-        status = 499
-        raise
-    finally:
-        looks = request.method in ("GET", "HEAD", "OPTIONS")
-        level = logging.DEBUG if looks or status in _ANYBODYS else logging.INFO
-        resource = request.match_info.route.resource
-        route = resource.canonical if resource is not None else "(no route)"
-        _log.log(level, "%s %s: %d in %.3f s", request.method, route, status, monotonic() - began)
+def log_requests(responses: Counters) -> Middleware:
+    """The middleware. responses: counts by method, route and status; a client that left before the answer has 499."""
+
+    @web.middleware
+    async def log_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Info for what asks the mesh to do something, debug for what only looks, and for what came to the wrong
+        door."""
+        began = monotonic()
+        status = 500
+        try:
+            response = await handler(request)
+            status = response.status
+            return response
+        except (ConnectionError, asyncio.CancelledError):
+            status = 499
+            raise
+        finally:
+            looks = request.method in ("GET", "HEAD", "OPTIONS")
+            level = logging.DEBUG if looks or status in _ANYBODYS else logging.INFO
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource is not None else "(no route)"
+            _log.log(level, "%s %s: %d in %.3f s", request.method, route, status, monotonic() - began)
+            # whatever a stranger sends as a method or path must not become a series
+            method = request.method if request.method in hdrs.METH_ALL else "other"
+            responses.labels(method, "other" if resource is None else route, str(status)).inc()
+
+    return log_request

@@ -2,7 +2,8 @@
 
 Starts a mesh of real nodes on this machine (or takes one that runs: --url), asks through the HTTP API, and reports for
 each load: tokens a second of all together, time to the first token, time between tokens, and how busy each stage was.
-The rest of a stage's time, in which it waits for frames, is the bubble. --against-one gives the same load to one node
+The rest of a stage's time, in which it waits for frames, is the bubble. Where the nodes know what their machines use,
+joules per prompt and per token come too (docs/power.md). --against-one gives the same load to one node
 as well. --compare single,group,ring has the same model on one node, on N nodes as one tensor group, and on N nodes as
 stages.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 import psutil
 
+from exo_mesh.bench.energy import SETTLE_S, EnergyCounters, energy_per_token, read_energy
 from exo_mesh.bench.engines import parse_size
 from exo_mesh.bench.load import LoadResult, Question, closed_loop, open_loop
 from exo_mesh.bench.result import BenchResult
@@ -187,7 +189,7 @@ def _measure(
     """
     with contextlib.ExitStack() as stack:
         if args.url:
-            running = LocalMesh(ready=[{"api_url": args.url, "home": None}])
+            running = LocalMesh(ready=[{"api_url": args.url, "home": None, "tls_cert": None}])
             systems = {"runs": System(Question(model.name, 0, 0), (args.url,), running)}
         else:
             systems = {
@@ -253,6 +255,8 @@ def _run(system: System, load: ServeLoad) -> dict[str, Any]:
     shares = [(now - was) / result.wall_s for was, now in zip(before.busy_s, after.busy_s, strict=False)]
     busy = [round(min(1.0, share), 3) for share in shares]
     figures = {**load.describe(), **result.describe(), "busy": busy, "bubble": [round(1 - share, 3) for share in busy]}
+    if (joules := energy_per_token(before.energy, after.energy)) is not None:
+        figures["energy"] = joules
     if after.memory_bytes:
         figures["memory_bytes"] = after.memory_bytes
     if after.all_reduce_s and (itl_s := figures["itl_s"].get("p50")):
@@ -263,11 +267,12 @@ def _run(system: System, load: ServeLoad) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class _Readings:
     """Of each stage or rank, in the order of the nodes: seconds in its engine so far, and what it holds. all_reduce_s:
-    of a few bytes, of a tensor group."""
+    of a few bytes, of a tensor group. energy: what the rings have used so far."""
 
     busy_s: list[float]
     memory_bytes: list[int]
     all_reduce_s: list[float]
+    energy: EnergyCounters
 
 
 def _readings(mesh: LocalMesh | None) -> _Readings:
@@ -277,11 +282,15 @@ def _readings(mesh: LocalMesh | None) -> _Readings:
         time.sleep(REPORTS_S)
     clients = [] if mesh is None else [mesh.client(index) for index in range(len(mesh.ready))]
     texts = [client.text("/metrics") for client in clients]
+    energy = read_energy(texts)
+    if energy.is_measured:
+        time.sleep(SETTLE_S)
+        energy = read_energy([client.text("/metrics") for client in clients])
     busy_s, held, reduce_s = (
         [value for text in texts for value in _values(text, name)]
         for name in ("stage_busy_seconds_total", "stage_memory_bytes", "group_all_reduce_seconds")
     )
-    return _Readings(busy_s, [int(value) for value in held], reduce_s)
+    return _Readings(busy_s, [int(value) for value in held], reduce_s, energy)
 
 
 def _values(text: str, name: str) -> list[float]:

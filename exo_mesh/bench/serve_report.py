@@ -25,6 +25,8 @@ _HEADER = [
     "busy",
     "bubble",
     "MiB held",
+    "J/prompt",
+    "J/token",
     "failed",
     "",
 ]
@@ -44,6 +46,8 @@ def _row(key: str, run: Mapping[str, Any], names: Mapping[str, str]) -> list[obj
     row += [" ".join(f"{share:.0%}" for share in run.get(kind, ())) or "-" for kind in ("busy", "bubble")]
     held = run.get("memory_bytes", ())
     row.append(" ".join(f"{size / 2**20:.0f}" for size in held) or "-")
+    energy = run.get("energy", {})
+    row += [_joules(energy.get(f"joules_per_{what}")) for what in ("prompt", "output_token")]
     ratios = [f"{run[_ratio(other)]:.2f} x {name}" for other, name in names.items() if _ratio(other) in run]
     if "all_reduce_share" in run:
         ratios.append(f"all-reduces {run['all_reduce_share']:.0%} of a step at least")
@@ -65,6 +69,10 @@ def _ratio(other: str) -> str:
 
 def _ms(quantiles: Mapping[str, float], name: str) -> str:
     return f"{quantiles[name] * 1e3:.1f} ms" if quantiles else "-"
+
+
+def _joules(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
 def check_plot(file: Path) -> None:

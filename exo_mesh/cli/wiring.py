@@ -92,6 +92,7 @@ class RunningNode:
             self._policy, shared = self._access_policy(self._node), self._node.shared
             options = ApiOptions(
                 registry=self._node.metrics.registry,
+                responses=self._node.metrics.http_responses,
                 access=self._policy,
                 invitations=self._invitations(self._node),
                 defaults=lambda: RequestDefaults.of(shared.effective.now),

@@ -64,6 +64,7 @@ def diagnose(work: Mapping[str, Check], deadline_s: float) -> list[Finding]:
 def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
     """Every check by name, in the order in which they are told."""
     from exo_mesh.doctor import readings
+    from exo_mesh.doctor.power import check_power, read_power_sources
     from exo_mesh.engine.listing import describe_engines
     from exo_mesh.machine.memory import read_memory, usable_bytes
 
@@ -107,6 +108,7 @@ def checks_for(loaded: LoadedSettings, node: LocalNode) -> dict[str, Check]:
         "models": lambda: checks.check_models(readings.read_models(everywhere)),
         "peers": lambda: checks.check_peers(node.state, node.url, node.why_not),
         "health": lambda: checks.check_health(node.state),
+        "power": lambda: check_power(read_power_sources(settings.sysfs, settings.power_tool)),
         "services": lambda: checks.check_services(readings.read_services()),
     }
 

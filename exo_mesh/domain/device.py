@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from exo_mesh.domain.health import Reason
+from exo_mesh.domain.power.readings import NO_HARDWARE, HardwareReading
 from exo_mesh.protocol import ProtocolRange
 
 DTYPE_TAGS: Mapping[str, str] = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -178,6 +179,8 @@ class Telemetry:
     headroom_bytes: what could be taken of its memory before that is critical, after what is being loaded; None of a
     peer of an older version. temperature_c, power_w: 0 where they are unknown. frames: computed so far, by instance
     whose driver runs there. is_draining: it takes nothing new. hops: its ways to peers with which it shares a ring.
+    hardware: what its machine and its accelerators draw, how hot and how busy they are. prompt_tokens: computed so far,
+    by instance whose driver runs there.
     """
 
     peer_id: str
@@ -199,3 +202,5 @@ class Telemetry:
     frames: Mapping[str, int] = field(default_factory=dict)
     is_draining: bool = False
     hops: tuple[HopReading, ...] = ()
+    hardware: HardwareReading = NO_HARDWARE
+    prompt_tokens: Mapping[str, int] = field(default_factory=dict)

@@ -95,6 +95,9 @@ class GenerateRequest:
     """What the output is held to, from its first token on. It ends where the grammar is complete; stop_ids can be drawn
     only where it may end, or where it names them."""
     thinking: ThinkingBudget | None = None
+    keep_alive_s: float | None = None
+    """How long the model shall stay loaded after this request though nobody uses it; negative: for ever; None: as the
+    mesh is set. Only the entry peer knows it."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

@@ -146,7 +146,8 @@ LoadProgress = Callable[[int, int], None]
 
 class StageEngine(Protocol):
     """Runs one layer range. All calls come from one thread, the runner's compute thread; none may wait for I/O.
-    Only `sequences` and `memory_bytes` may also come from another thread, at any time once it is loaded.
+    Only `sequences`, `memory_bytes` and `library_memory` may also come from another thread, at any time once it is
+    loaded.
 
     A failure that concerns one sequence is a Fault in the output; anything else raises EngineError or ModelError.
     """
@@ -209,6 +210,26 @@ class SequenceCopier(Protocol):
         back. Raises EngineError, changing nothing, if the source is unknown or shorter, if max_tokens is less than
         `upto`, or if the KV cannot be copied or cut back.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryMemory:
+    """What the library of an engine takes in its process, in bytes, as it counts itself. active: arrays in use. cache:
+    what it keeps for later ones. peak: the most that was active. limit: what it may take; None without one."""
+
+    source: str
+    active_bytes: int
+    cache_bytes: int
+    peak_bytes: int
+    limit_bytes: int | None = None
+
+
+@runtime_checkable
+class MemoryTeller(Protocol):
+    """What a stage engine has besides if its library counts its memory."""
+
+    def library_memory(self) -> LibraryMemory | None:
+        """From any thread, once the engine is loaded. None where the library does not count, as torch on a CPU."""
 
 
 def copy_defect(source: int, length: int | None, upto: int, max_tokens: int) -> str | None:

@@ -11,7 +11,10 @@ from exo_mesh.errors import MeshError
 from exo_mesh.hosting.supervisor import Runner
 
 LOOK_EVERY_S = 0.5
-"""A hop may be down for 5 s before its stage is lost; the membership needs about two to find another address."""
+"""A runner gives up a hop after 5 s; the membership needs about two to find another address."""
+
+LOST_LOOKS = 2
+"""A hop that has been down at so many looks is lost if this node cannot reach its peer either."""
 
 DOWN_LOOKS = 4
 """A hop that has been down at so many looks is dialled at the next address of its peer: a firewall may block the data
@@ -27,15 +30,19 @@ class _Hop:
     endpoint: str
     down: int = 0
     """Looks in a row at which the stream was not up."""
-    tried: int = 0
-    """Addresses tried since it was up last."""
+    is_lost: bool = False
+    """The owner of the ring has been told so."""
 
 
 class Hops:
-    """The hops of the runners here. hosts_of: where this node may reach a peer, best first; empty if unknown."""
+    """The hops of the runners here. hosts_of: where this node may reach a peer, best first; empty if unknown.
+    is_out_of_reach: has a peer that others reach not answered this node for long?"""
 
-    def __init__(self, hosts_of: Callable[[str], Sequence[str]]) -> None:
+    def __init__(
+        self, hosts_of: Callable[[str], Sequence[str]], is_out_of_reach: Callable[[str], bool] = lambda peer_id: False
+    ) -> None:
         self._hosts_of = hosts_of
+        self._is_out_of_reach = is_out_of_reach
         self._hops: dict[str, _Hop] = {}
 
     async def link(self, instance_id: str, runner: Runner, endpoint: str, next_peer: str) -> None:
@@ -50,19 +57,28 @@ class Hops:
             del self._hops[instance_id]
 
     async def keep(self) -> None:
-        """Until cancelled, look whether peers are reached by another address now."""
+        """Until cancelled, look whether peers are reached by another address now, or by none."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            await self.tell()
+            await self.look()
+
+    async def look(self) -> None:
+        """Note which hops are down, give up those that nothing will mend, and `tell` the others."""
+        for hop in self._hops.values():
+            _note(hop)
+            if not hop.is_lost and hop.down >= LOST_LOOKS and self._is_out_of_reach(hop.next_peer):
+                hop.is_lost = True
+                hop.runner.lose_hop(f"nor does its node reach peer {hop.next_peer[:8]}", is_out_of_reach=True)
+        await self.tell()
 
     async def tell(self) -> None:
-        """Tell the stages whose next peer is reached by another address now, or not by the one that they dial. A stream
-        that works stays as it is: only the next dial goes there."""
+        """Tell the stages whose next peer is reached by another address now. While a hop stays down, it is dialled at
+        each address of its peer in turn. A stream that works stays as it is: only the next dial goes there."""
         for instance_id, hop in list(self._hops.items()):
             hosts = self._hosts_of(hop.next_peer)
             if not hosts:
                 continue
-            endpoint = f"{hosts[_way(hop) % len(hosts)]}:{hop.endpoint.rpartition(':')[2]}"
+            endpoint = f"{hosts[hop.down // DOWN_LOOKS % len(hosts)]}:{hop.endpoint.rpartition(':')[2]}"
             if endpoint == hop.endpoint:
                 continue
             try:
@@ -74,13 +90,10 @@ class Hops:
             hop.endpoint = endpoint
 
 
-def _way(hop: _Hop) -> int:
-    """Which of the peer's addresses is to be dialled: the best one, and while the hop stays down each in turn."""
+def _note(hop: _Hop) -> None:
+    """Whether the stream is up, as the runner last said."""
     beat = hop.runner.beat
     if beat is None or beat.linked:
-        hop.down = hop.tried = 0
-        return 0
-    hop.down += 1
-    if hop.down >= DOWN_LOOKS:
-        hop.down, hop.tried = 0, hop.tried + 1
-    return hop.tried
+        hop.down, hop.is_lost = 0, False
+    else:
+        hop.down += 1

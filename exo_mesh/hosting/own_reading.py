@@ -28,7 +28,7 @@ def own_reading(
     headroom_bytes: int,
 ) -> Telemetry:
     """Reads nothing that blocks: it is made for each probe."""
-    sensors = machine.sensors.last
+    hardware = machine.meter.last
     return Telemetry(
         membership.own.id,
         sequence,
@@ -44,11 +44,13 @@ def own_reading(
         fetch_room_bytes,
         host.capacity_bytes(),
         headroom_bytes,
-        temperature_c=sensors.temperature_c,
-        power_w=sensors.power_w,
+        temperature_c=hardware.machine.temperature_c or 0.0,
+        power_w=hardware.machine.power_w or 0.0,
         frames=host.frames,
         is_draining=host.draining,
         hops=own_hops(membership, host),
+        hardware=hardware,
+        prompt_tokens=host.prompt_tokens,
     )
 
 

@@ -44,6 +44,11 @@ class HostingParts:
             peer = membership.peer(peer_id)
             return peer.hosts if peer is not None else []
 
+        def name_of(peer_id: str) -> str:
+            peer = membership.peer(peer_id)
+            return peer.info.name if peer is not None else peer_id[:8]
+
+        metrics.stages.name_of = name_of
         keeping = Keeping.at(settings, membership.own.id, machine.disk, clock)
         host = StageHost(
             membership.own.id,
@@ -56,6 +61,7 @@ class HostingParts:
             clock=clock,
             credentials=credentials,
             hosts_of=hosts_of,
+            is_out_of_reach=membership.is_out_of_reach,
             fence_of=membership.fences.ballot,
             engine=lambda: next((device.engine for device in membership.own.devices), ""),
             keep=keeping,

@@ -42,6 +42,7 @@ from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.telemetry.stage_metrics import ModelFacts, StageMeter, StageSeat
 from exo_mesh.transport.plan_codec import plan_to_proto
 from exo_mesh.transport.tls_codec import tls_to_proto
 
@@ -83,9 +84,9 @@ class Keeping:
 class StageHost:
     """At most one stage per instance: a peer has one position in a ring.
 
-    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of: see Hops.
-    engine: the one that spare runners are for. fence_of: the highest ballot of an instance that is void because the
-    instance was deleted.
+    `can_run(engine, architecture)` says, without importing anything heavy, why it cannot, or "". hosts_of,
+    is_out_of_reach: see Hops. engine: the one that spare runners are for. fence_of: the highest ballot of an instance
+    that is void because the instance was deleted.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class StageHost:
         make_runner: Callable[..., Runner] = Runner,
         hosts_of: Callable[[str], Sequence[str]] = lambda peer_id: (),
         engine: Callable[[], str] = lambda: "",
+        is_out_of_reach: Callable[[str], bool] = lambda peer_id: False,
         fence_of: Callable[[str], Ballot] = lambda instance_id: NO_BALLOT,
         keep: Keeping | None = None,
     ) -> None:
@@ -119,7 +121,7 @@ class StageHost:
         self._make_runner = make_runner
         self._hosts_of = hosts_of
         self._fence_of = fence_of
-        self._hops = Hops(hosts_of)
+        self._hops = Hops(hosts_of, is_out_of_reach)
         self._environment = runner_environment(settings.fast_synch, os.environ)
         if settings.log_level == "debug":
             self._environment.setdefault(RING_VERBOSE, "1")
@@ -203,6 +205,11 @@ class StageHost:
         """Frames computed so far, by instance whose driver runs here."""
         drivers = (stage for stage in self.beats() if stage.is_driver)
         return {stage.instance_id: stage.beat.prefill_frames + stage.beat.decode_frames for stage in drivers}
+
+    @property
+    def prompt_tokens(self) -> dict[str, int]:
+        """Prompt tokens computed so far, by instance whose driver runs here."""
+        return {stage.instance_id: stage.beat.prefill_tokens for stage in self.beats() if stage.is_driver}
 
     @property
     def outstanding(self) -> dict[str, int]:
@@ -440,7 +447,6 @@ class StageHost:
         lease.step_bytes = started.step_bytes
         self._started[instance_id] = lease
         self._hops.forget(instance_id, runner)
-        self._metrics.stage_gone(instance_id, started.index)
         keeps = len(plan.stages) if keep_kv_from is None else keep_kv_from
         await runner.change(plan_to_proto(plan), lease.index, keeps)
         _log.info("%s goes on by ballot %s", runner.label, lease.ballot)
@@ -474,14 +480,16 @@ class StageHost:
         _log.info("loading stage %s of %s with %s, %s of weights", label, plan.model, lease.stage.engine, size)
         self._runners[plan.instance_id] = runner
         self._started[plan.instance_id] = lease
-        self._metrics.runner_started(plan.instance_id)
-        self._tasks.start(self._follow(runner, plan.instance_id), f"runner of {label}")
+        self._metrics.runner_started(plan.model, plan.instance_id)
+        facts = ModelFacts(card.architecture, card.dtype, card.num_layers)
+        meter = self._metrics.stages.follow(facts)
+        self._tasks.start(self._follow(runner, plan.instance_id, meter), f"runner of {label}")
         return runner
 
     def _runner_limits(self, engine: str) -> RunnerLimits:
         return replace(self._pace.scaled(self._limits.runner, engine), stacks_every_s=float(self._settings.hang_debug))
 
-    async def _follow(self, runner: Runner, instance_id: str) -> None:
+    async def _follow(self, runner: Runner, instance_id: str, meter: StageMeter) -> None:
         before = runner_pb2.Heartbeat()
         lease = self._started[instance_id]
 
@@ -501,12 +509,11 @@ class StageHost:
                 _log.info("stage %s is ready: loaded in %.1f s", runner.label, runner.board.load_s)
                 self._pace.started(runner.started_s)
                 self._pace.loaded(lease.stage.engine, lease.weights_bytes, runner.board.load_s)
-                self._metrics.group_formed(instance_id, lease.index, runner.board.all_reduce_s)
             lease.ready = runner.board.ready
-            self._metrics.stage_beat(instance_id, lease.index, beat)
+            meter.take(self._seat(lease), beat)
 
         def on_end(end: End, why: str) -> None:
-            self._metrics.stage_ends.labels(instance_id, str(end)).inc()
+            self._metrics.runner_ended(lease.plan.model, str(end))
             beat = runner.beat or runner_pb2.Heartbeat()
             self._keep.guard.ended(lease.plan, lease.index, end, why, beat.prefill_frames + beat.decode_frames)
 
@@ -518,9 +525,25 @@ class StageHost:
             self._gone(instance_id, runner)
             if self._reservations.lease(instance_id, lease.ballot) is lease:
                 self._reservations.release(instance_id, lease.ballot)
-            self._metrics.stage_gone(instance_id, lease.index)
+            meter.end()
             failed = runner.board.failed
             _log.info("stage %s ended: %s", runner.label, failed.message if failed else "stopped")
+
+    def _seat(self, lease: Lease) -> StageSeat:
+        """Where the runner of a lease is in its ring, for the metrics."""
+        plan, stage = lease.plan, lease.stage
+        rank = stage.peers.index(self._own_id)
+        passes_on = len(plan.stages) > 1 and rank == 0
+        return StageSeat(
+            model=plan.model,
+            instance_id=plan.instance_id,
+            stage=lease.index,
+            layers=(stage.shard.start, stage.shard.stop),
+            engine=stage.engine,
+            rank=rank,
+            epoch=lease.ballot.counter,
+            next_peer=plan.stages[(lease.index + 1) % len(plan.stages)].peer_id if passes_on else "",
+        )
 
     async def _end_runner(self, instance_id: str) -> None:
         runner = self._runners.get(instance_id)

@@ -176,6 +176,15 @@ class Runner:
         await self._tell(runner_pb2.ToRunner(link=runner_pb2.LinkNext(endpoint=endpoint, keep_stream=keep_stream)))
         self.flight.note("linked", endpoint)
 
+    def lose_hop(self, reason: str, *, is_out_of_reach: bool = False) -> None:
+        """Report that this stage cannot reach the next one; the owner of the ring decides what follows.
+
+        is_out_of_reach: nor does this node reach the node of that one.
+        """
+        self.flight.note("hop lost", reason)
+        lost = control_pb2.StageHopLost(message=reason, is_out_of_reach=is_out_of_reach)
+        self.board.publish(control_pb2.StageStatus(hop_lost=lost))
+
     async def change(self, plan: plan_pb2.Plan, stage: int, keep_kv_from: int) -> None:
         """Let the process go on by another plan, with the layers that it has; see ChangePlan. From now on `board` is
         that plan's, and it is not ready before the process says so. Raises StageLostError if it is gone."""
@@ -346,8 +355,7 @@ class Runner:
             case "changed":
                 self._go_on(report.changed)
             case "hop_lost":
-                self.flight.note("hop lost", report.hop_lost.message)
-                status.hop_lost.message = report.hop_lost.message
+                self.lose_hop(report.hop_lost.message)
             case "heartbeat":
                 self.beat = report.heartbeat
                 self._memory.look(time.monotonic())

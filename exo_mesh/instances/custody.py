@@ -167,10 +167,11 @@ class Custody:
         await keeper.close()
         suspects = await self._suspects(keeper)
         is_wanted = not self._is_deleted(instance_id, keeper.ballot)
+        cause = "stage_lost" if keeper.hop_lost is None else "hop_lost"
         if (
             is_wanted
             and self._members.newer_plan(keeper.plan) is None
-            and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, suspects)
+            and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, cause, suspects)
         ):
             return
         failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
@@ -187,12 +188,16 @@ class Custody:
         self._hops_made_anew = {name: at for name, at in self._hops_made_anew.items() if now - at < HOP_SUSPECT_S}
         self._hops_made_anew[instance_id] = now
         before, behind = (keeper.plan.peer_ids[(keeper.hop_lost + n) % len(keeper.plan.stages)] for n in (0, 1))
-        if not again and await self._members.reaches(before, behind):
+        is_reached = not keeper.is_next_out_of_reach and await self._members.reaches(before, behind)
+        if is_reached and not again:
             return ()
         return (before if behind == self._membership.own.id else behind,)
 
-    async def _recover(self, plan: Plan, owned: Ballot, trouble_s: float, suspects: Collection[str] = ()) -> bool:
-        """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be."""
+    async def _recover(
+        self, plan: Plan, owned: Ballot, trouble_s: float, cause: str, suspects: Collection[str] = ()
+    ) -> bool:
+        """Go on with what is left of a ring that is this node's by the ballot `owned`; False if that cannot be. cause:
+        of the loss, for the metrics."""
         instance_id = plan.instance_id
         try:
             keeper, instance = await self._recoverer.recover(
@@ -202,6 +207,7 @@ class Custody:
                 trouble_s=trouble_s,
                 owned=owned,
                 suspects=suspects,
+                cause=cause,
             )
         except BallotBeatenError as exc:
             self.note(instance_id, exc.ballot)
@@ -315,6 +321,12 @@ class Custody:
             if self._is_deleted(instance_id, ballot):
                 await self._members.release_here(instance_id, self._membership.fences.ballot(instance_id))
 
+    def wish_idle(self, instance_id: str, idle_s: float) -> bool:
+        """See IdleClock.wish. False if this node does not own the instance."""
+        if instance_id in self.keepers:
+            self._idle.wish(instance_id, idle_s)
+        return instance_id in self.keepers
+
     def _unload_idle(self, now: float) -> None:
         """No fence: a request that comes just now places the model again."""
         if not self._idle.is_on:
@@ -325,7 +337,7 @@ class Custody:
             if reading is not None:
                 work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
         for instance_id in self._idle.due(work, now):
-            _log.info("unloading %s: nobody has used it for a while (--idle-unload)", instance_id)
+            _log.info("unloading %s: nobody has used it for a while (--idle-unload or keep_alive)", instance_id)
             self._start_end(self.keepers.pop(instance_id), for_good=True)
 
     def _unload_short(self, now: float) -> None:
@@ -463,7 +475,7 @@ class Custody:
     async def _take_over(self, plan: Plan, owned: Ballot) -> None:
         loop = asyncio.get_running_loop()
         _, since = self._lapsed.get(plan.instance_id, (None, loop.time()))
-        if not await self._recover(plan, owned, loop.time() - since):
+        if not await self._recover(plan, owned, loop.time() - since, "owner_lost"):
             self._ownerless.pop(plan.instance_id, None)
             self._membership.put_instance(plan.instance_id, None)
 

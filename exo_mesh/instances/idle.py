@@ -6,16 +6,22 @@ from collections.abc import Mapping
 
 
 class IdleClock:
-    """Remembers since when each instance has had nothing to do. idle_s: how long it may; 0: for ever."""
+    """Remembers since when each instance has had nothing to do. idle_s: how long it may, unless a client has wished
+    otherwise for it; 0: for ever."""
 
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
         self._since: dict[str, tuple[int, float]] = {}
+        self._wished_s: dict[str, float] = {}
 
     @property
     def is_on(self) -> bool:
-        """Whether instances are unloaded at all."""
-        return self._idle_s > 0
+        """Whether any instance may be unloaded."""
+        return self._idle_s > 0 or bool(self._wished_s)
+
+    def wish(self, name: str, idle_s: float) -> None:
+        """From now on this instance may have nothing to do for so long; negative: for ever. The last wish counts."""
+        self._wished_s[name] = idle_s
 
     def due(self, work: Mapping[str, tuple[int, int]], now: float) -> list[str]:
         """The instances to unload now, each told once. work: by instance, the requests that wait or run there, and the
@@ -27,6 +33,13 @@ class IdleClock:
             known = self._since.get(name)
             is_still = known is not None and known[0] == num_tokens and not num_requests
             kept[name] = known if known is not None and is_still else (num_tokens, now)
-        due = [name for name, (_, since) in kept.items() if now - since >= self._idle_s]
+        due = [name for name in kept if name in self._since and self._is_due(name, now - kept[name][1])]
         self._since = {name: known for name, known in kept.items() if name not in due}
+        self._wished_s = {name: wish for name, wish in self._wished_s.items() if name in self._since}
         return due
+
+    def _is_due(self, name: str, idle_s: float) -> bool:
+        wished_s = self._wished_s.get(name)
+        if wished_s is None:
+            return self._idle_s > 0 and idle_s >= self._idle_s
+        return idle_s > 0 and 0 <= wished_s <= idle_s  # more than one look: what is said of it may be a second old

@@ -111,8 +111,8 @@ def _as_grouped(plan: Plan, spec: InstanceSpec) -> bool:
     return spec.tensor_group is None or max((group.size for group in groups), default=1) == spec.tensor_group
 
 
-async def _tell_of_deletion(telling: Awaitable[bool]) -> None:
-    """A peer that does not hear of it now learns it by anti-entropy."""
+async def _tell(telling: Awaitable[bool]) -> None:
+    """Without an error: of a deletion a peer that does not hear now learns by anti-entropy, and a wish is lost."""
     with contextlib.suppress(MeshError):
         await telling
 
@@ -291,6 +291,20 @@ class Instances:
                     _log.log(logging.DEBUG if name in told else logging.WARNING, "cannot preload %s yet: %s", name, exc)
                     told.add(name)
 
+    def keep_alive(self, instance_id: str, idle_s: float) -> None:
+        """Let the owner of an instance know how long it may have nothing to do before it is unloaded; negative: for
+        ever. Returns at once; an owner that does not know this call goes by its own setting."""
+        if self.wish_idle(instance_id, idle_s):
+            return
+        owners = {owner for owner, one in self.all() if one.plan.instance_id == instance_id}
+        for peer in self._membership.peers:
+            if peer.id in owners:
+                self._tasks.start(_tell(peer.client.keep_instance(instance_id, idle_s)), f"keep {instance_id}")
+
+    def wish_idle(self, instance_id: str, idle_s: float) -> bool:
+        """As keep_alive, of an instance that this node owns; False if it does not."""
+        return self._custody.wish_idle(instance_id, idle_s)
+
     async def delete(self, instance_id: str) -> bool:
         """End an instance everywhere, whoever owns it; False if nobody does.
 
@@ -310,7 +324,7 @@ class Instances:
             if peer.id in owners:
                 waited.append(telling)
             else:
-                self._tasks.start(_tell_of_deletion(telling), f"delete {instance_id}")
+                self._tasks.start(_tell(telling), f"delete {instance_id}")
         await asyncio.gather(self.delete_own(instance_id), *waited, return_exceptions=True)
         return True  # whatever they answer: they may have heard of the fence before, and who was not reached will hear
 
@@ -372,9 +386,8 @@ class Instances:
         while self._custody.is_awaited(instance_id):
             if self._is_there_again(instance_id):
                 return True
-            if self._is_well_without_us(instance_id):
-                return False
-            if asyncio.get_running_loop().time() > give_up_at and not self._custody.is_recovering(instance_id):
+            is_late = asyncio.get_running_loop().time() > give_up_at or self._is_well_without_us(instance_id)
+            if is_late and not self._custody.is_recovering(instance_id):  # two recoveries here would end each other
                 return False
             await self._membership.changed.wait(0.1)
         return self._is_there_again(instance_id)

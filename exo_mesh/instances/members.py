@@ -245,6 +245,10 @@ class Members:
         """See Membership.unanswered_s."""
         return self._membership.unanswered_s(peer_id)
 
+    def is_out_of_reach(self, peer_id: str) -> bool:
+        """See Membership.is_out_of_reach."""
+        return self._membership.is_out_of_reach(peer_id)
+
     async def reaches(self, from_id: str, to_id: str) -> bool:
         """Does one node get an answer from another one now? True where that cannot be told."""
         peer, target = self._membership.peer(from_id), self._membership.peer(to_id)

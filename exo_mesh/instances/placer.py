@@ -309,7 +309,7 @@ class Placer:
                 self._membership.put_instance(instance_id, None)
                 above = plan.ballot
                 continue
-            self._metrics.placements.labels("ready").inc()
+            self._metrics.placed(plan.model, "ready")
             _log.info("placed %s: %s in %.1f s", instance_id, self._told(plan), monotonic() - began)
             return keeper, replace(instance, reason=reserved.note)
 
@@ -332,7 +332,7 @@ class Placer:
             return await keeper.bring_up()
         except BaseException as exc:
             outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
-            self._metrics.placements.labels(outcome).inc()
+            self._metrics.placed(keeper.plan.model, outcome)
             try:
                 await keeper.release()  # which may be cancelled in its turn: two peers may delete at once
             finally:
@@ -370,7 +370,7 @@ class Placer:
                     spec = self._groups.as_pipeline(able, plan)
                     plan = await self.propose(card, spec, instance_id, ballot, refused.usable_bytes)
             except PlacementError as exc:
-                self._metrics.placements.labels(exc.code).inc()
+                self._metrics.placed(card.name, exc.code)
                 raise self._no_plan(card, able, refused, exc) from exc
             asked = await asyncio.gather(*(self._ask(plan, seat) for seat in plan.seats))
             answers = dict(zip(plan.seats, asked, strict=True))
@@ -380,15 +380,15 @@ class Placer:
             await release_all(plan, self._members)
             for seat, answer in answers.items():
                 if seat not in granted:
-                    self._require_unbeaten(seat, answer)
+                    self._require_unbeaten(card, seat, answer)
                     reason = refused.note(seat, answer)
                     _log.info("%s: peer %s refused: %s", instance_id, seat.peer_id[:8], reason)
         last = "; ".join(refused.texts[-3:])
         raise PlacementError(f"{card.name}: no plan held for {MAX_SOLVES} rounds; {last}")
 
-    def _require_unbeaten(self, seat: Seat, answer: ReserveAnswer | ReservationError) -> None:
+    def _require_unbeaten(self, card: ModelCard, seat: Seat, answer: ReserveAnswer | ReservationError) -> None:
         if isinstance(answer, ReserveAnswer) and answer.beaten_by is not None:
-            self._metrics.placements.labels("ballot_beaten").inc()
+            self._metrics.placed(card.name, "ballot_beaten")
             raise BallotBeatenError(answer.reason, peer_id=seat.peer_id, ballot=answer.beaten_by)
 
     def _no_plan(self, card: ModelCard, able: InstanceSpec, refused: _Refused, exc: PlacementError) -> MeshError:

@@ -82,14 +82,15 @@ class Recoverer:
         owned: Ballot | None = None,
         suspects: Collection[str] = (),
         only_what_is_left: bool = False,
+        cause: str = "request",
     ) -> tuple[RingKeeper, InstanceInfo]:
         """A ready ring that goes on with what is left of `old`, by a ballot above `above`. One with tensor groups is
         formed anew instead, for which this raises StageLostError.
 
         trouble_s: how long it took to know of the loss. owned: by which ballot this node has, or inherits, the ring:
         who has taken it by a higher one is right. suspects: peers that are not to take part. only_what_is_left: give up
-        if nothing is. Raises PlacementError if those left cannot hold the model, BallotBeatenError if somebody
-        else is at it, or what went wrong last; then nothing is left of the ring.
+        if nothing is. cause: of the loss, for the metrics. Raises PlacementError if those left cannot hold the model,
+        BallotBeatenError if somebody else is at it, or what went wrong last; then nothing is left of the ring.
         """
         began = time.monotonic()
         above = max(above, old.ballot)
@@ -97,7 +98,8 @@ class Recoverer:
         try:
             keeper, instance, found = await self._try_plans(attempt, on_progress)
         except BaseException as exc:
-            self._metrics.recoveries.labels(exc.code if isinstance(exc, MeshError) else "cancelled").inc()
+            outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
+            self._metrics.recovery_ended(old.model, cause, outcome)
             if attempt.is_told:
                 self._membership.put_instance(old.instance_id, None)
             # whoever is at it now may want what the ring still has
@@ -105,7 +107,8 @@ class Recoverer:
             await self._let_go(attempt, attempt.touched - set(old.peer_ids) if beaten else attempt.touched)
             raise
         took_s = time.monotonic() - began
-        self._metrics.recovered(trouble_s, took_s, found.total_load_bytes)
+        loaded_bytes = found.total_load_bytes
+        self._metrics.recovered(old.model, cause, trouble_s=trouble_s, took_s=took_s, loaded_bytes=loaded_bytes)
         _tell(keeper, found, trouble_s, took_s)
         await self._let_go(attempt, attempt.touched - set(found.plan.peer_ids))
         return keeper, instance

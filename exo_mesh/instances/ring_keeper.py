@@ -35,7 +35,7 @@ MARGIN_S = 30.0
 
 REATTACH_S = 3.0
 """A broken report stream alone is no lost stage: the owner asks again for this long, unless the mesh agrees that the
-node is dead."""
+node is dead, or its probes, too, have long been without an answer here."""
 
 MANY_LOOKS = 2
 """Looks at a silent data port, one after the other, that count as a loss while the mesh holds the node for alive."""
@@ -74,7 +74,8 @@ class RingKeeper:
     up.
 
     What a loss was like: `trouble_s` from its first sign to the verdict, `hop_lost` the stage that cannot reach the
-    next one. `resumed`: requests that went on in the driver.
+    next one, `is_next_out_of_reach` that its node does not reach the node of that one either. `resumed`: requests that
+    went on in the driver.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class RingKeeper:
         self.on_taken_back: Callable[[], None] = lambda: None
         self.trouble_s = 0.0
         self.hop_lost: int | None = None
+        self.is_next_out_of_reach = False
         self.resumed = 0
         leaders = [seat for seat in plan.seats if not seat.rank]
         self._endpoints: dict[Seat, str] = dict(zip(leaders, endpoints, strict=False))
@@ -217,7 +219,9 @@ class RingKeeper:
         look, times = self._silent.last(seat) or (StageLook.LIVES, 0)
         if look is not StageLook.SILENT:
             return look is StageLook.REFUSED
-        return not self._members.is_alive(seat.peer_id) or (broken_s > REATTACH_S and times >= MANY_LOOKS)
+        if not self._members.is_alive(seat.peer_id):
+            return True
+        return self._members.is_out_of_reach(seat.peer_id) or (broken_s > REATTACH_S and times >= MANY_LOOKS)
 
     async def _reports(self, seat: Seat, heard: Callable[[], None]) -> None:
         """Take what a stage reports over one stream, which ends with an error, or with the ring taken back."""
@@ -304,6 +308,7 @@ class RingKeeper:
                 self._lose(_error_of(seat, status.failed), seat)
             case "hop_lost":
                 self.hop_lost = seat.stage
+                self.is_next_out_of_reach = status.hop_lost.is_out_of_reach
                 self._lose(StageLostError(f"{seat} has lost the next one: {status.hop_lost.message}"))
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,9 +26,8 @@ from exo_mesh.machine.accelerators import (
     parse_wired_limit,
 )
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, read_memory
+from exo_mesh.machine.tool_output import ask
 
-TOOL_DEADLINE_S = 3.0
-"""nvidia-smi takes 0.1 s as a rule, and a second or two where the driver has to wake up first."""
 POLL_S = 2.0
 STALE_READINGS = 5
 """After so many polls without an answer nothing counts as free any more."""
@@ -38,12 +36,21 @@ _DRM = Path("/sys/class/drm")
 _DEVICE_TREE = Path("/proc/device-tree")
 
 
-def read_machine(drm: Path = _DRM, device_tree: Path = _DEVICE_TREE) -> Machine:
+def ask_nvidia_smi() -> Sequence[NvidiaGpu]:
+    """NVIDIA's GPUs, by a process of nvidia-smi."""
+    return parse_nvidia_smi(ask(["nvidia-smi", *NVIDIA_QUERY]))
+
+
+def read_machine(
+    drm: Path = _DRM,
+    device_tree: Path = _DEVICE_TREE,
+    read_nvidia: Callable[[], Sequence[NvidiaGpu]] = ask_nvidia_smi,
+) -> Machine:
     """Everything about this machine, within a few seconds whatever hangs."""
     apple = sys.platform == "darwin" and platform.machine() == "arm64"
     return Machine(
         cpu=_cpu_name(device_tree),
-        nvidia=() if sys.platform == "darwin" else visible(parse_nvidia_smi(ask(["nvidia-smi", *NVIDIA_QUERY]))),
+        nvidia=() if sys.platform == "darwin" else visible(read_nvidia()),
         amd=read_amd(drm),
         board=parse_device_tree(_bytes_of(device_tree / "model"), _bytes_of(device_tree / "compatible")),
         apple=apple,
@@ -71,17 +78,6 @@ def read_amd(drm: Path = _DRM) -> tuple[AmdGpu, ...]:
         if gpu is not None:
             found.append(gpu)
     return tuple(found)
-
-
-def ask(command: Sequence[str], deadline_s: float = TOOL_DEADLINE_S) -> str:
-    """Standard output of a tool; "" if it is not there, fails, or does not end in time."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=deadline_s, check=False, text=True
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 class DeviceMemory:
@@ -123,7 +119,7 @@ class DeviceMemory:
         return found
 
     def close(self) -> None:
-        """Let the thread end; it may be within a driver's call for up to TOOL_DEADLINE_S, which nobody waits for."""
+        """Let the thread end; it may be within a driver's call for a few seconds, which nobody waits for."""
         self._stop.set()
 
     def _poll(self) -> None:

@@ -118,7 +118,7 @@ def nvidia_reading(gpus: Sequence[NvidiaGpu], system: MemoryReading) -> MemoryRe
         return replace(system, why=f"{gpu.name} shares {system.why}")
     which = f"GPU {gpu.index} of {len(gpus)}, " if len(gpus) > 1 else ""
     ceiling = int(VRAM_SHARE * gpu.total_bytes)
-    why = f"{which}what is free, 90 % of {gigabytes(gpu.total_bytes)} at most (nvidia-smi)"
+    why = f"{which}what is free, 90 % of {gigabytes(gpu.total_bytes)} at most (NVIDIA's driver)"
     return MemoryReading(gpu.total_bytes, gpu.free_bytes, ceiling, 0, why)
 
 

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from exo_mesh.machine.accelerator_readings import ask
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, read_memory
+from exo_mesh.machine.tool_output import ask
 
 POLL_S = 1.5
 STALE_READINGS = 5

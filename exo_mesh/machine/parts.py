@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
-from exo_mesh.machine.accelerator_readings import DeviceMemory
+from exo_mesh.machine.accelerator_readings import DeviceMemory, read_machine
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.memory import MemoryReader
-from exo_mesh.machine.sensors import Sensors
+from exo_mesh.machine.power.meter import HardwareMeter
+from exo_mesh.machine.power.nvidia import NvidiaReader
 from exo_mesh.settings.config import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class MachineParts:
     """disk: the volume of the node's home. system_memory: of the whole machine. memory: of the device that engines
-    compute on, once that is known. sensors: temperature and power."""
+    compute on, once that is known. nvidia: the driver of NVIDIA's GPUs. meter: power, temperature and load."""
 
     disk: Disk
     system_memory: MemoryReader
     memory: DeviceMemory
-    sensors: Sensors
+    nvidia: NvidiaReader
+    meter: HardwareMeter
 
     @staticmethod
     def at(settings: Settings, read_memory: MemoryReader) -> MachineParts:
-        return MachineParts(Disk(settings.home), read_memory, DeviceMemory(read_memory), Sensors())
+        nvidia = NvidiaReader()
+        memory = DeviceMemory(read_memory, partial(read_machine, read_nvidia=nvidia.gpus))
+        meter = HardwareMeter(settings.sysfs, settings.power_tool, nvidia)
+        return MachineParts(Disk(settings.home), read_memory, memory, nvidia, meter)
+
+    def close(self) -> None:
+        """End the threads and the tool; nobody waits for a driver that does not answer."""
+        self.meter.close()
+        self.memory.close()
+        self.nvidia.close()

@@ -130,6 +130,10 @@ class PeerClient(ControlPort, Protocol):
     async def delete_instance(self, fence: pb.Fence) -> bool:
         """Tell the peer of a deletion; it ends the instance if it owns it. False if it owns none with this id."""
 
+    async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
+        """How long an instance that the peer owns may have nothing to do; negative: for ever. False if it owns none
+        with this id."""
+
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
 

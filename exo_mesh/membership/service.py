@@ -42,6 +42,9 @@ MIN_PAUSE_S = 0.02
 FANOUT = 3
 """Peers that are told news at a time in a mesh of more than ALL_PROBED; in a smaller one, all."""
 
+OUT_OF_REACH = 3
+"""Times the timeout of a probe without an answer; that timeout grows while this machine itself is slow."""
+
 GOODBYE_S = 0.5
 
 
@@ -179,6 +182,15 @@ class Membership:
         peer = self._roster.peers.get(peer_id)
         since = None if peer is None else peer.unanswered_since
         return 0.0 if since is None else self._roster.clock() - since
+
+    def is_out_of_reach(self, peer_id: str) -> bool:
+        """Whether a peer has not answered this node for so long that a lost or late message is not the reason. If it is
+        not known, it is probed now: in a large mesh its turn comes seldom."""
+        peer = self._roster.peers.get(peer_id)
+        if peer is None:
+            return False
+        self._probing.start(peer)
+        return self.unanswered_s(peer_id) > OUT_OF_REACH * self._roster.swim.probe_timeout_s
 
     # life
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -202,6 +203,11 @@ class ControlService:
 
     async def read_log(self, request: pb.ReadLogRequest) -> pb.ReadLogReply:
         return pb.ReadLogReply(json=self._peer_desk.log_here(request.records))
+
+    async def keep_instance(self, request: pb.KeepInstanceRequest) -> pb.KeepInstanceReply:
+        if math.isnan(request.idle_s):
+            raise InputError("idle_s is no number")
+        return pb.KeepInstanceReply(found=self._instances.wish_idle(request.instance_id, request.idle_s))
 
     async def delete_instance(self, request: pb.DeleteInstanceRequest) -> pb.DeleteInstanceReply:
         if request.HasField("fence"):

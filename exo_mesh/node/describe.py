@@ -124,6 +124,7 @@ def describe_telemetry(reading: Telemetry) -> dict[str, Any]:
         "fetch_room_bytes": reading.fetch_room_bytes,
         "temperature_c": round(reading.temperature_c, 1) or None,
         "power_w": round(reading.power_w, 1) or None,
+        "hardware": reading.hardware.describe(),
         "frames": dict(sorted(reading.frames.items())),
         "draining": reading.is_draining,
         "hops": [
@@ -141,12 +142,27 @@ def describe_stage_memory(stage: StageBeat) -> dict[str, Any]:
         "stage": stage.index,
         "memory_bytes": stage.beat.memory_bytes,
         "sequences": stage.beat.sequences,
+        "library": _describe_library(stage.beat),
     }
     if stage.is_driver:
         shown["kv_tokens"] = stage.beat.kv_tokens
         shown["kv_pool_tokens"] = stage.beat.kv_pool_tokens
         shown["evictions"] = stage.beat.evictions
     return shown
+
+
+def _describe_library(beat: Heartbeat) -> dict[str, Any] | None:
+    """What the library of the engine takes, as it counts itself; None where it does not."""
+    if not beat.HasField("library"):
+        return None
+    told = beat.library
+    return {
+        "source": told.source,
+        "active_bytes": told.active_bytes,
+        "cache_bytes": told.cache_bytes,
+        "peak_bytes": told.peak_bytes,
+        "limit_bytes": told.limit_bytes if told.HasField("limit_bytes") else None,
+    }
 
 
 def describe_peer_memory(peer: PeerInfo, reading: Telemetry) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_th
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.service import Downloads
+from exo_mesh.node.gauges import describe_node, show_downloads, show_machine, show_mesh
 from exo_mesh.node.health import Health
 from exo_mesh.telemetry.metrics import Metrics
 
@@ -48,8 +49,10 @@ async def keep_house(
     disk: Disk,
     health: Health,
     downloads: Downloads,
+    phase: Callable[[], str],
 ) -> None:
     """Runs until it is cancelled: a round when the view changes, and each ROUND_S. model_engines may block."""
+    describe_node(metrics, membership)
     rescan_at = clock() + RESCAN_EVERY_S
     while True:
         await catalogue.learn()
@@ -60,19 +63,13 @@ async def keep_house(
             rescan_at = clock() + RESCAN_EVERY_S
             await announce_models(catalogue, membership, model_engines)
             await downloads.room.refresh()
-        metrics.peers.set(len(membership.peers) + 1)
-        metrics.usable_memory.set(host.usable_bytes())
-        metrics.reserved_memory.set(host.reserved_bytes)
-        metrics.memory.labels("total").set(monitor.last.total_bytes)
-        metrics.memory.labels("available").set(monitor.last.available_bytes)
-        metrics.disk_free.labels("home").set(disk.free_bytes)
-        metrics.disk_refused.set(disk.refused)
         metrics.set_reasons((reason.code, reason.level) for reason in health.reasons())
-        tally = downloads.tally
-        metrics.set_downloads(tally.running, tally.received_bytes, tally.failed)
-        metrics.memory_peak.set(monitor.peak_share)
-        metrics.memory_level.set(monitor.level)
-        metrics.set_round_trips({peer.info.name: peer.rtt_ms / 1000 for peer in membership.peers if peer.rtt_ms})
+        show_machine(metrics, host, monitor, disk)
+        show_downloads(metrics, downloads.tally)
+        show_mesh(metrics, membership)
+        metrics.draining.set(host.draining)
+        metrics.hardware.refresh()
+        metrics.ready.set(phase() == "ok" and not host.draining)
         await membership.changed.wait(ROUND_S)
 
 

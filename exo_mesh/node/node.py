@@ -30,6 +30,7 @@ from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.own_reading import own_reading
 from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.hosting.peer_desk import PeerDesk
+from exo_mesh.hosting.ring_energy import keep_ring_energy
 from exo_mesh.hosting.stage_host import HostLimits
 from exo_mesh.inspection.desk import Inspection
 from exo_mesh.instances.hostfile_rank import own_rank
@@ -303,6 +304,7 @@ class Node:
             self._machine.disk,
             self._health,
             self._models.downloads,
+            lambda: self._phase,
         )
         keep = self._tasks.keep
         keep(work, "housekeeping")
@@ -313,7 +315,8 @@ class Node:
         keep(partial(keep_addresses, self.membership, self.settings.host, port, types), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
-        keep(self._machine.sensors.keep, "temperature and power")
+        self._machine.meter.start(self.metrics.hardware)
+        keep(partial(keep_ring_energy, self.membership, self._hosting.host, self.metrics.hardware), "energy of rings")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
         keep(self.shared.keep, "shared settings")
@@ -357,7 +360,7 @@ class Node:
         await self._serving.stop()
         await self._server.stop()
         await self._models.exchange.stop()
-        self._machine.memory.close()
+        self._machine.close()
         self._models.texts.close()
         await self._models.catalogue.close()
         self._identity.release()

@@ -156,7 +156,7 @@ class StaticRank(_message.Message):
     def __init__(self, group: _Optional[str] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., backend: _Optional[str] = ..., rdma: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Telemetry(_message.Message):
-    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes")
+    __slots__ = ("peer_id", "sequence", "usable_bytes", "total_bytes", "reserved_bytes", "load", "s_per_gb", "tokens", "outstanding", "reasons", "keys_digest", "fetch_room_bytes", "temperature_c", "power_w", "frames", "draining", "hops", "capacity_bytes", "headroom_bytes", "hardware", "prompt_tokens")
     class SPerGbEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +185,13 @@ class Telemetry(_message.Message):
         key: str
         value: int
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class PromptTokensEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     USABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +211,8 @@ class Telemetry(_message.Message):
     HOPS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
     HEADROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HARDWARE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     sequence: int
     usable_bytes: int
@@ -223,7 +232,65 @@ class Telemetry(_message.Message):
     hops: _containers.RepeatedCompositeFieldContainer[HopReading]
     capacity_bytes: int
     headroom_bytes: int
-    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ...) -> None: ...
+    hardware: HardwareReading
+    prompt_tokens: _containers.ScalarMap[str, int]
+    def __init__(self, peer_id: _Optional[str] = ..., sequence: _Optional[int] = ..., usable_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., reserved_bytes: _Optional[int] = ..., load: _Optional[float] = ..., s_per_gb: _Optional[_Mapping[str, float]] = ..., tokens: _Optional[_Mapping[str, int]] = ..., outstanding: _Optional[_Mapping[str, int]] = ..., reasons: _Optional[_Iterable[_Union[HealthReason, _Mapping]]] = ..., keys_digest: _Optional[int] = ..., fetch_room_bytes: _Optional[int] = ..., temperature_c: _Optional[float] = ..., power_w: _Optional[float] = ..., frames: _Optional[_Mapping[str, int]] = ..., draining: bool = ..., hops: _Optional[_Iterable[_Union[HopReading, _Mapping]]] = ..., capacity_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., hardware: _Optional[_Union[HardwareReading, _Mapping]] = ..., prompt_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class HardwareReading(_message.Message):
+    __slots__ = ("machine", "accelerators", "machine_digest")
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    ACCELERATORS_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    machine: DeviceValues
+    accelerators: _containers.RepeatedCompositeFieldContainer[AcceleratorReading]
+    machine_digest: int
+    def __init__(self, machine: _Optional[_Union[DeviceValues, _Mapping]] = ..., accelerators: _Optional[_Iterable[_Union[AcceleratorReading, _Mapping]]] = ..., machine_digest: _Optional[int] = ...) -> None: ...
+
+class AcceleratorReading(_message.Message):
+    __slots__ = ("id", "kind", "vendor", "name", "values")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    VENDOR_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    kind: str
+    vendor: str
+    name: str
+    values: DeviceValues
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., vendor: _Optional[str] = ..., name: _Optional[str] = ..., values: _Optional[_Union[DeviceValues, _Mapping]] = ...) -> None: ...
+
+class DeviceValues(_message.Message):
+    __slots__ = ("utilization", "power_w", "temperature_c", "memory_used_bytes", "memory_total_bytes", "mapped_used_bytes", "mapped_total_bytes", "clock_hz", "energy_j", "sources")
+    UTILIZATION_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAPPED_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAPPED_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_HZ_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_J_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    utilization: float
+    power_w: float
+    temperature_c: float
+    memory_used_bytes: int
+    memory_total_bytes: int
+    mapped_used_bytes: int
+    mapped_total_bytes: int
+    clock_hz: float
+    energy_j: float
+    sources: _containers.RepeatedCompositeFieldContainer[ValueSource]
+    def __init__(self, utilization: _Optional[float] = ..., power_w: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., memory_total_bytes: _Optional[int] = ..., mapped_used_bytes: _Optional[int] = ..., mapped_total_bytes: _Optional[int] = ..., clock_hz: _Optional[float] = ..., energy_j: _Optional[float] = ..., sources: _Optional[_Iterable[_Union[ValueSource, _Mapping]]] = ...) -> None: ...
+
+class ValueSource(_message.Message):
+    __slots__ = ("source", "values")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    values: int
+    def __init__(self, source: _Optional[str] = ..., values: _Optional[int] = ...) -> None: ...
 
 class HopReading(_message.Message):
     __slots__ = ("peer_id", "rtt_ms", "mb_per_s", "kind")
@@ -682,10 +749,12 @@ class StageFetching(_message.Message):
     def __init__(self, done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class StageHopLost(_message.Message):
-    __slots__ = ("message",)
+    __slots__ = ("message", "is_out_of_reach")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_OUT_OF_REACH_FIELD_NUMBER: _ClassVar[int]
     message: str
-    def __init__(self, message: _Optional[str] = ...) -> None: ...
+    is_out_of_reach: bool
+    def __init__(self, message: _Optional[str] = ..., is_out_of_reach: bool = ...) -> None: ...
 
 class StageReady(_message.Message):
     __slots__ = ("memory_bytes", "load_s", "inputs", "outputs", "resumed", "group")
@@ -884,6 +953,20 @@ class DeleteInstanceRequest(_message.Message):
     def __init__(self, instance_id: _Optional[str] = ..., fence: _Optional[_Union[Fence, _Mapping]] = ...) -> None: ...
 
 class DeleteInstanceReply(_message.Message):
+    __slots__ = ("found",)
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    def __init__(self, found: bool = ...) -> None: ...
+
+class KeepInstanceRequest(_message.Message):
+    __slots__ = ("instance_id", "idle_s")
+    INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    instance_id: str
+    idle_s: float
+    def __init__(self, instance_id: _Optional[str] = ..., idle_s: _Optional[float] = ...) -> None: ...
+
+class KeepInstanceReply(_message.Message):
     __slots__ = ("found",)
     FOUND_FIELD_NUMBER: _ClassVar[int]
     found: bool

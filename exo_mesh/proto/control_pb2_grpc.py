@@ -119,6 +119,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
                 _registered_method=True)
+        self.KeepInstance = channel.unary_unary(
+                '/exo_mesh.Control/KeepInstance',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.KeepInstanceRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.KeepInstanceReply.FromString,
+                _registered_method=True)
         self.StopNode = channel.unary_unary(
                 '/exo_mesh.Control/StopNode',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.StopNodeRequest.SerializeToString,
@@ -308,6 +313,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepInstance(self, request, context):
+        """How long an instance that this peer owns may have nothing to do before it is unloaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StopNode(self, request, context):
         """Stops this peer or restarts it; its streams may finish first.
         """
@@ -486,6 +498,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.DeleteInstance,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.SerializeToString,
+            ),
+            'KeepInstance': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepInstance,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.KeepInstanceRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.KeepInstanceReply.SerializeToString,
             ),
             'StopNode': grpc.unary_unary_rpc_method_handler(
                     servicer.StopNode,
@@ -1012,6 +1029,33 @@ class Control(object):
             '/exo_mesh.Control/DeleteInstance',
             exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DeleteInstanceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepInstance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/KeepInstance',
+            exo__mesh_dot_proto_dot_control__pb2.KeepInstanceRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.KeepInstanceReply.FromString,
             options,
             channel_credentials,
             insecure,

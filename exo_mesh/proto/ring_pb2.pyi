@@ -21,11 +21,13 @@ class RingHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., instance_id: _Optional[str] = ..., ballot: _Optional[_Union[_plan_pb2.Ballot, _Mapping]] = ..., from_stage: _Optional[int] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
 
 class RingAck(_message.Message):
-    __slots__ = ("last_step", "pressure", "kv_tokens")
+    __slots__ = ("last_step", "pressure", "kv_tokens", "at_once")
     LAST_STEP_FIELD_NUMBER: _ClassVar[int]
     PRESSURE_FIELD_NUMBER: _ClassVar[int]
     KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    AT_ONCE_FIELD_NUMBER: _ClassVar[int]
     last_step: int
     pressure: int
     kv_tokens: int
-    def __init__(self, last_step: _Optional[int] = ..., pressure: _Optional[int] = ..., kv_tokens: _Optional[int] = ...) -> None: ...
+    at_once: bool
+    def __init__(self, last_step: _Optional[int] = ..., pressure: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., at_once: bool = ...) -> None: ...

@@ -187,7 +187,7 @@ class GroupFigures(_message.Message):
     def __init__(self, all_reduce_s: _Optional[float] = ..., chunk_s: _Optional[float] = ..., worst: _Optional[float] = ..., deadline_s: _Optional[float] = ..., reduce_bytes_per_s: _Optional[float] = ..., alone_layer_s: _Optional[float] = ..., alone_chunk_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s", "laps_saved", "computing_tokens", "computing_prefill", "expected_s", "prefill_frames", "decode_frames", "shared_tokens", "laps_took", "hops_took", "queue_waits")
+    __slots__ = ("progress", "frames_in", "frames_out", "bytes_out", "sequences", "memory_bytes", "queued", "running", "tokens", "linked", "busy_s", "lap_p50_s", "lap_p99_s", "laps", "parked", "kv_tokens", "kv_pool_tokens", "evictions", "oldest_wait_s", "laps_saved", "computing_tokens", "computing_prefill", "expected_s", "prefill_frames", "decode_frames", "shared_tokens", "prompts", "laps_took", "hops_took", "queue_waits", "prefill_tokens", "prefill_s", "hop_took", "all_reduce_s", "library", "step_all_reduces")
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FRAMES_IN_FIELD_NUMBER: _ClassVar[int]
     FRAMES_OUT_FIELD_NUMBER: _ClassVar[int]
@@ -214,9 +214,16 @@ class Heartbeat(_message.Message):
     PREFILL_FRAMES_FIELD_NUMBER: _ClassVar[int]
     DECODE_FRAMES_FIELD_NUMBER: _ClassVar[int]
     SHARED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPTS_FIELD_NUMBER: _ClassVar[int]
     LAPS_TOOK_FIELD_NUMBER: _ClassVar[int]
     HOPS_TOOK_FIELD_NUMBER: _ClassVar[int]
     QUEUE_WAITS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    HOP_TOOK_FIELD_NUMBER: _ClassVar[int]
+    ALL_REDUCE_S_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_FIELD_NUMBER: _ClassVar[int]
+    STEP_ALL_REDUCES_FIELD_NUMBER: _ClassVar[int]
     progress: int
     frames_in: int
     frames_out: int
@@ -243,10 +250,31 @@ class Heartbeat(_message.Message):
     prefill_frames: int
     decode_frames: int
     shared_tokens: int
+    prompts: int
     laps_took: Durations
     hops_took: Durations
     queue_waits: Durations
-    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ...) -> None: ...
+    prefill_tokens: int
+    prefill_s: float
+    hop_took: Durations
+    all_reduce_s: float
+    library: LibraryMemory
+    step_all_reduces: int
+    def __init__(self, progress: _Optional[int] = ..., frames_in: _Optional[int] = ..., frames_out: _Optional[int] = ..., bytes_out: _Optional[int] = ..., sequences: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., queued: _Optional[int] = ..., running: _Optional[int] = ..., tokens: _Optional[int] = ..., linked: bool = ..., busy_s: _Optional[float] = ..., lap_p50_s: _Optional[float] = ..., lap_p99_s: _Optional[float] = ..., laps: _Optional[int] = ..., parked: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., kv_pool_tokens: _Optional[int] = ..., evictions: _Optional[int] = ..., oldest_wait_s: _Optional[float] = ..., laps_saved: _Optional[int] = ..., computing_tokens: _Optional[int] = ..., computing_prefill: bool = ..., expected_s: _Optional[float] = ..., prefill_frames: _Optional[int] = ..., decode_frames: _Optional[int] = ..., shared_tokens: _Optional[int] = ..., prompts: _Optional[int] = ..., laps_took: _Optional[_Union[Durations, _Mapping]] = ..., hops_took: _Optional[_Union[Durations, _Mapping]] = ..., queue_waits: _Optional[_Union[Durations, _Mapping]] = ..., prefill_tokens: _Optional[int] = ..., prefill_s: _Optional[float] = ..., hop_took: _Optional[_Union[Durations, _Mapping]] = ..., all_reduce_s: _Optional[float] = ..., library: _Optional[_Union[LibraryMemory, _Mapping]] = ..., step_all_reduces: _Optional[int] = ...) -> None: ...
+
+class LibraryMemory(_message.Message):
+    __slots__ = ("source", "active_bytes", "cache_bytes", "peak_bytes", "limit_bytes")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    active_bytes: int
+    cache_bytes: int
+    peak_bytes: int
+    limit_bytes: int
+    def __init__(self, source: _Optional[str] = ..., active_bytes: _Optional[int] = ..., cache_bytes: _Optional[int] = ..., peak_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
 
 class Durations(_message.Message):
     __slots__ = ("counts", "sum_s")

@@ -96,6 +96,7 @@ class Driver:
         self.hops = Durations(LAP_BOUNDS_S)
         self.waits = Durations(WAIT_BOUNDS_S)
         self.tokens = 0
+        self.prompts = 0
         self.evictions = 0
         self.laps_saved = 0
         self._num_traced = 0
@@ -115,7 +116,7 @@ class Driver:
         beat.parked, beat.kv_tokens = scheduler.num_parked, scheduler.num_held
         beat.kv_pool_tokens = scheduler.max_tokens
         beat.evictions, beat.laps_saved = self.evictions, self.laps_saved
-        beat.shared_tokens = self._shared.saved_tokens
+        beat.shared_tokens, beat.prompts = self._shared.saved_tokens, self.prompts
         waiting = [self._live.get(sequence.id) for sequence in list(scheduler.waiting)]
         since = min((generation.submitted_at for generation in waiting if generation is not None), default=None)
         beat.oldest_wait_s = 0.0 if since is None else max(0.0, time.perf_counter() - since)
@@ -452,6 +453,7 @@ class Driver:
         """Send tokens to the caller, and let the sequence go on or end. num_drawn: so many of them took a lap."""
         index = generation.index - len(drawn.draws)
         self.tokens += len(drawn.draws)
+        self.prompts += not index and bool(drawn.draws)
         self.laps_saved += max(0, len(drawn.draws) - num_drawn)
         if generation.kept is not None:
             for event in drawn.events(index):

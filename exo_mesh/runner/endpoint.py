@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
 
 from exo_mesh.domain.frame import Frame
+from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
+from exo_mesh.engine.contract import MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
@@ -195,7 +197,14 @@ class Endpoint:
             expected_s=clock.expected_s(),
             prefill_frames=clock.prefill_frames,
             decode_frames=clock.decode_frames,
+            prefill_tokens=clock.prefill_tokens,
+            prefill_s=clock.prefill_s,
         )
+        if isinstance(engine, MemoryTeller) and (library := engine.library_memory()) is not None:
+            beat.library.CopyFrom(pb.LibraryMemory(**asdict(library)))
+        if worker.check is not None:
+            beat.all_reduce_s = worker.check.all_reduce_s
+            beat.step_all_reduces = REDUCES_PER_LAYER * len(self._setup.plan.stages[self._setup.index].shard)
         if driver is not None:
             beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.tokens
             beat.lap_p50_s, beat.lap_p99_s = driver.laps.quantiles()

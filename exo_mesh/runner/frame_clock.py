@@ -23,6 +23,9 @@ class FrameClock:
         self._began = 0.0
         self._mean_s = {False: 0.0, True: 0.0}
         self._seen = {False: 0, True: 0}
+        self.prefill_tokens = 0
+        """Of all prefill frames since the start; prefill_s is the time that they took."""
+        self.prefill_s = 0.0
         self.tokens = 0
         """Of the frame that is being computed; 0 if none is."""
         self.is_prefill = False
@@ -38,6 +41,9 @@ class FrameClock:
         took_s = self._now() - self._began
         kind = self.is_prefill
         each_s = took_s / self.tokens if kind else took_s
+        if kind:
+            self.prefill_tokens += self.tokens
+            self.prefill_s += took_s
         self._seen[kind] += 1
         if self._seen[kind] == 1:
             self._mean_s[kind] = each_s

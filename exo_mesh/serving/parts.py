@@ -61,7 +61,7 @@ class ServingParts:
             instances.members,
             drivers,
             journal,
-            metrics,
+            metrics.requests,
             patience=patience,
             live=live,
             clock=clock,

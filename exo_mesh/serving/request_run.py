@@ -26,7 +26,7 @@ from exo_mesh.errors import ContextLengthError, DeadlineError, InstanceDeletedEr
 from exo_mesh.serving.journal import JournalEntry
 from exo_mesh.serving.redial import Redial
 from exo_mesh.serving.rings import Rings
-from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.telemetry.request_metrics import RequestMeter
 from exo_mesh.transport.control_driver import DriverCall, DriverStreamError, Silences
 
 PROGRESS_EVERY_S = 1.0
@@ -85,12 +85,12 @@ class RequestRun:
     ring. It has no timers: a watchdog calls `check`.
     """
 
-    def __init__(self, entry: JournalEntry, rings: Rings, patience: Patience, metrics: Metrics) -> None:
+    def __init__(self, entry: JournalEntry, rings: Rings, patience: Patience, meter: RequestMeter) -> None:
         self.state = RunState.REPLAYING
         self._entry = entry
         self._rings = rings
         self._patience = patience
-        self._metrics = metrics
+        self._meter = meter
         self._ends_at = entry.entered_at + patience.total_s
         self._time_is_up = False
         self._attempts = 0
@@ -206,7 +206,7 @@ class RequestRun:
         self._raise_if_stopped()
         work, self._work = self._work, None
         work.result()
-        self._metrics.redials.inc()
+        self._meter.redialled()
         _log.info("request %s: %s; calling the same ring again", self._entry.request.request_id, self._trouble)
         self._open_call(self._instance, self._redial)
         return []
@@ -218,7 +218,7 @@ class RequestRun:
         if self._attempts == self._patience.max_resumes:
             raise self._trouble
         self._attempts += 1
-        self._metrics.resumes.inc()
+        self._meter.resumed()
         _log.warning(
             "request %s: %s; resuming after %d tokens",
             self._entry.request.request_id,
@@ -289,7 +289,7 @@ class RequestRun:
     def _took_ballot(self, ballot: Ballot) -> None:
         """The ring has lost a stage and continues, in the same stream. Raises StageLostError if that happens again and
         again."""
-        self._metrics.resumes.inc()
+        self._meter.resumed()
         _log.warning(
             "request %s continues under ballot %s after %d tokens",
             self._entry.request.request_id,

@@ -16,7 +16,7 @@ from exo_mesh.serving.request_run import Patience, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
 from exo_mesh.serving.traces import TraceStore
 from exo_mesh.tasks import Watchdog
-from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.telemetry.request_metrics import RequestMeter, RequestMetrics
 from exo_mesh.transport.control_driver import DriverChannels
 
 
@@ -29,7 +29,7 @@ class Router:
         members: Members,
         drivers: DriverChannels,
         journal: Journal,
-        metrics: Metrics,
+        metrics: RequestMetrics,
         *,
         patience: Patience,
         live: LiveStreams | None = None,
@@ -39,7 +39,6 @@ class Router:
         self._journal = journal
         self._live = live or LiveStreams()
         self._metrics = metrics
-        self._output = metrics.tokens.labels("output")
         self._patience = patience
         self._clock = clock
         self._watchdog = Watchdog(clock=clock)
@@ -51,17 +50,17 @@ class Router:
         if request.trace_id:
             num_prompt = len(request.prompt_ids)
             entry.trace = self.traces.open(request, model, num_prompt, entry.entered_at)
-        self._metrics.requests_live.inc()
+        meter = self._metrics.enter(model)
         outcome = "cancelled"
         live = self._live.choice(request.request_id)
-        run = RequestRun(entry, self._rings, self._patience, self._metrics)
+        run = RequestRun(entry, self._rings, self._patience, meter)
         self._watchdog.watch(run.check)
         try:
             while run.state is not RunState.ENDED:
                 for event in await run.step():
                     if isinstance(event, TokenEvent):
                         if event.token_id is not None:
-                            self._count_token(entry)
+                            self._count_token(entry, meter)
                         if event.finish is not None:
                             outcome = str(event.finish)
                     if live is not None:
@@ -77,24 +76,26 @@ class Router:
             try:
                 await run.aclose()
             finally:
-                self._account(entry, outcome)
+                self._account(entry, meter, outcome)
 
-    def _account(self, entry: JournalEntry, outcome: str) -> None:
+    def _account(self, entry: JournalEntry, meter: RequestMeter, outcome: str) -> None:
         """Write down how a request ended."""
         now = self._clock()
-        self._metrics.request_ended(outcome, len(entry.request.prompt_ids), failed=outcome not in FINE)
+        num_prompt, latency_s = len(entry.request.prompt_ids), now - entry.entered_at
+        meter.ended(outcome, num_prompt, latency_s, is_error=outcome not in FINE)
         self._journal.close(entry, outcome, now)
+        if entry.request.keep_alive_s is not None and entry.instance_id:
+            self._rings.instances.keep_alive(entry.instance_id, entry.request.keep_alive_s)
         if entry.trace is not None:
             self.traces.end(entry.trace, outcome, now)
 
-    def _count_token(self, entry: JournalEntry) -> None:
+    def _count_token(self, entry: JournalEntry, meter: RequestMeter) -> None:
         now = self._clock()
         last, entry.last_token_at = entry.last_token_at, now
         if entry.trace is not None:
             entry.trace.token(now)
-        self._output.inc()
         if last is None:
             entry.ttft_s = now - entry.entered_at
-            self._metrics.ttft.observe(entry.ttft_s)
+            meter.first_token(entry.ttft_s)
         else:
-            self._metrics.itl.observe(now - last)
+            meter.next_token(now - last)

@@ -126,6 +126,8 @@ class Settings:
     trace_sample: float = 0.01
     trace_retention_days: int = 3
     hang_debug: int = 0
+    power_tool: str = "auto"
+    sysfs: Path = Path("/sys")
     request_log: str = "logs/requests.jsonl"
     request_log_max: int = 10_000
     wait_for_peers: int = 0
@@ -370,6 +372,9 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 36_500), toml=(int,)),
         Setting("hang_debug", "SECONDS", "log the stacks of a runner that makes no progress, so often; 0: never",
                 values.whole(0, 86400), toml=(int,)),
+        Setting("power_tool", "WHAT", "mactop or macmon for power and temperature: auto = on a Mac where installed, "
+                "off, or the path of one", values.matching(r"auto|off|/\S.*", "auto, off or the path of a program")),
+        Setting("sysfs", "DIR", "where the /sys of this machine is; elsewhere in some containers", values.path),
         Setting("request_log", "FILE", "a line of JSON for each request, no text; below the home, or none",
                 values.matching(r"\S.*", "a file, or none")),
         Setting("request_log_max", "N", "how many of the last requests are kept in memory, for /requests/recent",

@@ -1,101 +1,146 @@
-"""The Prometheus metrics of a node. The registry is handed around; nothing here is global.
+"""The Prometheus metrics of a node; docs/metrics.md lists them. The registry is handed around; nothing here is global.
 
-Names begin with `exo_mesh_`, end in a unit, and never carry a request id, a prompt or a token.
+Names begin with `exo_mesh_`, and labels never carry a request id, a prompt or a token.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, ProcessCollector
 
 from exo_mesh.clock import Clock, monotonic
-from exo_mesh.proto.runner_pb2 import Heartbeat
-from exo_mesh.telemetry.stage_readings import DriverHistograms, StageShares
+from exo_mesh.telemetry.families import Counters, Gauges, Histograms, Infos, MetricFamily
+from exo_mesh.telemetry.hardware_metrics import HardwareMetrics
+from exo_mesh.telemetry.request_metrics import RequestMetrics
+from exo_mesh.telemetry.stage_metrics import StageMetrics
 
-TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-RECOVERY_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
-ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+RECOVERY_BOUNDS_S = (0.1, 0.25, 0.5, 1, 2, 3, 5, 8, 15, 30, 60, 120, 300)
 
-_STAGE = ("instance", "stage")
+MAX_MODELS = 100
+"""Series of more models than this are dropped, the ones used longest ago first."""
+
+MODEL_KEPT_S = 3600.0
+"""A model that is not placed and was not used for so long is gone."""
+
+SWEEP_EVERY_S = 10.0
+
+ENDS = ("stopped", "lost", "crashed", "oom", "wedged", "stalled", "refused")
+CAUSES = ("stage_lost", "hop_lost", "owner_lost", "request")
+"""Values of the labels `end` and `cause`. Their counters begin at 0 for every model in use: increase() does not see the
+event with which a series appears."""
 
 
 class Metrics:
-    """All collectors of one node, in `registry`."""
+    """All families of one node, in `registry`. requests, stages, hardware: what is counted there; the rest is here."""
 
     def __init__(self, clock: Clock = monotonic) -> None:
-        self.registry = CollectorRegistry()
-
-        def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"exo_mesh_{name}", text, labels, registry=self.registry)
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"exo_mesh_{name}", text, labels, registry=self.registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"exo_mesh_{name}", text, buckets=buckets, registry=self.registry)
-
-        self.peers = gauge("peers", "Live peers, this one included.")
-        self.peer_rtt = gauge("peer_rtt_seconds", "Smoothed round trip of a control call.", ("peer",))
-        self.usable_memory = gauge("usable_memory_bytes", "What a new reservation could get here.")
-        self.reserved_memory = gauge("reserved_memory_bytes", "What plans hold here.")
-        self.requests = counter("requests_total", "Requests that entered here, by how they ended.", ("outcome",))
-        self.requests_live = gauge("requests_running", "Requests that entered here and have not ended.")
-        self.tokens = counter("tokens_total", "Tokens of requests that entered here.", ("kind",))
-        self.ttft = histogram("ttft_seconds", "From a request's entry to its first token.", TTFT_BUCKETS_S)
-        self.itl = histogram("itl_seconds", "Between two tokens of a request.", ITL_BUCKETS_S)
-        self.placements = counter("placements_total", "Placements this node tried, by how they ended.", ("outcome",))
-        self.resumes = counter("requests_resumed_total", "Times a request went on after its ring was lost.")
-        self.recoveries = counter(
-            "recoveries_total",
-            "Rings that this node tried to go on with after a loss, by how that ended.",
-            ("outcome",),
-        )
-        self.recovery_detection = histogram(
-            "recovery_detection_seconds", "From the first sign of a loss to the verdict.", RECOVERY_BUCKETS_S
-        )
-        self.recovery = histogram("recovery_seconds", "From the verdict to a ring that is ready.", RECOVERY_BUCKETS_S)
-        self.recovery_loaded = counter("recovery_loaded_bytes_total", "Weights that recoveries made peers read.")
-        self.redials = counter("driver_redials_total", "Times a broken stream from a driver was opened again.")
-        self.stage_starts = counter("stage_starts_total", "Runners started here.", ("instance",))
-        self.stage_restarts = counter("stage_restarts_total", "Runners started here after the first.", ("instance",))
-        self.stage_ends = counter(
-            "stage_ends_total", "Runners here that have ended, by how: stopped, lost, crashed, …", ("instance", "end")
-        )
-        self.stage_frames = gauge("stage_frames_total", "Frames a stage here has received.", _STAGE)
-        self.stage_bytes_out = gauge("stage_sent_bytes_total", "Bytes a stage here has sent on.", _STAGE)
-        self.stage_memory = gauge("stage_memory_bytes", "Weights and KV of a stage here.", _STAGE)
-        self.stage_busy = gauge("stage_busy_seconds_total", "Time a stage here has spent in its engine.", _STAGE)
-        self.stage_sequences = gauge("stage_sequences", "Sequences with KV in a stage here.", _STAGE)
-        self.all_reduce = gauge("group_all_reduce_seconds", "All-reduce of a few bytes in a group led here.", _STAGE)
-        self.queue_depth = gauge("queue_depth", "Requests waiting in a driver here.", ("instance",))
-        self.running = gauge("running_sequences", "Requests running in a driver here.", ("instance",))
-        self.parked = gauge("requests_parked", "Requests in a driver here whose reader does not read.", ("instance",))
-        self.kv_tokens = gauge("kv_tokens", "Positions of the KV pool, by state.", ("instance", "state"))
-        self.evictions = gauge("evictions_total", "Running requests that had to wait again.", ("instance",))
-        self.laps_saved = gauge(
-            "laps_saved_total", "Tokens that came without a lap of their own, since no other could.", ("instance",)
-        )
-        self.shared_tokens = gauge("prefill_shared_tokens_total", "Prompt tokens copied, not computed.", ("instance",))
-        self.oldest_wait = gauge("queue_oldest_wait_seconds", "Of the requests that wait in a driver.", ("instance",))
-        self.memory = gauge("node_memory_bytes", "Memory of this machine, by kind.", ("kind",))
-        self.memory_peak = gauge("node_memory_peak_ratio", "Most of the memory in use in the last minute and a half.")
-        self.memory_level = gauge("memory_pressure_level", "0 there is room, 1 nobody new, 2 fewer than now.")
-        self.disk_free = gauge("disk_free_bytes", "Free on the volume of a directory of this node.", ("volume",))
-        self.disk_refused = gauge("disk_writes_refused_total", "Files left unwritten for want of room or permission.")
-        self.health_reasons = gauge("health_reasons", "What is wrong with this node now, by code.", ("code", "level"))
-        self.stage_busy_ratio = gauge("stage_busy_ratio", "Share of the last 10 s in its engine.", _STAGE)
-        self.stage_bubble = gauge("stage_bubble_ratio", "Same, waiting for frames with sequences on it.", _STAGE)
-        self.failed = counter("requests_failed_total", "Requests that entered here and ended in an error.", ("code",))
-        self.downloads = gauge("downloads_running", "Downloads of models that run or wait here.")
-        self.downloads_failed = gauge("downloads_failed_total", "Downloads here that failed, by code.", ("code",))
-        self.download_bytes = gauge("download_received_bytes_total", "Of models, by source.", ("source",))
-        self._histograms = DriverHistograms()
-        self.registry.register(self._histograms)
-        self._shares: dict[tuple[str, str], StageShares] = {}
         self._clock = clock
-        self._started: set[str] = set()
+        self.requests = RequestMetrics()
+        self.stages = StageMetrics(clock)
+        self.hardware = HardwareMetrics()
+        self._init_runners_and_recoveries()
+        self._init_models()
+        self._init_node()
+        self.registry = CollectorRegistry()
+        self._families: list[MetricFamily[Any]] = []
+        for part in (self.requests, self.stages, self.hardware, self):
+            for family in vars(part).values():
+                if isinstance(family, MetricFamily):
+                    self._families.append(family)
+                    self.registry.register(family)
+        ProcessCollector(registry=self.registry)
+        self._ran_here: set[str] = set()
+        self._used_at: dict[str, float] = {}
+        self._sweep_at = clock() + SWEEP_EVERY_S
+
+    def _init_runners_and_recoveries(self) -> None:
+        # fmt: off
+        self.runner_starts = Counters("exo_mesh_runner_starts_total", "Runners started here.", ("model",))
+        self.runner_restarts = Counters(
+            "exo_mesh_runner_restarts_total", "Runners started here for an instance that had one here before.",
+            ("model",),
+        )
+        self.runner_ends = Counters(
+            "exo_mesh_runner_ends_total", "Runners here that have ended, by how: stopped, lost, crashed and so on.",
+            ("model", "end"),
+        )
+        self.placements = Counters(
+            "exo_mesh_placements_total", "Placements this node tried, by how they ended.", ("model", "outcome")
+        )
+        self.recoveries = Counters(
+            "exo_mesh_recoveries_total", "Rings that this node tried to continue after a loss.",
+            ("model", "cause", "outcome"),
+        )
+        self.recovery_detection = Histograms(
+            "exo_mesh_recovery_detection_seconds", "From the first sign of a loss to the verdict.", RECOVERY_BOUNDS_S
+        )
+        self.recovery = Histograms(
+            "exo_mesh_recovery_seconds", "From the verdict to a ring that is ready.", RECOVERY_BOUNDS_S
+        )
+        self.recovery_loaded = Counters(
+            "exo_mesh_recovery_loaded_bytes_total", "Weights that recoveries made peers read."
+        )
+        # fmt: on
+
+    def _init_models(self) -> None:
+        # fmt: off
+        self.instances = Gauges(
+            "exo_mesh_instances", "Instances in the view of the mesh, by state.", ("model", "state")
+        )
+        self.downloads_in_progress = Gauges(
+            "exo_mesh_downloads_in_progress", "Downloads of models that run or wait here."
+        )
+        self.downloads = Counters(
+            "exo_mesh_downloads_total", "Downloads here that have ended, by how.", ("outcome",)
+        )
+        self.download_failures = Counters(
+            "exo_mesh_download_failures_total", "Downloads here that failed, by the code of the error.", ("type",)
+        )
+        self.download_bytes = Counters(
+            "exo_mesh_download_bytes_total", "Bytes of models that came here, by source.", ("source",)
+        )
+        self.download_files = Counters(
+            "exo_mesh_download_files_total", "Files of models that were completed here."
+        )
+        # fmt: on
+
+    def _init_node(self) -> None:
+        # fmt: off
+        self.build_info = Infos(
+            "exo_mesh_build_info", "What this node runs.", ("version", "protocol", "python")
+        )
+        self.node_info = Infos("exo_mesh_node_info", "Who this node is.", ("node", "node_id", "namespace"))
+        self.engine_info = Infos(
+            "exo_mesh_engine_info", "An engine that can run here.", ("engine", "version", "compute", "device")
+        )
+        self.ready = Gauges("exo_mesh_node_ready", "1 if this node can serve requests.")
+        self.draining = Gauges("exo_mesh_node_draining", "1 if this node drains.")
+        self.nodes = Gauges("exo_mesh_nodes_active", "Live nodes, this one included.")
+        self.peer_rtt = Gauges("exo_mesh_peer_rtt_seconds", "Smoothed round trip of a control call.", ("peer",))
+        self.health_reasons = Gauges(
+            "exo_mesh_health_reasons", "What is wrong with this node now, by code.", ("code", "level")
+        )
+        self.memory = Gauges("exo_mesh_node_memory_bytes", "Memory of this machine, by kind.", ("kind",))
+        self.memory_peak = Gauges(
+            "exo_mesh_node_memory_peak_ratio", "Largest share of the memory in use in the last minute and a half."
+        )
+        self.memory_level = Gauges(
+            "exo_mesh_memory_pressure_level", "0: there is room, 1: no new requests, 2: fewer than now."
+        )
+        self.usable_memory = Gauges("exo_mesh_usable_memory_bytes", "What a new reservation could get here.")
+        self.reserved_memory = Gauges("exo_mesh_reserved_memory_bytes", "What plans hold here.")
+        self.disk_free = Gauges(
+            "exo_mesh_disk_free_bytes", "Free on the volume of a directory of this node.", ("volume",)
+        )
+        self.disk_refused = Counters(
+            "exo_mesh_disk_writes_refused_total", "Files left unwritten for want of room or permission."
+        )
+        self.http_responses = Counters(
+            "exo_mesh_http_responses_total", "Answers of the HTTP API.", ("method", "route", "code")
+        )
+        # fmt: on
 
     def set_round_trips(self, seconds: Mapping[str, float]) -> None:
         """Replace the round trips to the peers, by peer name."""
@@ -103,85 +148,76 @@ class Metrics:
         for peer, rtt_s in seconds.items():
             self.peer_rtt.labels(peer).set(rtt_s)
 
-    def recovered(self, trouble_s: float, took_s: float, loaded_bytes: int) -> None:
-        """A ring goes on after a loss."""
-        self.recoveries.labels("ready").inc()
-        self.recovery_detection.observe(trouble_s)
-        self.recovery.observe(took_s)
-        self.recovery_loaded.inc(loaded_bytes)
-
-    def set_downloads(self, running: int, received_bytes: Mapping[str, int], failed: Mapping[str, int]) -> None:
-        """What the downloads here have come to. received_bytes: by source. failed: by code."""
-        self.downloads.set(running)
-        for source, count in received_bytes.items():
-            self.download_bytes.labels(source).set(count)
-        for code, count in failed.items():
-            self.downloads_failed.labels(code).set(count)
-
     def set_reasons(self, reasons: Iterable[tuple[str, str]]) -> None:
         """Replace what is wrong with this node: (code, level)."""
         self.health_reasons.clear()
         for code, level in reasons:
             self.health_reasons.labels(code, level).inc()
 
-    def request_ended(self, outcome: str, num_prompt: int, *, failed: bool) -> None:
-        """A request that entered here has ended: how generation stopped, or the code of its error."""
-        self.requests_live.dec()
-        self.requests.labels(outcome).inc()
-        self.tokens.labels("prompt").inc(num_prompt)
-        if failed:
-            self.failed.labels(outcome).inc()
+    def placed(self, model: str, outcome: str) -> None:
+        """A placement has ended: "ready", or the code of its error."""
+        self._note_use(model)
+        self.placements.labels(model, outcome).inc()
 
-    def runner_started(self, instance: str) -> None:
+    def recovery_ended(self, model: str, cause: str, outcome: str) -> None:
+        """This node has tried to continue a ring after a loss: "ready", or the code of the error."""
+        self._note_use(model)
+        self.recoveries.labels(model, cause, outcome).inc()
+
+    def recovered(self, model: str, cause: str, *, trouble_s: float, took_s: float, loaded_bytes: int) -> None:
+        """A ring goes on after a loss."""
+        self.recovery_ended(model, cause, "ready")
+        self.recovery_detection.observe(trouble_s)
+        self.recovery.observe(took_s)
+        self.recovery_loaded.inc(loaded_bytes)
+
+    def runner_started(self, model: str, instance_id: str) -> None:
         """A runner of an instance starts on this machine."""
-        self.stage_starts.labels(instance).inc()
-        if instance in self._started:
-            self.stage_restarts.labels(instance).inc()
-        self._started.add(instance)
+        self._note_use(model)
+        self.runner_starts.labels(model).inc()
+        self.runner_restarts.labels(model).inc(float(instance_id in self._ran_here))
+        self._ran_here.add(instance_id)
 
-    def group_formed(self, instance: str, stage: int, all_reduce_s: float) -> None:
-        """A stage here is ready. all_reduce_s: 0 if it leads no tensor group."""
-        if all_reduce_s:
-            self.all_reduce.labels(instance, str(stage)).set(all_reduce_s)
+    def runner_ended(self, model: str, end: str) -> None:
+        """A runner on this machine has ended."""
+        self._note_use(model)
+        self.runner_ends.labels(model, end).inc()
 
-    def stage_beat(self, instance: str, stage: int, beat: Heartbeat) -> None:
-        """Take over the counters that a runner keeps for itself."""
-        labels = (instance, str(stage))
-        self.stage_frames.labels(*labels).set(beat.frames_in)
-        self.stage_bytes_out.labels(*labels).set(beat.bytes_out)
-        self.stage_memory.labels(*labels).set(beat.memory_bytes)
-        self.stage_busy.labels(*labels).set(beat.busy_s)
-        self.stage_sequences.labels(*labels).set(beat.sequences)
-        self.queue_depth.labels(instance).set(beat.queued)
-        self.running.labels(instance).set(beat.running)
-        if beat.kv_pool_tokens:
-            self.parked.labels(instance).set(beat.parked)
-            self.evictions.labels(instance).set(beat.evictions)
-            self.laps_saved.labels(instance).set(beat.laps_saved)
-            self.shared_tokens.labels(instance).set(beat.shared_tokens)
-            self.oldest_wait.labels(instance).set(beat.oldest_wait_s)
-            self.kv_tokens.labels(instance, "used").set(beat.kv_tokens)
-            self.kv_tokens.labels(instance, "free").set(max(0, beat.kv_pool_tokens - beat.kv_tokens))
-            self._histograms.take(instance, beat)
-        shares = self._shares.setdefault(labels, StageShares())
-        shares.take(self._clock(), beat.busy_s, beat.sequences)
-        self.stage_busy_ratio.labels(*labels).set(shares.busy)
-        self.stage_bubble.labels(*labels).set(shares.bubble)
+    def _note_use(self, model: str) -> None:
+        self._begin([model])
+        self._used_at[model] = self._clock()
 
-    def stage_gone(self, instance: str, stage: int) -> None:
-        """A stage here has ended: its readings end, too."""
-        of_stage = (self.stage_frames, self.stage_bytes_out, self.stage_memory, self.stage_busy, self.stage_sequences)
-        for gauge in (*of_stage, self.stage_busy_ratio, self.stage_bubble, self.all_reduce):
-            _drop(gauge, instance, str(stage))
-        self._shares.pop((instance, str(stage)), None)
-        self._histograms.drop(instance)
-        of_driver = (self.queue_depth, self.running, self.parked, self.evictions, self.laps_saved, self.shared_tokens)
-        for gauge in (*of_driver, self.oldest_wait):
-            _drop(gauge, instance)
-        for state in ("used", "free"):
-            _drop(self.kv_tokens, instance, state)
+    def _begin(self, models: Iterable[str]) -> None:
+        """Show rare events of models that are new here as 0, so that the first one counts."""
+        for model in models:
+            if model not in self._used_at:
+                for end in ENDS:
+                    self.runner_ends.labels(model, end)
+                for cause in CAUSES:
+                    self.recoveries.labels(model, cause, "ready")
 
+    def tick(self, instances: Mapping[str, str], peers: Collection[str]) -> None:
+        """Called about once a second. instances: model by id, of all instances of the mesh. peers: names of all nodes
+        that live."""
+        now = self._clock()
+        self.requests.tick(now)
+        if now >= self._sweep_at:
+            self._sweep_at = now + SWEEP_EVERY_S
+            self._sweep(now, instances, peers)
 
-def _drop(gauge: Gauge, *labels: str) -> None:
-    with contextlib.suppress(KeyError):  # older releases of the client complain about labels that were never set
-        gauge.remove(*labels)
+    def _sweep(self, now: float, instances: Mapping[str, str], peers: Collection[str]) -> None:
+        """Drop the series of instances, models and peers that are gone."""
+        here = self.stages.seats
+        instance_ids = {*instances, *(seat.instance_id for seat in here)}
+        self._ran_here &= instance_ids
+        in_use = {*instances.values(), *(seat.model for seat in here), *self.requests.live_models()}
+        in_use_or_new = in_use | self.requests.take_new()
+        self._begin(in_use_or_new)
+        self._used_at.update(dict.fromkeys(in_use_or_new, now))
+        recent = sorted(self._used_at, key=self._used_at.__getitem__, reverse=True)
+        recent = [name for name in recent if now - self._used_at[name] < MODEL_KEPT_S][:MAX_MODELS]
+        self._used_at = {name: self._used_at[name] for name in in_use.union(recent)}
+        for family in self._families:
+            family.keep("model", self._used_at)
+            family.keep("instance_id", instance_ids)
+            family.keep("peer", peers)

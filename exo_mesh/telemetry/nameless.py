@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Metric
 
-NAMELESS_LABELS = frozenset({"outcome", "code", "kind", "level", "le"})
+NAMELESS_LABELS = frozenset(
+    {"outcome", "code", "kind", "level", "le", "type", "source", "method", "route", "accelerator", "part"}
+)
 """Labels whose values are words of ours or numbers. A new label counts as a name until it is listed here."""
 
 

@@ -217,6 +217,11 @@ class ControlClient:
         reply: pb.DeleteInstanceReply = await self._call(self._stub.DeleteInstance, request, 2 * CALL_S)
         return reply.found
 
+    async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
+        request = pb.KeepInstanceRequest(instance_id=instance_id, idle_s=idle_s)
+        reply: pb.KeepInstanceReply = await self._call(self._stub.KeepInstance, request, CALL_S)
+        return reply.found
+
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
 

@@ -9,6 +9,7 @@ from exo_mesh.domain.device import FETCHES, Device, EngineInfo, HopReading, Peer
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
 from exo_mesh.domain.plan import NO_BALLOT
+from exo_mesh.domain.power.readings import NO_HARDWARE
 from exo_mesh.domain.shared.settings import SharedSettings
 from exo_mesh.domain.view import (
     KINDS,
@@ -23,6 +24,7 @@ from exo_mesh.domain.view import (
 )
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import control_pb2 as pb
+from exo_mesh.transport.hardware_codec import hardware_from_proto, hardware_to_proto
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, plan_to_proto
 from exo_mesh.transport.settings_codec import settings_from_proto, settings_to_proto
 
@@ -307,6 +309,8 @@ def telemetry_to_proto(reading: Telemetry) -> pb.Telemetry:
             pb.HopReading(peer_id=hop.peer_id, rtt_ms=hop.rtt_ms, mb_per_s=hop.mb_per_s, kind=hop.kind)
             for hop in reading.hops[:MAX_HOPS]
         ],
+        hardware=None if reading.hardware == NO_HARDWARE else hardware_to_proto(reading.hardware),
+        prompt_tokens=reading.prompt_tokens,
     )
 
 
@@ -333,6 +337,8 @@ def telemetry_from_proto(message: pb.Telemetry) -> Telemetry:
         hops=tuple(
             HopReading(hop.peer_id[:64], hop.rtt_ms, hop.mb_per_s, hop.kind[:16]) for hop in message.hops[:MAX_HOPS]
         ),
+        hardware=hardware_from_proto(message.hardware) if message.HasField("hardware") else NO_HARDWARE,
+        prompt_tokens=dict(islice(message.prompt_tokens.items(), MAX_ITEMS)),
     )
 
 

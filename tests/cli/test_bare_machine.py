@@ -94,20 +94,9 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
 def test_a_node_on_an_old_glibc_says_at_its_start_that_mlx_has_no_wheel(python: Path, tmp_path: Path) -> None:
-    flags = [
-        "--host",
-        "127.0.0.1",
-        "--grpc-port",
-        "0",
-        "--api-port",
-        "0",
-        "--discovery",
-        "none",
-        "--log-format",
-        "json",
-    ]
+    flags = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--discovery", "none"]
     with subprocess.Popen(
-        [str(python), "-c", OLD_GLIBC, "serve", *flags],
+        [str(python), "-c", OLD_GLIBC, "serve", "--log-format", "json", *flags],
         stdout=subprocess.PIPE, text=True, env=clean_environ(tmp_path), cwd=tmp_path,
     ) as node:  # fmt: skip
         assert node.stdout is not None

@@ -40,7 +40,7 @@ def test_a_sound_machine_passes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     code, found = examine(capsys, "--home", str(tmp_path), *ports, *ON_LOOPBACK)
     assert code == exit_codes.OK, found
     expected = ["versions", "config", "engines", "ports", "broadcast", "multicast"]
-    expected += ["firewall", "clock", "memory", "disk", "models", "peers"]
+    expected += ["firewall", "clock", "memory", "disk", "models", "peers", "power"]
     assert [name for name in found if name != "services"] == expected
     assert found["engines"][0]["finding"].startswith("dummy ")
     assert "exo-mesh-demo" in found["models"][0]["finding"]

@@ -13,7 +13,7 @@ from exo_mesh_mlx import provider
 from exo_mesh_mlx.limits import BUFFER_CACHE_BYTES, limits_of
 
 from exo_mesh.domain.shard import Shard
-from exo_mesh.engine.contract import LoadRequest, MachineMemory
+from exo_mesh.engine.contract import LoadRequest, MachineMemory, MemoryTeller
 from tests.support.checkpoints import TinyModel, write_checkpoint
 
 GIB = 2**30
@@ -40,6 +40,17 @@ def test_the_least_of_what_bounds_it_counts(
 @pytest.mark.parametrize(("available", "cache"), [(60 * GIB, BUFFER_CACHE_BYTES), (GIB, GIB // 16), (0, 2**24)])
 def test_a_short_machine_keeps_fewer_buffers(available: int, cache: int) -> None:
     assert limits_of(MachineMemory(64 * GIB, available), None).cache_bytes == cache
+
+
+def test_mlx_tells_what_it_takes_in_this_process(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "tiny", TinyModel(layers=2))
+    engine = provider.create()
+    engine.load(LoadRequest(Shard("tiny", 0, 2, 2), directory, 512), lambda done, total: None)
+    assert isinstance(engine, MemoryTeller)
+    told = engine.library_memory()
+    assert told is not None and told.source == "mlx" and told.limit_bytes == mx.get_memory_limit()
+    assert 0 < told.active_bytes <= told.peak_bytes
+    engine.close()
 
 
 def test_each_load_sets_the_limits_anew(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_rolling_restart_loses_no_answer_of_clients_that_retry_with_their_key(
         clients = KeyedClients(lambda: urls, STREAMS, seed=2)
         clients.await_answers(STREAMS)
         for node in mesh.nodes:
-            wait_until(lambda node=node: node.metric("exo_mesh_requests_running"), 60, "there is something to cut")
+            wait_until(lambda node=node: node.metric("exo_mesh_requests_in_progress"), 60, "there is something to cut")
             terminate(node)
             mesh.start()
             clients.await_answers(STREAMS)

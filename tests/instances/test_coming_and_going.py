@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,36 @@ def test_an_instance_is_idle_from_its_last_token_on() -> None:
     assert idle.due({"m-1": (0, 9), "n-1": (0, 0)}, 28.6) == ["m-1"]
     assert idle.due({"m-1": (0, 9)}, 28.7) == [], "told once"
     assert IdleClock(0.0).due({"m-1": (0, 0)}, 1e9) == [], "never"
+
+
+def test_a_client_may_wish_for_another_time() -> None:
+    idle = IdleClock(10.0)
+    work = {"m-1": (0, 5), "n-1": (0, 5), "o-1": (0, 5)}
+    assert idle.due(work, 0.0) == []
+    idle.wish("m-1", -1.0)
+    idle.wish("n-1", 0.0)
+    assert idle.due(work, 0.1) == ["n-1"], "at once, but not at the first look"
+    assert idle.due({name: work[name] for name in ("m-1", "o-1")}, 10.0) == ["o-1"]
+    idle.wish("m-1", 30.0)
+    assert idle.due({"m-1": (0, 5)}, 29.9) == []
+    assert idle.due({"m-1": (0, 5)}, 30.0) == ["m-1"], "the last wish counts"
+    assert idle.due({"m-1": (0, 5)}, 31.0) == [], "placed again"
+    assert idle.due({"m-1": (0, 5)}, 40.9) == [], "and it has the time of the mesh again"
+    assert idle.due({"m-1": (0, 5)}, 41.0) == ["m-1"]
+    idle = IdleClock(0.0)
+    idle.wish("m-1", 2.0)
+    assert idle.due({"m-1": (0, 5), "n-1": (0, 5)}, 0.0) == []
+    assert idle.due({"m-1": (0, 5), "n-1": (0, 5)}, 1e9) == ["m-1"], "others stay for ever"
+
+
+@pytest.mark.extended
+async def test_a_request_says_how_long_its_model_stays_whoever_owns_it(tmp_path: Path) -> None:
+    async with mesh(tmp_path, 2) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        for node, name in zip(nodes[::-1], ("not the owner", "the owner"), strict=True):
+            assert len(await tokens(node, replace(a_request(name), keep_alive_s=0.0))) == 12
+            await until(lambda: not runners() and not any(map(instances, nodes)), 8)
+            assert len(await tokens(nodes[0], a_request(f"again after {name}"))) == 12
 
 
 @pytest.mark.extended

@@ -76,6 +76,9 @@ class Ring:
     def unanswered_s(self, peer_id: str) -> float:
         return 0.0
 
+    def is_out_of_reach(self, peer_id: str) -> bool:
+        return False
+
     def has_other_owner(self, plan: Plan, ballot: Ballot) -> bool:
         return self.other_owner
 

@@ -85,6 +85,22 @@ def test_a_ring_goes_on_at_once_when_the_mesh_agrees_that_a_frozen_machine_is_de
         assert verdict_s <= 4.0 and recovery_s <= RECOVERY_S
 
 
+@pytest.mark.parametrize("count", [3, pytest.param(4, marks=pytest.mark.extended)])
+def test_a_ring_goes_on_soon_without_a_member_that_only_its_owner_does_not_reach(count: int) -> None:
+    async def story(loop: VirtualLoop, seed: int) -> float:
+        world = await a_world(loop, seed, count)
+        owner, member = world.nodes[0], world.nodes[-1]
+        began = loop.time()
+        world.network.cut(owner.process, member.process)
+        recovering = await world.after(lambda: owner.custody._recoveries)
+        assert not world.is_dead(member), "the others reach it"
+        await world.after(lambda: world.is_whole_without(member))
+        return recovering - began
+
+    for seed in range(2):
+        assert run(lambda loop, seed=seed: story(loop, seed)) <= 4.2
+
+
 @pytest.mark.parametrize("count", [2, 3])
 def test_an_idle_ring_whose_owner_stands_still_is_taken_over_though_a_runner_of_the_owner_lives(count: int) -> None:
     async def story(loop: VirtualLoop) -> float:

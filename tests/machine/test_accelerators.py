@@ -11,7 +11,7 @@ from exo_mesh_dummy import provider as dummy
 
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.engine.registry import Registry
-from exo_mesh.machine.accelerator_readings import STALE_READINGS, DeviceMemory, ask, read_amd, read_machine, visible
+from exo_mesh.machine.accelerator_readings import STALE_READINGS, DeviceMemory, read_amd, read_machine, visible
 from exo_mesh.machine.accelerators import (
     AmdGpu,
     Board,
@@ -30,6 +30,7 @@ from exo_mesh.machine.accelerators import (
 )
 from exo_mesh.machine.memory import MemoryReading, _read_cgroups, read_memory, tightest, usable_bytes
 from exo_mesh.machine.this_machine import device
+from exo_mesh.machine.tool_output import ask
 from exo_mesh.node.describe import describe_peer
 from exo_mesh.transport.control_codec import peer_from_proto, peer_to_proto
 from tests.support.processes import eventually
@@ -75,7 +76,7 @@ def test_a_card_gives_what_is_free_but_never_more_than_nine_tenths() -> None:
     assert usable(card, reserved=10 * GIB) == int(0.9 * 24564 * MIB) - 10 * GIB
     busy = nvidia_reading([NvidiaGpu(0, "card", 24564 * MIB, 5000 * MIB)], SYSTEM)
     assert usable(busy) == 5000 * MIB
-    assert "GPU 0 of 2" in card.why and "nvidia-smi" in card.why
+    assert "GPU 0 of 2" in card.why and "NVIDIA's driver" in card.why
 
 
 def test_a_gpu_without_memory_of_its_own_counts_the_systems() -> None:

@@ -26,7 +26,7 @@ def redials(peer: Peer) -> float:
     """Broken streams that this peer has opened again, as its metrics say."""
     with urllib.request.urlopen(f"{peer.url}/metrics", timeout=10) as reply:
         lines = reply.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("exo_mesh_driver_redials_total "))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("exo_mesh_driver_redials_total{"))
 
 
 def test_the_stream_from_the_driver_is_cut_in_the_middle_of_answers(tmp_path: Path) -> None:

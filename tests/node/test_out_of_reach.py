@@ -50,9 +50,9 @@ async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_o
         custody, ring = nodes[0]._owning.custody, instance.plan.peer_ids
         at = {node.node_id: node for node in nodes}
 
-        async def suspects(hop: int | None) -> tuple[str, ...]:
+        async def suspects(hop: int | None, *, is_known: bool = False) -> tuple[str, ...]:
             custody._hops_made_anew.clear()
-            lost = SimpleNamespace(hop_lost=hop, plan=instance.plan)
+            lost = SimpleNamespace(hop_lost=hop, is_next_out_of_reach=is_known, plan=instance.plan)
             return await custody._suspects(lost)  # type: ignore[arg-type]
 
         assert [await suspects(hop) for hop in (None, 0, 1, 2)] == [()] * 4, "they reach each other: it is made anew"
@@ -62,6 +62,33 @@ async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_o
             left_out = before if behind is nodes[0] else behind
             assert await suspects(hop) == (left_out.node_id,)
             restore(before, behind, addresses)
+            assert await suspects(hop, is_known=True) == (left_out.node_id,), "the node of the stage has tried"
+
+
+async def test_a_request_waits_for_the_recovery_of_its_ring_at_the_same_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once would end each other's stages. The view still says that the ring is ready."""
+    monkeypatch.setattr(instances_module, "OWNER_S", 0.0)
+    async with mesh(tmp_path, 2) as nodes:
+        await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
+        await until(lambda: all(instances(node) for node in nodes))
+        (instance,) = nodes[0]._owning.instances.of_model(MODEL)
+        near, driver = sorted(nodes, key=lambda node: node.node_id == instance.plan.peer_ids[-1])
+        owning, instance_id, done = near._owning, instance.plan.instance_id, asyncio.Event()
+        owning.custody._start_recovery(instance_id, instance.ballot, _until(done))
+        cut(near, driver)
+        await until(lambda: near.membership.unanswered_s(driver.node_id) > 0)
+        owning.instances.distrust(instance)  # a request has failed there
+        waiting = asyncio.create_task(owning.instances._somebody_mends(instance_id))
+        assert not (await asyncio.wait((waiting,), timeout=0.3))[0]
+        done.set()
+        async with asyncio.timeout(10):
+            await waiting
+
+
+async def _until(done: asyncio.Event) -> None:
+    await done.wait()
 
 
 @pytest.mark.extended

@@ -62,8 +62,20 @@ def _reading(index: int, ids: list[str], stages: list[dict[str, Any]]) -> dict[s
     driver = bool(stages) and stages[-1]["peer"] == ids[index]
     return {"usable_bytes": int(total * (0.5 - 0.05 * index)), "total_bytes": total, "reserved_bytes": reserved,
             "load": 0.5 * index, "temperature_c": 40.0 + 5 * index if index % 3 != 2 else None,
-            "power_w": 30.0 * index or None, "tokens": {"big-70b-1": 100} if driver else {},
+            "power_w": 30.0 * index or None,
+            "hardware": {"machine": {"sources": {}}, "accelerators": _gpus(index)},
+            "tokens": {"big-70b-1": 100} if driver else {},
             "frames": {"big-70b-1": 120} if driver else {}, "draining": index == 3, "hops": hops}  # fmt: skip
+
+
+def _gpus(index: int) -> list[dict[str, Any]]:
+    """Every third peer has a card; the second of them does not say what it draws."""
+    if index % 3 != 1:
+        return []
+    known = {"utilization": 0.5, "memory_used_bytes": 6 * GB, "memory_total_bytes": 24 * GB, "temperature_c": 61.0}
+    power = {"power_w": 212.0} if index == 1 else {}
+    card = {"id": "gpu0", "kind": "gpu", "vendor": "nvidia", "name": "RTX 4090", **known, **power}
+    return [{**card, "sources": dict.fromkeys([*known, *power], "nvml")}]
 
 
 def _stages(ids: list[str], group: int) -> list[dict[str, Any]]:

@@ -291,10 +291,10 @@ async def test_malformed_headers_of_a_stranger_are_refused_and_make_no_noise(
 async def test_metrics_tell_strangers_no_names(model_dir: Path, keys: Keys) -> None:
     metrics = Metrics()
     metrics.set_round_trips({"sec1": 0.1})
-    metrics.stage_starts.labels("llama-1").inc()
+    metrics.runner_started("llama-1", "llama-1-a")
     metrics.disk_free.labels("/home/somebody").set(1)
-    metrics.request_ended("stop", 3, failed=False)
-    metrics.ttft.observe(0.1)
+    metrics.download_failures.labels("fetch_failed").inc()
+    metrics.recovery.observe(0.1)
     told = {}
     for policy in ({"keys": keys.file}, {}):
         access = AccessPolicy(**policy, local_token=TOKEN)  # type: ignore[arg-type]
@@ -307,7 +307,11 @@ async def test_metrics_tell_strangers_no_names(model_dir: Path, keys: Keys) -> N
     for name in ("sec1", "llama-1", "somebody"):
         assert name not in stranger
         assert all(name in text for text in told.values())
-    for shown in ('requests_total{outcome="stop"} 1.0', "exo_mesh_peers 0.0", 'ttft_seconds_bucket{le="0.1"} 1.0'):
+    for shown in (
+        'failures_total{type="fetch_failed"} 1.0',
+        "nodes_active 0.0",
+        'recovery_seconds_bucket{le="0.1"} 1.0',
+    ):
         assert shown in stranger
 
 

@@ -41,6 +41,7 @@ READ = {
     "/models/{id}",
     "/state",
     "/metrics/snapshot",
+    "/v1/prometheus/targets",
     "/metrics/stream",
     "/dashboard/metrics",
     "/v1/topology",

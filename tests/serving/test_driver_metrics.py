@@ -13,7 +13,7 @@ def samples(peer: Peer) -> dict[str, float]:
     """Value by name, of the long model; of several with one name, the last."""
     families = text_string_to_metric_families(peer.api.text("/metrics"))
     found = [sample for family in families for sample in family.samples]
-    return {sample.name: sample.value for sample in found if sample.labels.get("instance", "").startswith(MODEL)}
+    return {sample.name: sample.value for sample in found if sample.labels.get("instance_id", "").startswith(MODEL)}
 
 
 def test_laps_hops_waits_and_shares_of_time_are_counted(ring: Ring) -> None:
@@ -30,8 +30,8 @@ def test_laps_hops_waits_and_shares_of_time_are_counted(ring: Ring) -> None:
 
     assert eventually(counted), samples(driving)
     now = samples(driving)
-    assert 0 < now["exo_mesh_hop_seconds_count"] <= now["exo_mesh_lap_seconds_count"]
-    assert now["exo_mesh_hop_seconds_sum"] < now["exo_mesh_lap_seconds_sum"]
+    assert 0 < now["exo_mesh_lap_hop_seconds_count"] <= now["exo_mesh_lap_seconds_count"]
+    assert now["exo_mesh_lap_hop_seconds_sum"] < now["exo_mesh_lap_seconds_sum"]
     for peer in ring.peers:
         assert eventually(lambda peer=peer: "exo_mesh_stage_busy_ratio" in samples(peer))  # type: ignore[misc]
         shown = samples(peer)

@@ -64,8 +64,8 @@ async def test_a_cut_stream_is_opened_again_on_the_same_ring_with_the_same_text(
         assert set(runners()) == {stage["pid"] for stage in before["stages"]}
         assert len(set(asked)) == len(asked) == 3, "a driver that has not noticed the break yet refuses an id twice"
         metrics = nodes[2].metrics.registry
-        assert metrics.get_sample_value("exo_mesh_driver_redials_total") == 2
-        assert metrics.get_sample_value("exo_mesh_requests_resumed_total") == 0
+        assert metrics.get_sample_value("exo_mesh_driver_redials_total", {"model": MODEL}) == 2
+        assert metrics.get_sample_value("exo_mesh_requests_resumed_total", {"model": MODEL}) == 0
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ async def test_a_request_that_waits_for_its_ring_can_be_cancelled(
         await node.create_instance(InstanceSpec(MODEL))
         monkeypatch.setattr(Redial, "door", lambda redial, endpoint: "127.0.0.1:1")
         request = asyncio.create_task(tokens(node, a_request("r")))
-        await until(lambda: node.metrics.registry.get_sample_value("exo_mesh_driver_redials_total"))
+        await until(lambda: node.metrics.registry.get_sample_value("exo_mesh_driver_redials_total", {"model": MODEL}))
         assert await node.cancel("r")
         with pytest.raises(CancelledRequestError):
             await request

@@ -37,7 +37,7 @@ from exo_mesh.errors import (
 from exo_mesh.serving.journal import Journal, JournalEntry
 from exo_mesh.serving.request_run import NEXT_STATES, Patience, RequestRun, RunState
 from exo_mesh.serving.rings import Rings
-from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.telemetry.request_metrics import RequestMetrics
 from exo_mesh.transport.control_driver import DriverStreamError
 
 STAGE = StagePlan("peer", "dummy", Shard("m", 0, 4, 4), 0)
@@ -148,7 +148,9 @@ class ScriptedRings:
 
 def begin(rings: ScriptedRings, max_tokens: int = 20) -> tuple[RequestRun, JournalEntry]:
     entry = Journal().open(GenerateRequest("r", (1, 2, 3), max_tokens), "m", 0.0)
-    return RequestRun(entry, cast(Rings, rings), Patience(max_resumes=2, total_s=60), Metrics()), entry
+    return RequestRun(
+        entry, cast(Rings, rings), Patience(max_resumes=2, total_s=60), RequestMetrics().enter("m")
+    ), entry
 
 
 async def follow(run: RequestRun) -> tuple[list[RunState], list[RequestEvent], MeshError | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from exo_mesh.domain.device import Device, EngineInfo, HopReading, PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, PlanInputs, StagePlan
+from exo_mesh.domain.power.readings import AcceleratorReading, DeviceValues, HardwareReading
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import MAX_CARD_BYTES, CardInfo, InstanceInfo, InstanceState, Record, RecordKey
 from exo_mesh.errors import TransportError
@@ -91,6 +93,29 @@ def test_telemetry_keeps_speeds_and_tokens() -> None:
         temperature_c=61.5, power_w=45.0, frames={"m-1": 80}, is_draining=True, hops=hops,
     )  # fmt: skip
     assert codec.telemetry_from_proto(codec.telemetry_to_proto(reading)) == reading
+
+
+def test_telemetry_keeps_what_the_hardware_says_and_where_that_comes_from() -> None:
+    machine = DeviceValues.of("rapl+nvml", power_w=311.25, energy_j=12345.5).merged(
+        DeviceValues.of("system", utilization=0.0)
+    )
+    gpu = DeviceValues.of("nvml", utilization=0.25, memory_used_bytes=5, memory_total_bytes=9, clock_hz=1.5e9)
+    card = AcceleratorReading("gpu0", "gpu", "nvidia", "H100", gpu)
+    hardware = HardwareReading(machine, (card,), 2**64 - 1)
+    reading = Telemetry("a", 3, 10, 20, 5, hardware=hardware, prompt_tokens={"m-1": 9})
+    assert codec.telemetry_from_proto(codec.telemetry_to_proto(reading)) == reading
+    assert codec.telemetry_to_proto(Telemetry("a", 3, 10, 20, 5)).ByteSize() < 20, "no hardware, no bytes"
+
+
+def test_what_a_peer_says_of_its_hardware_is_bounded_and_plausible() -> None:
+    message = pb.Telemetry(peer_id="a")
+    values = pb.DeviceValues(power_w=math.nan, temperature_c=-4.0, energy_j=math.inf, utilization=0.5)
+    values.sources.extend([pb.ValueSource(source="s" * 999, values=0xFFFF)] * 999)
+    card = pb.AcceleratorReading(id="g" * 999, name="n" * 999, values=values)
+    message.hardware.accelerators.extend([card] * 999)
+    there = codec.telemetry_from_proto(message).hardware.accelerators
+    assert len(there) == 32 and len(there[0].name) == 128
+    assert there[0].values.describe() == {"utilization": 0.5, "sources": {"utilization": "s" * 64}}
 
 
 def test_a_peer_cannot_fill_another_with_readings() -> None:

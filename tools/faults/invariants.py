@@ -81,6 +81,6 @@ def _leftovers_at(node: Node) -> list[str]:
     for name, beat in state["stages_here"].items():
         busy = {key: beat[key] for key in ("sequences", "running", "queued") if beat[key]}
         found += [f"{name}: {busy}"] if busy else []
-    if running := node.metric("exo_mesh_requests_running"):
+    if running := node.metric("exo_mesh_requests_in_progress"):
         found.append(f"{running:g} requests run")
     return found

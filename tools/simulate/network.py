@@ -56,6 +56,8 @@ class Network:
     num_bytes: Counter[str] = field(default_factory=Counter)
     frozen: set[str] = field(default_factory=set)
     """Hosts of which every process stands still, runners too; their kernels still take connections."""
+    deaf: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of hosts between which no call ends. Loss of one way is enough for that: TCP needs both."""
     _starts: int = 0
 
     def begin(self, address: str) -> Process:
@@ -93,7 +95,13 @@ class Network:
         """Only addresses of one island reach each other; no argument heals."""
         self.islands = [set(island) for island in islands]
 
+    def cut(self, one: Process, other: Process) -> None:
+        """From now on these two do not reach each other; the rest of the mesh reaches both."""
+        self.deaf.add(frozenset((host_of(one.address), host_of(other.address))))
+
     def connected(self, one: str, other: str) -> bool:
+        if frozenset((host_of(one), host_of(other))) in self.deaf:
+            return False
         return all((one in island) == (other in island) for island in self.islands)
 
     def arrives(self, one: str, other: str) -> bool:
@@ -127,10 +135,10 @@ class SimClient(PeerClient):
     async def connects(self, timeout_s: float) -> bool:
         """Does a runner answer at its data port? One lives as long as its node, which may stand still alone."""
         await self._network.pause()
-        if host_of(self.address) in self._network.frozen:
+        if host_of(self.address) in self._network.frozen or not self._reaches():
             await asyncio.sleep(timeout_s)
             return False
-        return self._network.listens(self.address) and self._reaches()
+        return self._network.listens(self.address)
 
     async def is_refused(self, timeout_s: float) -> bool:
         await self._network.pause()
@@ -183,6 +191,9 @@ class SimClient(PeerClient):
         request = pb.DeleteInstanceRequest(instance_id=fence.instance_id, fence=fence)
         reply = await self._call(lambda h: h.delete_instance(request), request, 10.0)
         return bool(reply.found)
+
+    async def keep_instance(self, instance_id: str, idle_s: float) -> bool:
+        raise TransportError("idle instances are not simulated")
 
     async def find_streams(self, request: pb.FindStreamsRequest) -> pb.FindStreamsReply:
         reply: pb.FindStreamsReply = await self._call(lambda h: h.find_streams(request), request, 1.5)

@@ -259,6 +259,7 @@ def _prepared(
         prompt_logprobs=asked.prompt_logprobs,
         grammar=grammar,
         thinking=thinking,
+        keep_alive_s=asked.keep_alive_s,
     )
     choices = [
         PreparedChoice(request, prompt.text)

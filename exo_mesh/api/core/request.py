@@ -118,6 +118,7 @@ class NeutralRequest:
     max_tokens: None: all that fits. default_tokens: likewise, but no more than that many, for requests that say
     nothing. num_choices: answers to each prompt; num_drawn: so many are made, of which the likeliest are kept.
     prompt_logprobs: how many alternatives each prompt token comes with; None: prompt tokens have no log-probabilities.
+    keep_alive_s: see GenerateRequest.
     """
 
     model: str | None
@@ -134,4 +135,5 @@ class NeutralRequest:
     num_drawn: int = 1
     prompt_logprobs: int | None = None
     priority: int = 0
+    keep_alive_s: float | None = None
     names: FieldNames = FieldNames()

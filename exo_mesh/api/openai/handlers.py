@@ -36,7 +36,17 @@ from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
 from exo_mesh.serving.streams import StreamCard, hash_of_secret
 
-_DELIVERY = ("stream", "stream_options", "user", "metadata", "priority", "timings", "timings_per_token")
+_DELIVERY = (
+    "stream",
+    "stream_options",
+    "user",
+    "metadata",
+    "priority",
+    "keep_alive",
+    "ttl",
+    "timings",
+    "timings_per_token",
+)
 """Fields that do not change the answer, only how and to whom it is given."""
 
 

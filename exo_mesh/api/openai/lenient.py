@@ -61,7 +61,6 @@ LLAMA_CPP_AND_OLLAMA: Mapping[str, tuple[Any, ...]] = {
     "dynatemp_exponent": ANY,
     "dynatemp_range": (0,),
     "id_slot": (-1,),
-    "keep_alive": ANY,
     "lora": ([],),
     "min_keep": (0,),
     "mirostat": (0,),
@@ -101,7 +100,6 @@ CLIENTS: Mapping[str, tuple[Any, ...]] = {
     "parse_tool_calls": (True,),
     "safe_prompt": (False,),
     "tool_stream": ANY,
-    "ttl": ANY,
 }
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {

@@ -160,6 +160,8 @@ class GenerationBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     priority: int | None = None
+    keep_alive: float | str | None = None
+    ttl: float | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     stop_token_ids: list[int] | None = None

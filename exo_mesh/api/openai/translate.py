@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from exo_mesh.api.core.keeping import keep_alive_s
 from exo_mesh.api.core.request import (
     Conversation,
     FieldNames,
@@ -149,6 +150,7 @@ def _common(body: GenerationBody) -> dict[str, Any]:
         "stops": stop_strings(body.stop),
         "stop_ids": tuple(body.stop_token_ids or ()),
         "priority": body.priority or 0,
+        "keep_alive_s": _first(keep_alive_s(body.keep_alive, "keep_alive"), keep_alive_s(body.ttl, "ttl")),
     }
 
 

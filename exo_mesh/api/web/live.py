@@ -11,7 +11,8 @@ from exo_mesh.node.service import MeshObservation
 
 _PEER = ("id", "name", "version", "api_url", "addresses", "devices", "models", "partial_models", "fetches")
 _TELEMETRY = (
-    "usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens", "frames", "temperature_c", "power_w", "draining",
+    "usable_bytes", "total_bytes", "reserved_bytes", "load", "tokens", "frames", "temperature_c", "power_w",
+    "hardware", "draining",
 )  # fmt: skip
 
 

@@ -77,17 +77,18 @@ def sections(data: LiveData, width: int) -> list[Section]:
 
 
 def _peers(document: Mapping[str, Any], names: Mapping[str, str], width: int) -> Section:
+    measured = [column for column in _MEASURED if any(_measured(peer, column) for peer in document["peers"].values())]
     columns = (
         Column("PEER", may_shrink=True), Column("HEALTH"), Column("ENGINE", 2), Column("MEMORY"),
         Column("FREE", right=True), Column("HELD", 3, right=True), Column("LOAD", 1, right=True),
-        Column("ADDRESS", 4, may_shrink=True),
+        *(Column(title, 5, right=True) for title in measured), Column("ADDRESS", 4, may_shrink=True),
     )  # fmt: skip
     health = document.get("health", {})
     levels = {one["id"]: one["level"] for one in health.get("peer_health", ())}
     rows = []
     for peer_id, peer in sorted(document["peers"].items(), key=lambda item: names[item[0]]):
         here = " *" if peer_id == document["node_id"] else ""
-        rows.append(_peer_row(names[peer_id] + here, levels.get(peer_id, "ok"), peer, width))
+        rows.append(_peer_row(names[peer_id] + here, levels.get(peer_id, "ok"), peer, width, measured))
     for gone in health.get("peer_health", ()):
         if gone["id"] not in document["peers"]:
             cells = (gone["name"], Text(gone["level"], STATES.get(gone["level"], "red")), *[""] * (len(columns) - 2))
@@ -95,7 +96,20 @@ def _peers(document: Mapping[str, Any], names: Mapping[str, str], width: int) ->
     return Section("PEERS", columns, rows)
 
 
-def _peer_row(name: str, level: str, peer: Mapping[str, Any], width: int) -> TableRow:
+_MEASURED = {"GPU": "%", "POWER": "W", "HEAT": "°C"}
+"""Columns that are shown if any peer knows the figure, and their units."""
+
+
+def _measured(peer: Mapping[str, Any], column: str) -> float | None:
+    """The busiest GPU or NPU in percent, the power of the machine, its hottest sensor."""
+    if column != "GPU":
+        return peer.get("power_w" if column == "POWER" else "temperature_c")
+    accelerators = (peer.get("hardware") or {}).get("accelerators", ())
+    shares = [one["utilization"] for one in accelerators if one.get("utilization") is not None]
+    return 100 * max(shares) if shares else None
+
+
+def _peer_row(name: str, level: str, peer: Mapping[str, Any], width: int, measured: Sequence[str]) -> TableRow:
     engine = next((device["engine"] for device in peer.get("devices") or () if device["engine"]), "none")
     free, held, load = (peer.get(key) for key in ("usable_bytes", "reserved_bytes", "load"))
     bar: Cell = "?"
@@ -103,11 +117,16 @@ def _peer_row(name: str, level: str, peer: Mapping[str, Any], width: int) -> Tab
         reading = {"usable_bytes": free, "reserved_bytes": held, "total_bytes": peer.get("total_bytes") or 0}
         bar = memory_bar(reading, WIDE_BAR if width >= WIDE else NARROW_BAR)
     url = peer.get("api_url") or ""
+    figures = [_measured(peer, column) for column in measured]
+    texts = [
+        "-" if one is None else f"{one:.0f} {_MEASURED[column]}" for one, column in zip(figures, measured, strict=True)
+    ]
     cells = (
         name, Text(level, LEVELS.get(level, "red")), engine, bar, _bytes(free), _bytes(held),
-        "?" if load is None else f"{load:.2f}", url.partition("//")[2],
+        "?" if load is None else f"{load:.2f}", *texts, url.partition("//")[2],
     )  # fmt: skip
-    return TableRow(cells, (name, level, engine, -(free or 0), free or 0, held or 0, load or 0, url))
+    ranks = (name, level, engine, -(free or 0), free or 0, held or 0, load or 0, *(one or 0.0 for one in figures), url)
+    return TableRow(cells, ranks)
 
 
 def _models(document: Mapping[str, Any], names: Mapping[str, str], rates: Mapping[str, float]) -> Section:

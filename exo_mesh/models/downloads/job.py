@@ -22,7 +22,7 @@ STEP_S = 2.0
 class FetchJob:
     """One fetch that runs, or waits for its turn. is_pull: nobody needs to wait for it. watchers: who wait. elsewhere:
     what others fetched of the model for reasons of their own, when the fetch was planned last. here_bytes: of what is
-    wanted, what was on the disk then."""
+    wanted, what was on the disk then. files: of which something was missing."""
 
     need: FetchNeed
     info: DownloadInfo
@@ -31,6 +31,7 @@ class FetchJob:
     num_plans: int = 0
     here_bytes: int = 0
     elsewhere: OtherFetches = frozenset()
+    files: set[str] = field(default_factory=set)
     changed: ChangeSignal = field(default_factory=ChangeSignal)
     task: asyncio.Task[None] | None = None
 

@@ -128,14 +128,18 @@ class FetchJobs:
                 await self._fetch(job)
         except FetchError as exc:
             self._records.tally.failed[exc.code] += 1
+            self._records.tally.ended["failed"] += 1
             _log.warning("fetching %s failed: %s", job.model, exc)
             failed = replace(job.info, state=DownloadState.FAILED, reason=str(exc), remedy=exc.remedy)
             self._update(job, replace(failed, bytes_per_s=0.0, eta_s=0.0))
             raise
         except asyncio.CancelledError:
             self._records.forget(job.model)
+            self._records.tally.ended["cancelled"] += 1
             raise
         else:
+            self._records.tally.ended["done"] += 1
+            self._records.tally.files += len(job.files)
             done = replace(job.info, state=DownloadState.COMPLETED, done_bytes=job.info.total_bytes, eta_s=0.0)
             self._update(job, done)
             if job.is_pull:
@@ -193,6 +197,7 @@ class FetchJobs:
         if not missing:
             return []
         pieces = await asyncio.to_thread(self._files.pieces, job.model, job.need.layers)
+        job.files.update(missing)
         job.here_bytes = size_of_pieces(pieces) - size_of_pieces(missing)
         await self._room.make(job.model, size_of_pieces(missing))
         return await self._sources.shares(job.need, missing, job.elsewhere)

@@ -9,12 +9,15 @@ from exo_mesh.domain.fetch_plan import HUB
 
 
 class DownloadTally:
-    """received_bytes: by source: hub, peers, cache. running: downloads now. failed: by the code of the error."""
+    """received_bytes: by source: hub, peers, cache. running: downloads now. ended: how many are done, cancelled and
+    failed. failed: by the code of the error. files: how many were completed."""
 
     def __init__(self) -> None:
         self.received_bytes: Counter[str] = Counter()
         self.running = 0
+        self.ended: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
+        self.files = 0
 
     def add(self, num_bytes: Mapping[str, int]) -> None:
         """Bytes by peer id, HUB for the hub."""

@@ -1,5 +1,5 @@
 // One peer: its memory, engines and layers; opened, also its details, its log, and what an admin can do with it.
-import { bytes, clock, number, seconds } from "./format.js";
+import { bytes, clock, number, percent, seconds } from "./format.js";
 import { call, mayAdmin } from "./mesh.js";
 import { MemoryBar, Sure } from "./parts.js";
 import { html, useEffect, useRef, useState } from "./ui.js";
@@ -13,6 +13,7 @@ export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
     .filter((stage) => (stage.group?.peers ?? [stage.peer]).includes(peer.id))
     .map((stage) => `${one.model}: ${t("ring.layers", { layers: `${stage.layers[0]}–${stage.layers[1] - 1}` })} (${stage.engine})`));
   const known = [[t("mesh.temperature"), peer.temperature_c && `${number(peer.temperature_c)} °C`], [t("mesh.power"), peer.power_w && `${number(peer.power_w)} W`]];
+  const accelerators = peer.hardware?.accelerators ?? [];
   const place = useRef(null);
   useEffect(() => { if (isOpen) place.current.scrollIntoView({ block: "nearest", behavior: "smooth" }); }, [isOpen]);
   return html`<article ref=${place} class="card peer-card ${isOpen ? "chosen" : ""}">
@@ -26,12 +27,27 @@ export function PeerCard({ peer, live, level, isHere, isOpen, toggle }) {
       ${(peer.devices ?? []).map((device) => html`<dt>${device.kind}</dt><dd>${device.name} · ${(device.engines ?? []).join(", ")}</dd>`)}
       <dt>${t("mesh.load")}</dt><dd>${number(peer.load, 2)}${peer.devices?.[0]?.cores ? ` / ${t("mesh.cores", { n: peer.devices[0].cores })}` : ""}</dd>
       ${known.map(([name, value]) => value && html`<dt>${name}</dt><dd>${value}</dd>`)}
+      ${accelerators.map((one) => html`<dt>${one.id}</dt><dd title=${t("mesh.sources", { names: sourcesOf(one) })}>${[one.name, ...figuresOf(one)].join(" · ")}</dd>`)}
       ${stages.length > 0 && html`<dt>${t("mesh.holds")}</dt><dd>${stages.map((stage) => html`<div>${stage}</div>`)}</dd>`}
       ${isOpen && html`<dt>${t("mesh.address")}</dt><dd>${peer.api_url || peer.addresses?.[0] || "–"}</dd><dt>${t("mesh.version")}</dt><dd>${peer.version}</dd>
         <dt>id</dt><dd class="id">${peer.id}</dd><dt>${t("nav.models")}</dt><dd>${(peer.models ?? []).join(", ") || "–"}</dd>`}
     </dl>
     ${isOpen && html`<${Details} key=${peer.id} peer=${peer} />`}
   </article>`;
+}
+
+/** What is known of a GPU or NPU; what nobody could read is absent. */
+function figuresOf(one) {
+  const found = [];
+  if (one.utilization !== undefined) found.push(t("mesh.busy", { share: percent(one.utilization) }));
+  if (one.power_w !== undefined) found.push(`${number(one.power_w)} W`);
+  if (one.temperature_c !== undefined) found.push(`${number(one.temperature_c)} °C`);
+  if (one.memory_total_bytes !== undefined) found.push(t("mesh.used", { used: bytes(one.memory_used_bytes), total: bytes(one.memory_total_bytes) }));
+  return found;
+}
+
+function sourcesOf(one) {
+  return [...new Set(Object.values(one.sources ?? {}))].join(", ");
 }
 
 /** What only the peer itself can tell, asked when the card is opened. */

@@ -1,0 +1,61 @@
+"""The APIs of all nodes as Prometheus wants to be told of them: the format of its http_sd_configs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from exo_mesh.api.context import ApiContext
+from exo_mesh.api.errors import json_response
+from exo_mesh.api.routes import USE, Route, RouteTable
+
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+"""Peers write their own records, so nothing else is taken for a host."""
+
+
+class ScrapeTargetRoutes:
+    """Each method answers one route."""
+
+    def __init__(self, context: ApiContext) -> None:
+        self._service = context.service
+
+    def table(self) -> RouteTable:
+        """The routes."""
+        return [
+            Route("GET", ("/v1/prometheus/targets",), self.targets, USE, "The APIs of all nodes, for http_sd_configs"),
+        ]
+
+    async def targets(self, request: web.Request) -> web.Response:
+        """GET /v1/prometheus/targets"""
+        return json_response(scrape_targets(self._service.observation.state()))
+
+
+def scrape_targets(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """state: as GET /state has it. One target for each live node that has an API, in the order of their ids."""
+    own_id = state.get("node_id")
+    used = {link["to"]: link["address"] for link in state.get("links", ()) if link["from"] == own_id}
+    return list(_targets(state["view"]["peers"], used))
+
+
+def _targets(peers: list[dict[str, Any]], used: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """used: by peer id, the control address by which this node reaches the peer. Its API is bound to the same host, and
+    the address that a peer with several networks announces first may not be reachable."""
+    for peer in peers:
+        try:
+            announced = urlsplit(peer["api_url"])
+            port = announced.port
+        except ValueError:
+            continue
+        host = used.get(peer["id"], "").rpartition(":")[0] or announced.netloc.rpartition(":")[0]
+        if peer["alive"] and port and announced.scheme in ("http", "https") and _HOST.fullmatch(host):
+            labels = {
+                "__scheme__": announced.scheme,
+                "node": peer["name"],
+                "__meta_exo_mesh_node_id": peer["id"],
+                "__meta_exo_mesh_version": peer["version"],
+            }
+            yield {"targets": [f"{host}:{port}"], "labels": labels}

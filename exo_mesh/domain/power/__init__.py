@@ -1,0 +1,1 @@
+"""What machines draw, and what a token costs. Pure values and arithmetic."""

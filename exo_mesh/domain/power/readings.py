@@ -1,0 +1,117 @@
+"""What a machine and its accelerators draw, how hot and how busy they are. Pure values.
+
+None means that nobody could read the value; it is never written as 0. `sources` says where each value comes from, by
+the name of the value: "nvml", "nvidia-smi", "amdgpu", "rapl", "macmon", … Several sources are joined by "+".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+VALUES = (
+    "utilization", "power_w", "temperature_c", "memory_used_bytes", "memory_total_bytes", "mapped_used_bytes",
+    "mapped_total_bytes", "clock_hz", "energy_j",
+)  # fmt: skip
+"""Names of the values, in the order of their numbers in protos/exo_mesh/proto/control.proto."""
+
+DIGITS = {"utilization": 3, "power_w": 2, "temperature_c": 1, "clock_hz": 0, "energy_j": 1}
+"""Decimals of the values that are no whole numbers; more would be noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceValues:
+    """The values of one device. utilization: 0 to 1. mapped: system memory that a GPU may map, besides its own (GTT).
+    energy_j: a counter that only grows; when it began depends on its source. sources: by name of the value."""
+
+    utilization: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    mapped_used_bytes: int | None = None
+    mapped_total_bytes: int | None = None
+    clock_hz: float | None = None
+    energy_j: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(source: str, **values: float | None) -> DeviceValues:
+        """Values that come from one source, rounded; those that are None have none."""
+        known = {name: _rounded(name, value) for name, value in values.items() if value is not None}
+        return DeviceValues(**known, sources=dict.fromkeys(known, source))  # type: ignore[arg-type]
+
+    def merged(self, other: DeviceValues) -> DeviceValues:
+        """These values, and those of `other` where there are none."""
+        missing = [name for name in VALUES if getattr(self, name) is None and getattr(other, name) is not None]
+        if not missing:
+            return self
+        values = {name: getattr(other if name in missing else self, name) for name in VALUES}
+        return DeviceValues(**values, sources={**other.sources, **self.sources})
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values; what is not known is absent."""
+        known = {name: value for name in VALUES if (value := getattr(self, name)) is not None}
+        return {**known, "sources": {name: self.sources[name] for name in known if name in self.sources}}
+
+
+UNKNOWN = DeviceValues()
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorReading:
+    """One GPU or NPU. id: "gpu0", "npu0", unique on its machine. kind: gpu or npu. in_processor: it sits in the package
+    of the processor, so that the package's counter has its energy too; only its own node knows."""
+
+    id: str
+    kind: str
+    vendor: str
+    name: str
+    values: DeviceValues = UNKNOWN
+    in_processor: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        return {"id": self.id, "kind": self.kind, "vendor": self.vendor, "name": self.name, **self.values.describe()}
+
+
+@dataclass(frozen=True, slots=True)
+class PartPower:
+    """What a part of a machine draws, and its energy since the node started. name: "cpu", "memory", "machine" (all of
+    it), or the id of an accelerator."""
+
+    name: str
+    source: str
+    power_w: float | None = None
+    energy_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareReading:
+    """machine: of the whole machine; its energy_j counts from the start of the node. machine_digest: equal for nodes on
+    one machine, so that nobody counts its energy twice; 0: unknown. parts: only this node knows its own."""
+
+    machine: DeviceValues = UNKNOWN
+    accelerators: tuple[AcceleratorReading, ...] = ()
+    machine_digest: int = 0
+    parts: tuple[PartPower, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "machine": self.machine.describe(),
+            "accelerators": [accelerator.describe() for accelerator in self.accelerators],
+        }
+
+
+NO_HARDWARE = HardwareReading()
+
+
+def joined(sources: Iterable[str]) -> str:
+    """Each source once, in order: "rapl+nvml"."""
+    return "+".join(dict.fromkeys(source for source in sources if source))
+
+
+def _rounded(name: str, value: float) -> float:
+    digits = DIGITS.get(name)
+    return int(value) if digits is None else round(value, digits)

@@ -1,0 +1,161 @@
+"""Counters, gauges and histograms whose series can be dropped by the value of a label.
+
+The classes of prometheus_client cannot do that, take a lock for each call, and show a `_created` series beside every
+counter. Everything here belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from exo_mesh.telemetry.durations import Durations, cumulative
+
+Labels = tuple[str, ...]
+
+
+class Cell:
+    """The value of one series."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        self.value += amount
+
+    def dec(self, amount: float = 1.0) -> None:
+        self.value -= amount
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+
+S = TypeVar("S", Cell, Durations)
+
+
+class MetricFamily(Collector, Generic[S]):
+    """All series of one name, by the values of their labels. A family without labels has its one series at once."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str], new: Callable[[], S]) -> None:
+        self.name, self.text, self.label_names = name, text, tuple(labels)
+        self._new: Callable[[], S] = new
+        self._series: dict[Labels, S] = {}
+        if not labels:
+            self.labels()
+
+    def labels(self, *values: str) -> S:
+        """The series with these values of the labels; it begins at 0."""
+        found = self._series.get(values)
+        if found is None:
+            assert len(values) == len(self.label_names), f"{self.name} has the labels {self.label_names}"
+            found = self._series[values] = self._new()
+        return found
+
+    def series(self) -> list[tuple[Labels, S]]:
+        """All series, by the values of their labels."""
+        return list(self._series.items())
+
+    def remove(self, *values: str) -> None:
+        """Stop showing one series; it need not exist."""
+        self._series.pop(values, None)
+
+    def keep(self, label: str, wanted: Collection[str]) -> None:
+        """Stop showing every series whose `label` has another value than these. A family without it stays."""
+        if label in self.label_names:
+            at = self.label_names.index(label)
+            self._series = {values: one for values, one in self._series.items() if values[at] in wanted}
+
+    def clear(self) -> None:
+        """Stop showing all series."""
+        self._series.clear()
+
+    def collect(self) -> Iterator[Metric]:
+        metric = self._metric()
+        for values, one in self._series.items():
+            self._add(metric, values, one)
+        yield metric
+
+    def _metric(self) -> Metric:
+        raise NotImplementedError
+
+    def _add(self, metric: Metric, values: Labels, one: S) -> None:
+        raise NotImplementedError
+
+
+class Gauges(MetricFamily[Cell]):
+    """Values that rise and fall."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, text, labels, Cell)
+
+    def set(self, value: float) -> None:
+        """Of a family without labels."""
+        self.labels().set(value)
+
+    def _metric(self) -> Metric:
+        return GaugeMetricFamily(self.name, self.text, labels=self.label_names)
+
+    def _add(self, metric: Metric, values: Labels, one: Cell) -> None:
+        metric.add_sample(self.name, dict(zip(self.label_names, values, strict=True)), one.value)
+
+
+class Counters(MetricFamily[Cell]):
+    """Values that only rise; the name ends in `_total`."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        assert name.endswith("_total"), f"{name} is a counter"
+        super().__init__(name, text, labels, Cell)
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Of a family without labels."""
+        self.labels().inc(amount)
+
+    def _metric(self) -> Metric:
+        return CounterMetricFamily(self.name, self.text, labels=self.label_names)
+
+    def _add(self, metric: Metric, values: Labels, one: Cell) -> None:
+        metric.add_sample(self.name, dict(zip(self.label_names, values, strict=True)), one.value)
+
+
+class Histograms(MetricFamily[Durations]):
+    """Durations in buckets."""
+
+    def __init__(self, name: str, text: str, bounds_s: Sequence[float], labels: Sequence[str] = ()) -> None:
+        self.bounds_s = tuple(float(bound) for bound in bounds_s)
+        super().__init__(name, text, labels, lambda: Durations(self.bounds_s))
+
+    def observe(self, seconds: float) -> None:
+        """Of a family without labels."""
+        self.labels().add(seconds)
+
+    def _metric(self) -> Metric:
+        return HistogramMetricFamily(self.name, self.text, labels=self.label_names)
+
+    def _add(self, metric: Metric, values: Labels, one: Durations) -> None:
+        assert isinstance(metric, HistogramMetricFamily)
+        metric.add_metric(values, cumulative(self.bounds_s, one.counts), one.sum_s)
+
+
+class Infos(MetricFamily[Cell]):
+    """Facts as labels; the value is 1."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        assert name.endswith("_info"), f"{name} is an info metric"
+        super().__init__(name, text, labels, Cell)
+
+    def _metric(self) -> Metric:
+        return InfoMetricFamily(self.name.removesuffix("_info"), self.text)
+
+    def _add(self, metric: Metric, values: Labels, one: Cell) -> None:
+        metric.add_sample(self.name, dict(zip(self.label_names, values, strict=True)), 1)

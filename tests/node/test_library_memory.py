@@ -1,0 +1,22 @@
+"""What a node says of the memory that an engine's library takes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from exo_mesh.engine.contract import LibraryMemory
+from exo_mesh.hosting.status_board import StageBeat
+from exo_mesh.node.describe import describe_stage_memory
+from exo_mesh.proto.runner_pb2 import Heartbeat
+from exo_mesh.proto.runner_pb2 import LibraryMemory as LibraryMessage
+
+
+def library_of(told: LibraryMemory | None) -> object:
+    beat = Heartbeat() if told is None else Heartbeat(library=LibraryMessage(**asdict(told)))
+    return describe_stage_memory(StageBeat("m-1", 0, False, beat))["library"]
+
+
+def test_a_library_that_counts_is_shown_and_one_that_does_not_is_null() -> None:
+    assert library_of(None) is None
+    for told in (LibraryMemory("mlx", 10, 2, 14, 99), LibraryMemory("torch", 10, 2, 14)):
+        assert library_of(told) == asdict(told)

@@ -1,0 +1,1 @@
+"""Builds the Grafana dashboards of monitoring/grafana/dashboards: `python -m tools.dashboards [--check]`."""
