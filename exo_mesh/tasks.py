@@ -12,7 +12,7 @@ from typing import Any
 
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.errors import MeshError, OverloadError
-from exo_mesh.telemetry.logs import current_request
+from exo_mesh.telemetry.logs import current_request, current_trace
 
 LEAST_PAUSE_S = 0.05
 """Between two rounds of a watchdog."""
@@ -69,6 +69,7 @@ class TaskOwner:
         context = contextvars.copy_context()
         if not for_request:
             context.run(current_request.set, "")
+            context.run(current_trace.set, "")
         task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -135,6 +135,11 @@ class MlxStage:
                 self._stage = MlxGhostStage(self._model, trace, *layers)
             mx.clear_cache()
 
+    @property
+    def all_reduce_s(self) -> float:
+        """See GroupTimer."""
+        return 0.0 if self._ranks is None else self._ranks.last_all_reduce_s
+
     def insert(self, sequence: int, max_tokens: int) -> None:
         if sequence not in self._sequences:
             self._sequences[sequence] = _MlxSequence(self._new_cache(), max_tokens)

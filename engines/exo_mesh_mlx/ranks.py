@@ -27,6 +27,9 @@ REDUCED_BYTES = 4 * 2**20
 AGREE_EVERY = 64
 """Forwards between two comparisons of what the ranks made: 25 us over Thunderbolt each, against a frame of 10 ms."""
 
+AGREE_REDUCES = 3
+"""All-reduces that are timed then: the first also waits for the slowest rank, the median does not."""
+
 AGREE_WITHIN = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Of a share of a token's result, in units of what such a share of random values would have. With two ranks the bits
 are the same; with more they may add up in another order, and on another chip."""
@@ -51,6 +54,8 @@ class Ranks:
         if (self.rank, self.size) != (wiring.rank, wiring.size):
             raise RankLostError(f"MLX made this rank {self.rank} of {self.size}, not {wiring.rank} of {wiring.size}")
         self._forwards = 0
+        self.last_all_reduce_s = 0.0
+        """Of a few bytes: measured when the group is checked, and after each comparison of what the ranks made."""
 
     @property
     def is_leader(self) -> bool:
@@ -58,7 +63,8 @@ class Ranks:
 
     def all_reduce_s(self) -> float:
         """Median seconds of an all-reduce of a few bytes."""
-        return self._reduce_s(4, TIMED_REDUCES)
+        self.last_all_reduce_s = self._reduce_s(4, TIMED_REDUCES)
+        return self.last_all_reduce_s
 
     def reduce_bytes_per_s(self) -> float:
         """Of all-reduces of REDUCED_BYTES, the median."""
@@ -101,7 +107,9 @@ class Ranks:
         return mx.distributed.all_gather(mine[None], group=self.group)
 
     def check(self, digests: mx.array, dtype: str) -> None:
-        """Raises CanaryError if the evaluated digests of the ranks differ by more than rounding."""
+        """Time an all-reduce again. Raises CanaryError if the evaluated digests of the ranks differ by more than
+        rounding."""
+        self.last_all_reduce_s = self._reduce_s(4, AGREE_REDUCES)
         lines = np.array(digests)
         apart = np.abs(lines - lines[0])
         worst = int(apart.max(axis=1).argmax())

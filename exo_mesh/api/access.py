@@ -147,7 +147,9 @@ def send_cors_headers(policy: AccessPolicy, request: web.Request, response: web.
     response.headers.add(hdrs.VARY, hdrs.ORIGIN)
     if origin and policy.allows_origin(origin):
         response.headers[hdrs.ACCESS_CONTROL_ALLOW_ORIGIN] = origin
-        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = "x-request-id, retry-after, x-exo-mesh-stream-secret"
+        response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = (
+            "x-request-id, retry-after, x-exo-mesh-stream-secret, x-trace-id, traceresponse"
+        )
 
 
 def _caller(request: web.Request, policy: AccessPolicy) -> Caller:

@@ -38,12 +38,12 @@ from exo_mesh.api.stopping import StopRoutes
 from exo_mesh.api.stream_secret import SECRET_HEADER, STREAM_SECRET
 from exo_mesh.api.text_routes import TextRoutes
 from exo_mesh.api.trace_routes import TraceRoutes
-from exo_mesh.api.tracing import TRACE_ID
+from exo_mesh.api.tracing import TRACE, trace_headers
 from exo_mesh.api.web.live_routes import LiveRoutes
 from exo_mesh.api.web.page_routes import PageRoutes
 from exo_mesh.node.service import MeshService
 from exo_mesh.tasks import Watchdog
-from exo_mesh.telemetry.logs import current_request
+from exo_mesh.telemetry.logs import current_request, current_trace
 
 _log = logging.getLogger(__name__)
 _server_log = logging.getLogger("exo_mesh.api.server")
@@ -141,11 +141,12 @@ async def give_request_id(request: web.Request, handler: Handler) -> web.StreamR
     """The client's x-request-id if it is a short plain word, else one of ours. Log lines carry it."""
     given = request.headers.get("x-request-id", "")
     request[REQUEST_ID] = given if re.fullmatch(r"[\x21-\x7e]{1,128}", given) else "req_" + secrets.token_hex(12)
-    token = current_request.set(request[REQUEST_ID])
+    token, trace_token = current_request.set(request[REQUEST_ID]), current_trace.set("")
     try:
         return await handler(request)
     finally:
         current_request.reset(token)
+        current_trace.reset(trace_token)
 
 
 async def _send_common_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -154,7 +155,7 @@ async def _send_common_headers(request: web.Request, response: web.StreamRespons
         response.headers["x-request-id"] = request[REQUEST_ID]
     if OUTPUT_BOUND in request:
         response.headers["x-exo-mesh-max-tokens"] = str(request[OUTPUT_BOUND])
-    if TRACE_ID in request:
-        response.headers["x-trace-id"] = request[TRACE_ID]
+    if TRACE in request:
+        response.headers.update(trace_headers(request[TRACE]))
     if STREAM_SECRET in request:
         response.headers[SECRET_HEADER] = request[STREAM_SECRET]

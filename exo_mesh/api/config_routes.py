@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from aiohttp import web
@@ -22,12 +22,23 @@ from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
 from exo_mesh.settings import values
-from exo_mesh.settings.config import SETTINGS, Setting, default_settings
+from exo_mesh.settings.config import SECRET_MAPPINGS, SETTINGS, Setting, default_settings
 from exo_mesh.settings.effective import SHARED, shared_text
 
 MAX_BODY_BYTES = 64 << 10
 
-_PRIVATE = frozenset({"engine_option", "bootstrap_peers", "tailnet", "tailscale_api_url", "system_prompt"})
+_PRIVATE = frozenset(
+    {
+        "otlp_endpoint",
+        "otlp_header",
+        "otlp_attribute",
+        "engine_option",
+        "bootstrap_peers",
+        "tailnet",
+        "tailscale_api_url",
+        "system_prompt",
+    }
+)
 """Settings of which only admins see the value, besides all paths."""
 _SECRET_KEY = re.compile(r"key|token|secret|password|credential|auth", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+@")
@@ -48,7 +59,15 @@ class SharedSettingsBody(msgspec.Struct, kw_only=True):
     min_peers: int | str | UnsetType | None = UNSET
     context_limit: int | str | UnsetType | None = UNSET
     mixed_rings: str | UnsetType | None = UNSET
+    log_level: str | UnsetType | None = UNSET
+    log_format: str | UnsetType | None = UNSET
     hf_token: str | UnsetType | None = UNSET
+
+
+class LoggingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """PUT /v1/logging. null: the level that the settings say."""
+
+    level: Literal["debug", "info", "warning", "error"] | None
 
 
 class ConfigRoutes:
@@ -59,6 +78,7 @@ class ConfigRoutes:
         self._desk = context.options.config
         self._file = context.options.config_file
         self._hub_token = context.options.hub_token
+        self._logs = context.options.logs
         self._body_silence_s = context.options.body_silence_s
 
     def table(self) -> RouteTable:
@@ -69,6 +89,11 @@ class ConfigRoutes:
             Route(
                 "PUT", ("/config",), self.change, ADMIN, "Change settings that the whole mesh shares",
                 body=SharedSettingsBody, errors=(400,),
+            ),
+            Route("GET", ("/v1/logging",), self.logging, USE, "The level and the places of the log of this node"),
+            Route(
+                "PUT", ("/v1/logging",), self.set_level, ADMIN, "Change the log level of this node until it restarts",
+                body=LoggingBody, errors=(400,),
             ),
         ]
         # fmt: on
@@ -102,6 +127,19 @@ class ConfigRoutes:
         }
         return json_response(found)
 
+    async def logging(self, request: web.Request) -> web.Response:
+        """GET /v1/logging: the path of the log file is for admins."""
+        found = self._logs.describe()
+        if request[CALLER].role is not Role.ADMIN:
+            found["file"] = PurePath(found["file"]).name
+        return json_response({"object": "logging", **found})
+
+    async def set_level(self, request: web.Request) -> web.Response:
+        """PUT /v1/logging: at once, whatever flags and the mesh say. PUT /config has the level of the whole mesh."""
+        body = decode_body(await read_body(request, self._body_silence_s), LoggingBody)
+        self._logs.set_own(body.level)
+        return await self.logging(request)
+
     async def change(self, request: web.Request) -> web.Response:
         """PUT /config: every peer takes the change over, and keeps it for its next start."""
         raw = await read_body(request, self._body_silence_s)
@@ -125,8 +163,9 @@ def _is_private(setting: Setting) -> bool:
 def _shown(setting: Setting, text: str) -> str:
     """The text without what could be a secret in it."""
     if setting.is_mapping:
+        is_secret = setting.name in SECRET_MAPPINGS
         items = (item.partition("=") for item in text.split(setting.separator) if item)
-        shown = ((key, HIDDEN if _SECRET_KEY.search(key) else value) for key, _, value in items)
+        shown = ((key, HIDDEN if is_secret or _SECRET_KEY.search(key) else value) for key, _, value in items)
         return setting.separator.join(f"{key}={value}" for key, value in shown)
     return _USER_IN_URL.sub("", text)
 

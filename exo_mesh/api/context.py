@@ -20,6 +20,7 @@ from exo_mesh.settings.config import default_settings
 from exo_mesh.settings.effective import EffectiveSettings, LoneSettings, SettingsDesk
 from exo_mesh.tasks import Watchdog
 from exo_mesh.telemetry.families import Counters
+from exo_mesh.telemetry.node_logs import LogDesk, LoneLogs
 
 REQUEST_ID = web.RequestKey("request_id", str)
 """What the reply's x-request-id header says."""
@@ -44,7 +45,8 @@ class ApiOptions:
     a stream of download progress. progress_comment_s: such a stream with nothing new gets a comment this often.
     headless: no page for browsers. languages: of the page. live_interval_s: time between two events of the live data.
     defaults: what requests may leave open, as the settings have it now; asked for each request. hub_token: for the hub.
-    config: the settings in force, for `/config`; config_file: where the node's own may be.
+    config: the settings in force, for `/config`; config_file: where the node's own may be. logs: of this
+    process, for `/v1/logging`.
     """
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
@@ -59,6 +61,7 @@ class ApiOptions:
     progress_s: float = 0.5
     progress_comment_s: float = 15.0
     defaults: Callable[[], RequestDefaults] = RequestDefaults
+    logs: LogDesk = field(default_factory=LoneLogs)
     config: SettingsDesk = field(default_factory=_lone_settings)
     config_file: str = ""
     hub_token: HubToken | None = None

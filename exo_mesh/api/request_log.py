@@ -16,6 +16,9 @@ _log = logging.getLogger(__name__)
 _ANYBODYS = (401, 403, 404, 405)
 """Statuses that strangers can cause at any rate."""
 
+_POLLED = frozenset({"/metrics", "/health", "/healthz", "/readyz"})
+"""Routes that programs ask every few seconds: an answer that is fine is not worth a line."""
+
 
 def log_requests(responses: Counters) -> Middleware:
     """The middleware. responses: counts by method, route and status; a client that left before the answer has 499."""
@@ -38,7 +41,8 @@ def log_requests(responses: Counters) -> Middleware:
             level = logging.DEBUG if looks or status in _ANYBODYS else logging.INFO
             resource = request.match_info.route.resource
             route = resource.canonical if resource is not None else "(no route)"
-            _log.log(level, "%s %s: %d in %.3f s", request.method, route, status, monotonic() - began)
+            if not (looks and route in _POLLED and status < 400):
+                _log.log(level, "%s %s: %d in %.3f s", request.method, route, status, monotonic() - began)
             # whatever a stranger sends as a method or path must not become a series
             method = request.method if request.method in hdrs.METH_ALL else "other"
             responses.labels(method, "other" if resource is None else route, str(status)).inc()

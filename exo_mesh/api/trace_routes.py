@@ -13,6 +13,7 @@ from exo_mesh.api.errors import json_response, plain_error
 from exo_mesh.api.routes import ADMIN, USE, Route, RouteTable
 from exo_mesh.errors import InputError
 from exo_mesh.inspection.trace_formats import chrome_trace, trace_stats
+from exo_mesh.security.api_keys import Role
 from exo_mesh.serving.traces import MAX_TRACES, RequestTrace
 from exo_mesh.settings.effective import shared_text
 
@@ -77,13 +78,16 @@ class TraceRoutes:
 
     async def tracing(self, request: web.Request) -> web.Response:
         """GET /v1/tracing: of this node. origin "mesh": by PUT /v1/tracing or PUT /config, so that every peer has the
-        same, except those that were started with --trace-sample."""
+        same, except those that were started with --trace-sample. export: how sending to a collector goes; null
+        if none is named."""
         effective = self._desk.effective
         sample, origin = effective.now.trace_sample, effective.origin(SHARE)
         is_on = SHARE in self._desk.shared_texts and float(self._desk.shared_texts[SHARE]) > 0
-        return json_response(
-            {"object": "tracing", "enabled": is_on, "sample": sample, "origin": origin.partition(":")[0]}
-        )
+        export = self._service.inspection.trace_export
+        if export is not None and request[CALLER].role is not Role.ADMIN:
+            export = {name: value for name, value in export.items() if name not in ("endpoint", "error")}
+        found = {"object": "tracing", "enabled": is_on, "sample": sample, "origin": origin.partition(":")[0]}
+        return json_response({**found, "export": export})
 
     async def switch(self, request: web.Request) -> web.Response:
         """PUT /v1/tracing: {"enabled": true} traces every new request at all peers, with `sample` a share of them;

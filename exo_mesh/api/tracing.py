@@ -1,28 +1,52 @@
-"""Which requests are traced, and under what id: as W3C Trace Context says, or by a draw."""
+"""Which requests are traced, and where they are in their trace: as W3C Trace Context says, or by a draw."""
 
 from __future__ import annotations
 
 import random
 import re
 import secrets
+from collections.abc import Sequence
 
 from aiohttp import web
 
-TRACE_ID = web.RequestKey("trace_id", str)
-"""Of a request that is traced; the reply says it as x-trace-id."""
+from exo_mesh.api.core.asker import TraceContext
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
+TRACE = web.RequestKey("trace", TraceContext)
+"""Of a request that is traced; the reply says it as x-trace-id and traceresponse."""
+
+MAX_STATE_CHARS, MAX_STATE_MEMBERS = 512, 32
+"""Of a tracestate, as the standard has them. A longer one is dropped whole."""
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE_MEMBER = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{1,256}")
 
 
-def trace_id_of(traceparent: str, sample: float) -> str:
-    """32 hex digits, or "" if the request is not traced.
+def trace_of(parents: Sequence[str], states: Sequence[str], sample: float) -> TraceContext | None:
+    """The place of a request in its trace; None if it is not traced.
 
-    A caller whose traceparent (https://www.w3.org/TR/trace-context/) has the sampled flag gets a trace with its own id;
-    of all others a share `sample` is drawn. A header that is none is as good as none.
+    parents, states: its traceparent and tracestate headers (https://www.w3.org/TR/trace-context/). A caller with the
+    sampled flag gets a trace with its own id, and one without it gets none. Of all other requests a share `sample` is
+    drawn. A traceparent that is not well-formed, or comes twice, counts as none.
     """
-    found = _TRACEPARENT.fullmatch(traceparent.strip().lower())
-    if found and not traceparent.lower().startswith("ff"):
-        if int(found[2], 16) & 1:
-            return found[1]
+    found = _TRACEPARENT.fullmatch(parents[0].strip().lower()) if len(parents) == 1 else None
+    if found and found[1] != "ff" and not (found[1] == "00" and found[5]):
+        if not int(found[4], 16) & 1:
+            return None
+        return TraceContext(found[2], secrets.token_hex(8), found[3], _state(states))
+    if random.random() >= sample:
+        return None
+    return TraceContext(secrets.token_hex(16), secrets.token_hex(8))
+
+
+def _state(headers: Sequence[str]) -> str:
+    """The members of tracestate headers as one; empty if they break the standard."""
+    members = [member.strip(" \t") for member in ",".join(headers).split(",") if member.strip(" \t")]
+    joined = ",".join(members)
+    if len(members) > MAX_STATE_MEMBERS or len(joined) > MAX_STATE_CHARS:
         return ""
-    return secrets.token_hex(16) if random.random() < sample else ""
+    return joined if all(_STATE_MEMBER.fullmatch(member) for member in members) else ""
+
+
+def trace_headers(trace: TraceContext) -> dict[str, str]:
+    """What the reply to a traced request says: which trace, and its span in it (Trace Context, level 2)."""
+    return {"x-trace-id": trace.trace_id, "traceresponse": f"00-{trace.trace_id}-{trace.span_id}-01"}

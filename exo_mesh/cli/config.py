@@ -15,7 +15,16 @@ from exo_mesh.cli.parser import add_api_flags, add_node_flags, node_flags
 from exo_mesh.cli.tables import print_json
 from exo_mesh.client.api_client import ApiClient
 from exo_mesh.settings.aliases import ALIASES
-from exo_mesh.settings.config import SETTINGS, ConfigError, LoadedSettings, Settings, default_settings, load_settings
+from exo_mesh.settings.config import (
+    SECRET_MAPPINGS,
+    SETTINGS,
+    ConfigError,
+    LoadedSettings,
+    Setting,
+    Settings,
+    default_settings,
+    load_settings,
+)
 from exo_mesh.telemetry.tables import columns
 
 
@@ -43,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_as_json(loaded, origin=args.origin))
         return exit_codes.OK
-    texts = {name: setting.text(loaded.settings) or '""' for name, setting in SETTINGS.items()}
+    texts = {name: _shown(setting, loaded.settings) or '""' for name, setting in SETTINGS.items()}
     header, rows = ["SETTING", "VALUE"], [[name, text] for name, text in texts.items()]
     if args.origin:
         header, rows = [*header, "ORIGIN"], [[*row, loaded.origins[row[0]]] for row in rows]
@@ -71,10 +80,17 @@ def _mesh(args: argparse.Namespace) -> int:
 
 
 def _as_json(loaded: LoadedSettings, *, origin: bool) -> dict[str, object]:
-    texts = {name: setting.text(loaded.settings) for name, setting in SETTINGS.items()}
+    texts = {name: _shown(setting, loaded.settings) for name, setting in SETTINGS.items()}
     if not origin:
         return dict(texts)
     return {name: {"value": text, "origin": loaded.origins[name]} for name, text in texts.items()}
+
+
+def _shown(setting: Setting, settings: Settings) -> str:
+    """The value in force, without what is secret in it."""
+    if setting.name in SECRET_MAPPINGS:
+        return setting.separator.join(f"{key}=***" for key in setting.value(settings))
+    return setting.text(settings)
 
 
 def reference() -> str:

@@ -28,8 +28,9 @@ VERBS = {
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
-    "node": "stop or restart a node, this one or another",
+    "node": "stop or restart a node, this one or another; change its log level",
     "drain": "let a node finish what it has and take nothing new",
+    "nginx-config": "the configuration of an nginx in front of all nodes, from the live mesh",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",
     "hostfile": "check a hostfile of mlx.launch and show its ranks",
     "secret": "make a secret that closes a mesh",
@@ -40,7 +41,7 @@ VERBS = {
     "completion": "print a completion script for bash, zsh or fish",
     "version": "versions of the package, the protocol and the libraries",
 }
-"""Each verb is the module exo_mesh.cli.<verb>; those of MODEL_VERBS are in exo_mesh.cli.models."""
+"""Each verb is the module exo_mesh.cli.<verb>, with _ for -; those of MODEL_VERBS are in exo_mesh.cli.models."""
 
 
 UNLISTED = ("complete",)

@@ -15,4 +15,8 @@ MODEL_VERBS = {
 
 def module_of(verb: str) -> str:
     """The module of any verb of the command line."""
-    return f"exo_mesh.cli.models.{MODEL_VERBS[verb][0]}" if verb in MODEL_VERBS else f"exo_mesh.cli.{verb}"
+    return (
+        f"exo_mesh.cli.models.{MODEL_VERBS[verb][0]}"
+        if verb in MODEL_VERBS
+        else f"exo_mesh.cli.{verb.replace('-', '_')}"
+    )

@@ -9,9 +9,11 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from exo_mesh.printable import printable
 from exo_mesh.security.local_token import read_token
@@ -28,6 +30,7 @@ FIRST_QUESTION = "Count from 7 to 20."
 class NodeFacts:
     """What is worth knowing when a node has started. notes are surprises, in words.
 
+    page_url: of the page for browsers; empty if it is not served. started_s: how long the start took.
     access: who may do what over the API. Both it and api_url are empty with --no-api. needs_key: every call needs a key
     or the local token. The token is no part of this: programs write these facts to logs.
     """
@@ -50,6 +53,9 @@ class NodeFacts:
     needs_key: bool = False
     tls_cert: str = ""
     notes: tuple[str, ...] = ()
+    page_url: str = ""
+    health_url: str = ""
+    started_s: float = 0.0
 
 
 class Screen(Protocol):
@@ -61,7 +67,10 @@ class Screen(Protocol):
 
 
 class JsonScreen:
-    """One line per event on standard output: `{"event": "ready" | "stopping", ...}`."""
+    """One line per event: `{"event": "ready" | "stopping", ...}`. write: takes a line; standard output by default."""
+
+    def __init__(self, write: Callable[[str], object] | None = None) -> None:
+        self._write = write or partial(print, flush=True)
 
     def started(self, facts: NodeFacts) -> None:
         self._say("ready", **asdict(replace(facts, namespace=fingerprint(facts.namespace))))
@@ -70,16 +79,16 @@ class JsonScreen:
         self._say("stopping", reason=reason)
 
     def _say(self, event: str, **fields: object) -> None:
-        print(json.dumps({"event": event, **fields}), flush=True)
+        self._write(json.dumps({"event": event, **fields}))
 
 
 class ConsoleScreen:
-    """For people."""
+    """For people. file: instead of standard output."""
 
-    def __init__(self) -> None:
+    def __init__(self, file: IO[str] | None = None) -> None:
         from rich.console import Console
 
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Console(highlight=False, soft_wrap=True, file=file)
 
     def started(self, facts: NodeFacts) -> None:
         from rich.markup import escape
@@ -114,6 +123,8 @@ def _fact_lines(facts: NodeFacts) -> list[tuple[str, str]]:
         ("memory", f"{human_bytes(facts.usable_bytes)} usable of {human_bytes(facts.total_bytes)}"),
         ("models", ", ".join(facts.models) or "none"),
         ("API", f"{facts.api_url}/v1" if facts.api_url else "off (--no-api)"),
+        *([("page", facts.page_url)] if facts.page_url else []),
+        *([("health", facts.health_url)] if facts.health_url else []),
         *([("access", facts.access)] if facts.access else []),
     ]
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from exo_mesh.cli import exit_codes
@@ -23,9 +25,10 @@ from exo_mesh.errors import InputError
 from exo_mesh.machine import open_files
 from exo_mesh.machine.first_process import leave_first_process
 from exo_mesh.machine.systemd import Notifier, supervised, take_notifier
-from exo_mesh.settings.config import ConfigError, LoadedSettings, load_settings
+from exo_mesh.settings.config import ConfigError, LoadedSettings, Settings, load_settings
 from exo_mesh.settings.home import PRIVATE_UMASK, make_private
-from exo_mesh.telemetry.logs import setup_logging
+from exo_mesh.telemetry.line_writer import RotatingFile
+from exo_mesh.telemetry.node_logs import BOTH, JSON, NodeLogs
 
 STOP_DEADLINE_S = 4.5
 """A node whose streams have finished is gone within 5 s, whatever its parts do."""
@@ -57,25 +60,41 @@ def run(args: argparse.Namespace) -> NoReturn:
     environ = dict(os.environ)  # as it was given, for a restart
     os.umask(PRIVATE_UMASK)
     make_private(loaded.settings.home)
-    setup_logging(loaded.settings.log_format, loaded.settings.log_level)
+    logs = _begin_logging(loaded.settings)
     for warning in loaded.warnings:
         _log.warning("%s", warning)
     if loaded.settings.offline:
         os.environ.update(OFFLINE_ENVIRONMENT)
     _log.debug("this process may have %d files open", open_files.raise_limit())
     notifier = take_notifier(os.environ, os.getpid())
-    screen: Screen = JsonScreen() if loaded.settings.log_format == "json" else ConsoleScreen()
+    screen = _screen(loaded.settings.log_format, logs)
     deadline = threading.Timer(STOP_DEADLINE_S, _end_now, ["a part of the node did not stop in time"])
     deadline.daemon = True
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            serving = _serve(loaded, screen, notifier, deadline, watch_stdin=args.until_stdin_closes)
+            serving = _serve(loaded, logs, screen, notifier, deadline, watch_stdin=args.until_stdin_closes)
             comes_back = runner.run(serving)
     finally:
         deadline.cancel()
     if comes_back:
         _begin_again(environ)
     _leave()
+
+
+def _begin_logging(settings: Settings) -> NodeLogs:
+    """Log to where the settings say, instead of the errors only that a verb logs."""
+    file = None
+    if settings.log_file.strip().lower() != "none":
+        path = settings.home / Path(settings.log_file).expanduser()
+        file = RotatingFile(path, settings.log_file_max_bytes, settings.log_files, settings.log_retention_days)
+    return NodeLogs(settings.log_format, settings.log_level, file)
+
+
+def _screen(log_format: str, logs: NodeLogs) -> Screen:
+    """Standard output is for people, unless programs read it."""
+    if log_format == JSON:
+        return JsonScreen(logs.event)
+    return ConsoleScreen(logs.text_file() if log_format == BOTH else None)
 
 
 def _require_versions() -> None:
@@ -86,7 +105,13 @@ def _require_versions() -> None:
 
 
 async def _serve(
-    loaded: LoadedSettings, screen: Screen, notifier: Notifier, deadline: threading.Timer, *, watch_stdin: bool
+    loaded: LoadedSettings,
+    logs: NodeLogs,
+    screen: Screen,
+    notifier: Notifier,
+    deadline: threading.Timer,
+    *,
+    watch_stdin: bool,
 ) -> bool:
     """Serve until the stop signal; returns whether the node is to be restarted. deadline: starts when the streams have
     finished, in a thread: it ends the process even if the event loop is blocked, and while the loop closes, which waits
@@ -97,7 +122,7 @@ async def _serve(
     await keep_poller()
     stop = _StopSignal(screen)
     stop.listen(watch_stdin=watch_stdin)
-    node = RunningNode(loaded)
+    node = RunningNode(loaded, logs)
     try:
         if await _unless_stopped(node.start(), stop):
             screen.started(node.facts())
@@ -143,7 +168,12 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stop: _StopSignal) ->
 
 def _end_now(why: str) -> None:
     """Leave without cleaning up. Runners see their pipe close and end by themselves."""
+    late = threading.Timer(1.0, os._exit, [exit_codes.FAILED])
+    late.daemon = True
+    late.start()  # whoever reads our output may not do so any more
     print(f"exo-mesh: {why}; ending at once", file=sys.stderr, flush=True)
+    for handler in logging.getLogger().handlers:
+        handler.close()  # writes what is queued, for a bounded time
     os._exit(exit_codes.FAILED)
 
 
@@ -153,17 +183,21 @@ def _leave() -> NoReturn:
     Nothing is left for the interpreter's own clean-up, which takes 0.2 s, and which may wait for threads and exit
     handlers of libraries for as long as they like.
     """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os._exit(exit_codes.OK)
+
+
+def _flush() -> None:
+    """Write what is left, as far as somebody still takes it."""
+    logging.shutdown()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def _begin_again(environ: Mapping[str, str]) -> NoReturn:
     """Run the same command in this process, whose id whoever supervises it knows."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     os.execve(sys.executable, sys.orig_argv, environ)
 
 

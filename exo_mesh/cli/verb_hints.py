@@ -18,7 +18,7 @@ VERB_HINTS = {
     "down": "`exo-mesh node stop` stops a node, `exo-mesh stop MODEL` unloads a model",
     "kill": "`exo-mesh stop MODEL` unloads a model, `exo-mesh node stop` stops a node",
     "restart": "`exo-mesh node restart` restarts a node",
-    "logs": "a node logs on its standard error; under systemd: `journalctl -u exo-mesh`",
+    "logs": "a node logs on its standard error, and into --log-file; under systemd: `journalctl -u exo-mesh`",
     "exec": "`exo-mesh run MODEL PROMPT` asks a model",
     "inspect": "`exo-mesh show MODEL` tells about a model, `exo-mesh status` about the mesh",
     "info": "`exo-mesh status` tells about the mesh, `exo-mesh doctor` about this machine",

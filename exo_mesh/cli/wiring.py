@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import platform
 import socket
@@ -34,8 +35,11 @@ from exo_mesh.security.local_token import ListeningMark, take_token
 from exo_mesh.security.secret import exposure
 from exo_mesh.settings.config import ConfigError, LoadedSettings
 from exo_mesh.settings.places import models_dirs
+from exo_mesh.telemetry.node_logs import LoneLogs, NodeLogs
+from exo_mesh.telemetry.start_phases import StartPhases
 
 API_PORT_TRIES = 50
+_log = logging.getLogger(__name__)
 ENGINE_EXTRAS = ("mlx", "torch")
 """Extras of this package with the libraries of engines."""
 
@@ -53,8 +57,10 @@ class AddressInUseError(TransportError):
 class RunningNode:
     """A node and its HTTP API: construct, start, look at the facts, stop. Stop may follow a start that failed."""
 
-    def __init__(self, loaded: LoadedSettings) -> None:
+    def __init__(self, loaded: LoadedSettings, logs: NodeLogs | None = None) -> None:
         self._loaded = loaded
+        self._logs = logs
+        self._phases = StartPhases()
         self._settings = replace(loaded.settings, models_dirs=models_dirs(loaded.settings, os.environ))
         self._registry = load_registry()
         self._node: Node | None = None
@@ -85,7 +91,9 @@ class RunningNode:
             self._socket = self._bind_api()
         read_memory = reader_for(settings.override_memory_bytes, settings.fake_mem_file)
         self._node = Node(settings, origins=self._loaded.origins, registry=self._registry, memory_reader=read_memory)
-        await self._node.start()
+        self._follow_logs(self._node)
+        self._phases.done("settings")
+        await self._node.start(self._phases)
         if settings.grpc_port not in (0, self._node.grpc_port):
             self._notes.append(f"port {settings.grpc_port} is taken: peers use {self._node.grpc_port}")
         if self._socket is not None:
@@ -99,6 +107,7 @@ class RunningNode:
                 config=shared,
                 hub_token=self._node.hub_token,
                 config_file=str(self._loaded.config_file),
+                logs=self._logs or LoneLogs(),
                 headless=settings.headless,
                 languages=PageLanguages(settings.page_languages, settings.page_languages_dir),
             )
@@ -108,6 +117,26 @@ class RunningNode:
             await self._api.start(self._socket)
             self._mark_listening(self._socket)
             self._node.announce_api(self._url(_reachable_host(self._node)))
+        self._phases.done("API")
+        self._log_ready()
+
+    def _follow_logs(self, node: Node) -> None:
+        """Log as the settings in force say, also when the mesh changes them."""
+        logs = self._logs
+        if logs is not None:
+            effective = node.shared.effective
+            effective.on_change = lambda settings: logs.follow(settings.log_format, settings.log_level)
+            effective.on_change(effective.now)
+
+    def _log_ready(self) -> None:
+        """The last lines of a start."""
+        _log.info("started in %.2f s: %s", self._phases.total_s, self._phases)
+        url = self._url(_local_host(self._settings.host))
+        if not url:
+            _log.info("ready, without an API (--no-api)")
+            return
+        page = "off (--headless)" if self._settings.headless else f"{url}/"
+        _log.info("ready: API %s/v1, page %s, health %s/health", url, page, url)
 
     def facts(self) -> NodeFacts:
         """What to tell about a started node."""
@@ -116,13 +145,14 @@ class RunningNode:
         state = self._node.observation.state()
         reading = state["telemetry"].get(own.id, {})
         engine, reason = _chosen(self._registry, self._settings.engine)
+        url = self._url(_local_host(self._settings.host))
         return NodeFacts(
             node_id=own.id,
             name=own.name,
             version=__version__,
             grpc_address=own.addresses[0],
             addresses=own.addresses,
-            api_url=self._url(_local_host(self._settings.host)),
+            api_url=url,
             engine=engine,
             engine_reason=reason,
             usable_bytes=reading.get("usable_bytes", 0),
@@ -135,6 +165,9 @@ class RunningNode:
             needs_key=self._socket is not None and not self._policy.is_open,
             tls_cert=str(self._settings.tls_cert or "") if self._tls else "",
             notes=(*self._notes, *(reason["message"] for reason in state["health"]["reasons"])),
+            page_url="" if self._settings.headless or not url else f"{url}/",
+            health_url=url and f"{url}/health",
+            started_s=round(self._phases.total_s, 3),
         )
 
     def status_line(self) -> str:

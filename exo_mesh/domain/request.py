@@ -75,6 +75,13 @@ class GenerateRequest:
     priority: int = 0
     trace_id: str = ""
     """Not empty: every lap of this request is written down, for people."""
+    span_id: str = ""
+    """Of its own span in the trace, 16 hex digits; empty: derived from its ids. Only the entry peer knows this and the
+    next two."""
+    parent_span_id: str = ""
+    """The caller's span; empty if the trace begins here."""
+    trace_state: str = ""
+    """The caller's tracestate, which exported spans carry."""
     resumed: bool = False
     """It was accepted on an earlier ring: it does not queue again."""
     key_hash: bytes = b""

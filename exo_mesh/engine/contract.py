@@ -275,6 +275,15 @@ class GroupMember(Protocol):
         behind. progress: in parts of the stage, as a sign of life."""
 
 
+@runtime_checkable
+class GroupTimer(Protocol):
+    """What a group member may have besides: how long its all-reduces take while the group works."""
+
+    @property
+    def all_reduce_s(self) -> float:
+        """Seconds of one all-reduce of a few bytes, as measured last. Read from any thread."""
+
+
 class EngineProvider(Protocol):
     """The door through which the core finds an engine."""
 

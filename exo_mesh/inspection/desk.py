@@ -9,6 +9,7 @@ from exo_mesh.hosting.parts import HostingParts
 from exo_mesh.inspection.captures import Captures
 from exo_mesh.inspection.diagnostics import Diagnostics
 from exo_mesh.inspection.mesh_traces import MeshTraces
+from exo_mesh.inspection.otlp.wiring import exporter_of
 from exo_mesh.inspection.runner_cancels import RunnerCancels
 from exo_mesh.inspection.trace_keeper import DAY_S, TraceKeeper
 from exo_mesh.machine.disk import Disk
@@ -18,6 +19,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.serving.traces import RequestTrace
 from exo_mesh.settings.config import Settings
+from exo_mesh.telemetry.metrics import Metrics
 
 
 class Inspection:
@@ -31,6 +33,7 @@ class Inspection:
         serving: ServingParts,
         disk: Disk,
         health: Callable[[], dict[str, Any]],
+        metrics: Metrics,
     ) -> None:
         own = membership.own
         self._membership = membership
@@ -40,9 +43,17 @@ class Inspection:
         days, directory = settings.trace_retention_days, settings.home / "traces" / own.id
         keeper = TraceKeeper(serving.router.traces, directory, disk, days * DAY_S if days else None)
         self.keep_traces = keeper.keep
+        self.exporter = exporter_of(settings, membership, metrics)
+        if self.exporter is not None:
+            serving.router.traces.on_end = self.exporter.offer
         self._traces = MeshTraces(membership, serving.router.traces)
         self._captures = Captures(own.id, own.name, lambda: hosting.host.runners)
         self._cancels = RunnerCancels(membership, serving.journal)
+
+    @property
+    def trace_export(self) -> dict[str, Any] | None:
+        """How sending traces to a collector goes; None if none is named."""
+        return None if self.exporter is None else self.exporter.describe()
 
     # for users
 

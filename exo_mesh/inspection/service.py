@@ -15,6 +15,11 @@ class InspectionService(Protocol):
     Raises MeshErrors only where one peer alone is asked.
     """
 
+    @property
+    def trace_export(self) -> dict[str, Any] | None:
+        """How sending traces to a collector goes: "endpoint", "protocol", "error", and spans "sent", "dropped" and
+        "waiting". None if no collector is named."""
+
     def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
         """The traced requests that entered here, newest first."""
 

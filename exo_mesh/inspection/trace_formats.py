@@ -42,6 +42,7 @@ def trace_from_json(data: bytes) -> RequestTrace:
     trace.entered_at = 0.0
     trace.trace_id, trace.request_id = printable(trace.trace_id, 64), printable(trace.request_id, 256)
     trace.model, trace.outcome = printable(trace.model), printable(trace.outcome, 64)
+    trace.trace_state = printable(trace.trace_state, 512)
     trace.names = tuple(printable(name, 256) for name in trace.names[:8])
     for leg in trace.legs:
         leg.instance_id, leg.peers = printable(leg.instance_id), tuple(printable(peer, 256) for peer in leg.peers)
@@ -56,7 +57,7 @@ def chrome_trace(trace: RequestTrace) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = [_named(0, "request"), _span(0, trace.model, 0.0, trace.duration_s, cat="request")]
     events += [{**_event(0, "token", at), "ph": "i", "s": "t"} for at in trace.tokens_s]
-    events += [_span(0, name, at, until - at, cat=name) for name, at, until in _waits(trace)]
+    events += [_span(0, name, at, until - at, cat=name) for name, at, until in waits_of(trace)]
     for leg in trace.legs:
         events += [_named(1 + stage, f"{leg.instance_id} stage {stage} {name}") for stage, name in enumerate(leg.peers)]
         for frame in leg.frames:
@@ -72,18 +73,24 @@ def _waterfall(leg: Leg, frame: FrameTrace) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     name = f"{'prefill' if frame.is_prefill else 'decode'} {frame.step}"
     facts = {"step": frame.step, "rows": frame.rows, "tokens": frame.tokens}
+    for index, at, hop_s, waited_s, compute_s in stage_times(leg, frame):
+        if hop_s > 0:
+            events.append(_span(1 + index, "hop", at - hop_s, hop_s, cat="hop", **facts))
+        if waited_s > 0:
+            events.append(_span(1 + index, "wait", at, waited_s, cat="wait", **facts))
+        events.append(_span(1 + index, name, at + waited_s, compute_s, cat="compute", **facts))
+    return events
+
+
+def stage_times(leg: Leg, frame: FrameTrace) -> Iterator[tuple[int, float, float, float, float]]:
+    """(index, when the frame arrived, and the seconds of its hop, of waiting and of computing) of each stage of a lap.
+    The time of arrival counts from the request's entry."""
     hop_s = _hop_s(frame)
     at = leg.began_s + frame.sent_s
     for index, stage in enumerate(frame.stages):
-        if hop_s > 0:
-            events.append(_span(1 + index, "hop", at, hop_s, cat="hop", **facts))
         at += hop_s
-        if stage.waited_s > 0:
-            events.append(_span(1 + index, "wait", at, stage.waited_s, cat="wait", **facts))
-        at += stage.waited_s
-        events.append(_span(1 + index, name, at, stage.compute_s, cat="compute", **facts))
-        at += stage.compute_s
-    return events
+        yield index, at, hop_s, stage.waited_s, stage.compute_s
+        at += stage.waited_s + stage.compute_s
 
 
 def _hop_s(frame: FrameTrace) -> float:
@@ -91,7 +98,7 @@ def _hop_s(frame: FrameTrace) -> float:
     return max(0.0, frame.lap_s - busy_s) / max(1, len(frame.stages))
 
 
-def _waits(trace: RequestTrace) -> Iterator[tuple[str, float, float]]:
+def waits_of(trace: RequestTrace) -> Iterator[tuple[str, float, float]]:
     """(name, from, until) of what a request waited for: first a ring, then its turn there."""
     until = 0.0
     for leg in trace.legs:
@@ -107,7 +114,7 @@ def trace_stats(trace: RequestTrace) -> dict[str, Any]:
     tokens = trace.tokens_s
     laps = [(leg, frame) for leg in trace.legs for frame in leg.frames]
     waits = {"place": 0.0, "queue": 0.0}
-    for name, at, until in _waits(trace):
+    for name, at, until in waits_of(trace):
         waits[name] += until - at
     num_stages = max((len(frame.stages) for _, frame in laps), default=0)
     return {

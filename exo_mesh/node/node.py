@@ -64,6 +64,7 @@ from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.settings.config import Settings
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.telemetry.metrics import Metrics
+from exo_mesh.telemetry.start_phases import StartPhases
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
 
@@ -215,6 +216,7 @@ class Node:
             self._serving,
             self._health,
             self._machine.disk,
+            self.metrics,
         )
 
     def _new_server(self) -> ControlServer:
@@ -252,18 +254,21 @@ class Node:
         """Port of the control endpoint, once started."""
         return self._server.port
 
-    async def start(self) -> None:
+    async def start(self, phases: StartPhases | None = None) -> None:
         """Serve, and look for peers. Raises MeshErrors for what makes this node useless; what only makes it poorer
-        (a discovery that cannot work, no engine) goes to `health`."""
-        settings = self.settings
+        (a discovery that cannot work, no engine) goes to `health`. phases: is told how far the start is."""
+        settings, phases = self.settings, phases or StartPhases()
         await asyncio.to_thread(self._hosting.keeping.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
+        phases.done("control port")
         device = await asyncio.to_thread(
             this_machine.device, self._registry, settings.engine, self._machine.memory.follow
         )
+        phases.done("engines")
         await self._models.exchange.start(self._hosting.host.is_in_use)
         await self._models.catalogue.rescan()
         model_engines = await asyncio.to_thread(self._model_engines)
+        phases.done("models")
         self.membership.start(
             replace(
                 self.membership.own,
@@ -282,6 +287,7 @@ class Node:
         self._owning.custody.start()
         self._start_tasks(port)
         await self._start_discoveries(port)
+        phases.done("discovery")
         if not device.engine:
             self._health.note("no_engine", f"no engine for --engine {settings.engine}", "pip install exo-mesh[mlx]")
         if settings.wait_for_peers:
@@ -322,6 +328,8 @@ class Node:
         keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
         keep(self.inspection.keep_traces, "traces")
+        if self.inspection.exporter is not None:
+            keep(self.inspection.exporter.keep, "export of traces")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
             renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
@@ -352,6 +360,8 @@ class Node:
         self._phase = "stopping"
         await self._serving.journal.cut()
         await self._tasks.close()
+        if self.inspection.exporter is not None:
+            await self.inspection.exporter.close()
         await asyncio.gather(*(discovery.stop() for discovery in self._discoveries))
         await self._owning.instances.stop()
         await self._hosting.host.stop()

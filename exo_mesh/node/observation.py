@@ -29,6 +29,7 @@ from exo_mesh.node.describe import (
 from exo_mesh.node.health import Health
 from exo_mesh.serving.parts import ServingParts
 from exo_mesh.settings.config import Settings
+from exo_mesh.telemetry.metrics import Metrics
 
 
 class Observation:
@@ -44,6 +45,7 @@ class Observation:
         serving: ServingParts,
         health: Health,
         disk: Disk,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._phase = phase
@@ -53,7 +55,7 @@ class Observation:
         self._instances = instances
         self._serving = serving
         self._health = health
-        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health)
+        self.inspection = Inspection(settings, membership, hosting, serving, disk, self.health, metrics)
 
     def state(self) -> dict[str, Any]:
         placed: list[InstanceInfo] = [instance for _, instance in self._instances.all()]

@@ -12,7 +12,7 @@ import grpc
 
 from exo_mesh.domain.frame import Frame
 from exo_mesh.domain.group_worth import REDUCES_PER_LAYER
-from exo_mesh.engine.contract import MemoryTeller
+from exo_mesh.engine.contract import GroupTimer, MemoryTeller
 from exo_mesh.errors import RankLostError, StageLostError, TransportError
 from exo_mesh.proto import driver_pb2_grpc
 from exo_mesh.proto import ring_pb2 as ring_pb
@@ -23,6 +23,7 @@ from exo_mesh.runner.driver_service import DriverService
 from exo_mesh.runner.ranks import RankLinks, watch_leader
 from exo_mesh.runner.worker import Change, Reassure, StageSetup, Worker
 from exo_mesh.security.credentials import CredentialSource
+from exo_mesh.telemetry.durations import LAP_BOUNDS_S, Durations
 from exo_mesh.transport.channel_options import bracketed
 from exo_mesh.transport.channels import bind, new_server
 from exo_mesh.transport.gate import Gate
@@ -64,7 +65,8 @@ class Endpoint:
         self._credentials = credentials
         self._server: grpc.aio.Server | None = None
         self._on_hop_lost = on_hop_lost
-        self._link = RingLink(_hello(setup), credentials)
+        self._hops = Durations(LAP_BOUNDS_S)
+        self._link = RingLink(_hello(setup), credentials, self._hops.add)
         self._changed = asyncio.Event()
         self._ranks: RankLinks | None = None
         if setup.rank is not None and setup.rank.is_leader:
@@ -97,7 +99,7 @@ class Endpoint:
         """Go on by another plan, in which this stage has the same layers. What comes of the old one is refused from now
         on, and what was to be sent by it is dropped; the new hop waits for `link_to`."""
         self._setup, plan = change.setup, change.setup.plan
-        link = RingLink(_hello(change.setup), self._credentials)
+        link = RingLink(_hello(change.setup), self._credentials, self._hops.add)
         link.frames_out, link.bytes_out = self._link.frames_out, self._link.bytes_out
         self._link = link
         self._changed.set()
@@ -200,10 +202,14 @@ class Endpoint:
             prefill_tokens=clock.prefill_tokens,
             prefill_s=clock.prefill_s,
         )
+        beat.hop_took.counts.extend(self._hops.counts)
+        beat.hop_took.sum_s = self._hops.sum_s
         if isinstance(engine, MemoryTeller) and (library := engine.library_memory()) is not None:
             beat.library.CopyFrom(pb.LibraryMemory(**asdict(library)))
         if worker.check is not None:
             beat.all_reduce_s = worker.check.all_reduce_s
+            if isinstance(engine, GroupTimer):
+                beat.all_reduce_s = engine.all_reduce_s
             beat.step_all_reduces = REDUCES_PER_LAYER * len(self._setup.plan.stages[self._setup.index].shard)
         if driver is not None:
             beat.queued, beat.running, beat.tokens = driver.num_waiting, driver.num_running, driver.tokens

@@ -17,9 +17,7 @@ import numpy.typing as npt
 
 from exo_mesh.domain.request import GenerateRequest, SamplingParams, TokenLogprob
 from exo_mesh.errors import EngineError, InputError
-
-Floats = npt.NDArray[np.floating]
-Ids = npt.NDArray[np.intp]
+from exo_mesh.runner.weights_of_logits import Floats, Ids, index_at, likely, uniform, weights_of
 
 NUCLEUS_START = 256  # candidates that top_p sorts at first; most nuclei are smaller than this
 
@@ -97,16 +95,13 @@ class Sampler:
 
     def _sample(self, logits: Floats, best: int, position: int) -> int:
         params = self._params
-        # Divide after taking the maximum away: no temperature, however small, can overflow then.
-        shifted = logits.astype(np.float64)
-        shifted -= shifted[best]
-        with np.errstate(over="ignore"):
-            shifted /= params.temperature
-        ids: Ids | None = None
-        if 0 < params.top_k < shifted.size:
-            ids = largest(shifted, params.top_k)
-        weights = np.exp(shifted if ids is None else shifted[ids])
-        if params.top_p < 1.0:
+        cuts_by_sum = params.top_p < 1.0
+        ids = likely(logits, best, params.temperature, 0.0 if cuts_by_sum else params.min_p)
+        if 0 < params.top_k < (logits.size if ids is None else ids.size):
+            kept = largest(logits if ids is None else logits[ids], params.top_k)
+            ids = kept if ids is None else ids[kept]
+        weights = weights_of(logits, best, params.temperature, ids)
+        if cuts_by_sum:
             kept = nucleus(weights, params.top_p)
             weights = weights[kept]
             ids = kept if ids is None else ids[kept]
@@ -116,9 +111,7 @@ class Sampler:
             ids = kept if ids is None else ids[kept]
         # Candidates stay in the order of their ids: logits that differ in the last bit move the borders of the
         # intervals by as little, and never reorder them.
-        cumulative = np.cumsum(weights)
-        target = uniform(params.seed, position) * cumulative[-1]
-        index = min(int(np.searchsorted(cumulative, target, side="right")), int(np.flatnonzero(weights)[-1]))
+        index = index_at(weights, uniform(params.seed, position))
         return index if ids is None else int(ids[index])
 
 
@@ -167,37 +160,32 @@ class _History:
         return self._seen
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) that depends on (seed, position) alone: Philox 4x64 keyed by the seed, position as counter."""
-    mask = 0xFFFF_FFFF_FFFF_FFFF
-    # Arrays, not lists: a list with an integer above 2^63 would pass through float64 and lose bits.
-    key = np.array([seed & mask, 0], np.uint64)
-    generator = np.random.Philox(key=key, counter=np.array([0, position & mask, 0, 0], np.uint64))
-    return int(generator.random_raw() >> 11) * 2.0**-53
-
-
 def largest(values: Floats, k: int) -> Ids:
     """Indexes, ascending, of the k largest values; among equals at the border the lowest indexes win."""
     if k >= values.size:
         return np.arange(values.size)
-    border = np.partition(values, values.size - k)[values.size - k]
-    above = np.flatnonzero(values > border)
-    equal = np.flatnonzero(values == border)[: k - above.size]
-    return np.sort(np.concatenate([above, equal]))
+    return _from_border(values, np.partition(values, values.size - k)[values.size - k], k)
 
 
 def nucleus(weights: Floats, top_p: float) -> Ids:
-    """Indexes, ascending, of the smallest set of largest weights that holds top_p of their sum; at least one."""
+    """Indexes, ascending, of the smallest set of largest weights that holds top_p of their sum; at least one. Among
+    equals at the border the lowest indexes win."""
     wanted = top_p * weights.sum()
     k = min(NUCLEUS_START, weights.size)
     while True:
-        candidates = largest(weights, k)
-        order = candidates[np.argsort(-weights[candidates], kind="stable")]
-        cumulative = np.cumsum(weights[order])
+        top = weights if k == weights.size else np.partition(weights, weights.size - k)[-k:]
+        falling = np.sort(top)[::-1]  # to sort values takes a tenth of what it takes to sort indexes
+        cumulative = np.cumsum(falling)
         if cumulative[-1] >= wanted or k == weights.size:
-            count = int(np.searchsorted(cumulative, wanted, side="left")) + 1
-            return np.sort(order[:count])
+            count = min(int(np.searchsorted(cumulative, wanted, side="left")) + 1, k)
+            return _from_border(weights, falling[count - 1], count)
         k = min(k * 8, weights.size)
+
+
+def _from_border(values: Floats, border: np.floating, count: int) -> Ids:
+    above = np.flatnonzero(values > border)
+    equal = np.flatnonzero(values == border)[: count - above.size]
+    return np.sort(np.concatenate([above, equal]))
 
 
 def _best(logits: Floats, what: str) -> int:

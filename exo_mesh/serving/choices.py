@@ -45,6 +45,7 @@ def _choice(first: GenerateRequest, index: int) -> GenerateRequest:
     return replace(
         first,
         request_id=f"{first.request_id}-{index}",
+        span_id="",
         sampling=replace(first.sampling, seed=choice_seed(first.sampling.seed, index)),
         key_hash=key_hash,
         prompt_logprobs=None,

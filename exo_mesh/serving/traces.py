@@ -57,6 +57,12 @@ class RequestTrace:
     names: tuple[str, ...] = ()
     num_tokens: int = 0
     """Of all output tokens; tokens_s has the times of the first MAX_TOKENS."""
+    span_id: str = ""
+    parent_span_id: str = ""
+    trace_state: str = ""
+    """As of GenerateRequest."""
+    asked: dict[str, float] = field(default_factory=dict)
+    """How the request is sampled and bounded, by the name of the parameter in the OpenTelemetry conventions."""
 
     @property
     def has_ended(self) -> bool:
@@ -100,13 +106,14 @@ class RequestTrace:
 
 
 class TraceStore:
-    """The last MAX_TRACES, by API key and trace id: clients choose trace ids. changed: beats when a trace ended or was
-    deleted."""
+    """The last MAX_TRACES, by API key, trace id and request id: clients choose trace ids, and requests of one agent
+    share theirs. changed: beats when a trace ended or was deleted. on_end: is given each trace that has ended."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._kept: OrderedDict[tuple[str, str], RequestTrace] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, str], RequestTrace] = OrderedDict()
         self.changed = ChangeSignal()
+        self.on_end: Callable[[RequestTrace], object] = lambda trace: None
 
     def open(self, request: GenerateRequest, model: str, prompt_tokens: int, entered_at: float) -> RequestTrace:
         """Begin one. Another with its ids is replaced; the oldest makes room."""
@@ -119,13 +126,17 @@ class TraceStore:
             prompt_tokens,
             request.key_id,
             names=request.names,
+            span_id=request.span_id,
+            parent_span_id=request.parent_span_id,
+            trace_state=request.trace_state,
+            asked=_asked(request),
         )
         self.keep(trace)
         return trace
 
     def keep(self, trace: RequestTrace) -> None:
         """Add one as the newest."""
-        key = (trace.key_id, trace.trace_id)
+        key = (trace.key_id, trace.trace_id, trace.request_id)
         self._kept.pop(key, None)
         self._kept[key] = trace
         while len(self._kept) > MAX_TRACES:
@@ -140,6 +151,7 @@ class TraceStore:
     def end(self, trace: RequestTrace, outcome: str, now: float) -> None:
         """The request has ended."""
         trace.end(outcome, now)
+        self.on_end(trace)
         self.changed.beat()
 
     def find(self, wanted: str, key_id: str | None = None) -> RequestTrace | None:
@@ -164,3 +176,15 @@ class TraceStore:
         oldest = self._now() - max_age_s
         for key in [key for key, trace in self._kept.items() if trace.entered < oldest]:
             del self._kept[key]
+
+
+def _asked(request: GenerateRequest) -> dict[str, float]:
+    sampling = request.sampling
+    found: dict[str, float] = {"max_tokens": request.max_tokens, "temperature": sampling.temperature}
+    wished = {
+        "top_k": sampling.top_k,
+        "top_p": 0.0 if sampling.top_p == 1.0 else sampling.top_p,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+    }
+    return found | {name: value for name, value in wished.items() if value}

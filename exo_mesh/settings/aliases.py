@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,45 @@ def _debug_level(text: str) -> str | None:
     return "debug" if re.fullmatch(r"[1-9]", text) else None
 
 
+def _collector_off(text: str) -> str | None:
+    """OTEL_SDK_DISABLED: only "true" means yes, as OpenTelemetry has it."""
+    return "none" if text.strip().lower() == "true" else None
+
+
+def _not_to_a_collector(text: str) -> str | None:
+    """OTEL_TRACES_EXPORTER: without otlp in the list, no trace goes to a collector."""
+    return None if "otlp" in [word.strip().lower() for word in text.split(",")] else "none"
+
+
+def _collector(text: str) -> str | None:
+    return text if text.strip().lower().startswith(("http://", "https://")) else None
+
+
+def _by_http(text: str) -> str | None:
+    return text if text.strip().lower() in ("http/json", "http/protobuf") else None
+
+
+def _decoded_pairs(text: str) -> str | None:
+    """`key=value,key=value`, percent-encoded; what is no pair, or has a comma in its value, is left out."""
+    pairs = (pair.partition("=") for pair in text.split(","))
+    found = [(key.strip(), unquote(value.strip())) for key, _, value in pairs]
+    return ",".join(f"{key}={value}" for key, value in found if key and value and "," not in value) or None
+
+
+def _service(text: str) -> str | None:
+    return text if len(text) <= 64 and text.isprintable() else None
+
+
+def _sampler(text: str) -> str | None:
+    """OTEL_TRACES_SAMPLER: those that are always on or off; the share of the others is their argument."""
+    word = text.strip().lower().removeprefix("parentbased_")
+    return {"always_on": "1", "always_off": "0"}.get(word)
+
+
+def _share(text: str) -> str | None:
+    return text if re.fullmatch(r"0|1|0?\.[0-9]{1,9}|1\.0{1,9}|0\.0?", text.strip()) else None
+
+
 ALIASES = (
     Alias("CTRL_HOST", "host", _address, "an address or localhost; else passed over"),
     Alias("HOST", "host", _address, "an address or localhost; else passed over"),
@@ -84,6 +124,27 @@ ALIASES = (
     Alias("REQUEST_LOG_MAX", "request_log_max", _as_is),
     Alias("HF_HUB_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
     Alias("TRANSFORMERS_OFFLINE", "offline", _if_on, "1, on, yes or true; else passed over"),
+    Alias("OTEL_SDK_DISABLED", "otlp_endpoint", _collector_off, "true turns the export off; else passed over"),
+    Alias("OTEL_TRACES_EXPORTER", "otlp_endpoint", _not_to_a_collector, "without otlp in it: none; else passed over"),
+    Alias("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "otlp_endpoint", _collector, "a URL; else passed over"),
+    Alias("OTEL_EXPORTER_OTLP_ENDPOINT", "otlp_endpoint", _collector, "a URL; else passed over"),
+    Alias("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "otlp_header", _decoded_pairs, "values are percent-encoded"),
+    Alias("OTEL_EXPORTER_OTLP_HEADERS", "otlp_header", _decoded_pairs, "values are percent-encoded"),
+    Alias(
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "otlp_protocol", _by_http, "http/json or http/protobuf; else passed over"
+    ),
+    Alias("OTEL_EXPORTER_OTLP_PROTOCOL", "otlp_protocol", _by_http, "http/json or http/protobuf; else passed over"),
+    Alias("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE", "otlp_certificate", _as_is),
+    Alias("OTEL_EXPORTER_OTLP_CERTIFICATE", "otlp_certificate", _as_is),
+    Alias("OTEL_SERVICE_NAME", "otlp_service", _service, "at most 64 printable characters; else passed over"),
+    Alias("OTEL_RESOURCE_ATTRIBUTES", "otlp_attribute", _decoded_pairs, "values are percent-encoded"),
+    Alias(
+        "OTEL_TRACES_SAMPLER",
+        "trace_sample",
+        _sampler,
+        "always_on or always_off, parentbased_ or not; else passed over",
+    ),
+    Alias("OTEL_TRACES_SAMPLER_ARG", "trace_sample", _share, "a share from 0 to 1; else passed over"),
     Alias("DEBUG", "log_level", _debug_level, "a number from 1 to 9 stands for debug; else passed over"),
 )
 """Where two stand for one setting, the earlier wins."""
@@ -106,5 +167,10 @@ FOREIGN = {
 
 
 def foreign_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A warning for each variable of FOREIGN that is set."""
-    return tuple(f"{name} is set and not used: {hint}" for name, hint in FOREIGN.items() if environ.get(name))
+    """A warning for each variable of FOREIGN that is set, and for a protocol of OpenTelemetry that is not ours."""
+    found = [f"{name} is set and not used: {hint}" for name, hint in FOREIGN.items() if environ.get(name)]
+    for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        if environ.get(name, "").strip() and _by_http(environ[name]) is None:
+            hint = "traces are sent by HTTP only, for which collectors have port 4318; --otlp-endpoint names it"
+            found.append(f"{name}={environ[name][:32]} is not used: {hint}")
+    return tuple(found)

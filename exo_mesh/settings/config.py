@@ -31,6 +31,8 @@ SECRET_VARIABLE = "EXO_MESH_SECRET"
 """The secret itself. It has no flag, since `ps` shows flags to everybody, and no key: config.toml is often shared."""
 CLIENT_VARIABLES = frozenset({"EXO_MESH_API_URL", "EXO_MESH_API_KEY", "EXO_MESH_API_CA"})
 """Variables that the reading verbs of the command line know and a node does not care about."""
+SECRET_MAPPINGS = frozenset({"otlp_header"})
+"""Settings of which nobody is shown a value, only the keys."""
 _OTHER_VARIABLES = CLIENT_VARIABLES | {SECRET_VARIABLE}
 
 
@@ -125,6 +127,12 @@ class Settings:
     stop_grace: int = 30
     trace_sample: float = 0.01
     trace_retention_days: int = 3
+    otlp_endpoint: str = ""
+    otlp_headers: dict[str, str] = field(default_factory=dict, repr=False)
+    otlp_protocol: str = "http/json"
+    otlp_certificate: Path | None = None
+    otlp_service: str = "exo-mesh"
+    otlp_attributes: dict[str, str] = field(default_factory=dict)
     hang_debug: int = 0
     power_tool: str = "auto"
     sysfs: Path = Path("/sys")
@@ -135,6 +143,10 @@ class Settings:
     offline: bool = False
     log_format: str = "console"
     log_level: str = "info"
+    log_file: str = "none"
+    log_file_max_bytes: int = 100_000_000
+    log_files: int = 5
+    log_retention_days: int = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +382,17 @@ SETTINGS: Mapping[str, Setting] = {
                 values.share, toml=(int, float)),
         Setting("trace_retention_days", "DAYS", "how long traces are kept; 0: until newer ones need their place",
                 values.whole(0, 36_500), toml=(int,)),
+        Setting("otlp_endpoint", "URL", "OpenTelemetry collector that gets traces, such as http://host:4318, or none",
+                values.collector),
+        Setting("otlp_header", "K=V", "a header of what it is sent, such as a key; `ps` shows flags to everybody",
+                values.option, "otlp_headers", separator=","),
+        Setting("otlp_protocol", "NAME", "http/json, or http/protobuf (needs exo-mesh[otel])",
+                values.one_of("http/json", "http/protobuf")),
+        Setting("otlp_certificate", "FILE", "authority (PEM) of the collector's certificate; the system's by default",
+                values.path),
+        Setting("otlp_service", "NAME", "service.name of the traces that are sent", _NAME),
+        Setting("otlp_attribute", "K=V", "a further resource attribute of them", values.option, "otlp_attributes",
+                separator=","),
         Setting("hang_debug", "SECONDS", "log the stacks of a runner that makes no progress, so often; 0: never",
                 values.whole(0, 86400), toml=(int,)),
         Setting("power_tool", "WHAT", "mactop or macmon for power and temperature: auto = on a Mac where installed, "
@@ -385,9 +408,18 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 86400), toml=(int,)),
         Setting("offline", "", "fetch nothing from anywhere but peers; engines are told so too", values.switched_on,
                 toml=(bool,), show=lambda on: str(on).lower()),
-        Setting("log_format", "FORMAT", "console or json", values.one_of("console", "json")),
+        Setting("log_format", "FORMAT", "console = text on stderr, json = JSON lines on stdout, both",
+                values.one_of("console", "json", "both")),
         Setting("log_level", "LEVEL", "debug, info, warning or error",
                 values.one_of("debug", "info", "warning", "error")),
+        Setting("log_file", "FILE", "also write the log there, as JSON lines; below the home, or none",
+                values.matching(r"\S.*", "a file, or none")),
+        Setting("log_file_max_size", "SIZE", "of this file; then it becomes FILE.1 and a new one begins",
+                values.size, "log_file_max_bytes", (str, int)),
+        Setting("log_files", "N", "how many older log files are kept, FILE.1 to FILE.N", values.whole(0, 1000),
+                toml=(int,)),
+        Setting("log_retention_days", "DAYS", "log files that are older are deleted, and each has one day; 0: no limit",
+                values.whole(0, 36_500), toml=(int,)),
     )
 }  # fmt: skip
 """Every setting, in the order in which they are shown."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from exo_mesh.settings.config import SETTINGS, Settings, did_you_mean
 
 SHARED = (
     "default_model", "default_temp", "system_prompt", "max_generate_tokens", "keep_agent_lines", "trace_sample",
-    "placement", "min_peers", "context_limit", "mixed_rings",
+    "placement", "min_peers", "context_limit", "mixed_rings", "log_level", "log_format",
 )  # fmt: skip
 """Settings that may be shared over the mesh. They take effect without a restart. None of them opens access, names a
 file, or lets code run: in an open mesh any peer may change them."""
@@ -33,6 +33,8 @@ class EffectiveSettings:
         """The settings in force."""
         self._origins = origins or {}
         self._from_mesh: frozenset[str] = frozenset()
+        self.on_change: Callable[[Settings], object] = lambda settings: None
+        """Is given the settings in force when they change."""
 
     def origin(self, name: str) -> str:
         """Where the value in force came from."""
@@ -50,7 +52,10 @@ class EffectiveSettings:
                 names.add(name)
             except InputError:
                 unusable.append(name)
+        was = self.now
         self.now, self._from_mesh = replace(self.own, **fields), frozenset(names)
+        if self.now != was:
+            self.on_change(self.now)
         return unusable
 
 

@@ -140,6 +140,19 @@ def origin(text: str) -> str:
     return text
 
 
+TRACES_PATH = "/v1/traces"
+
+
+def collector(text: str) -> str:
+    """The URL to which an OpenTelemetry collector takes traces; "" for `none`. Without it, /v1/traces is added."""
+    url = text.strip()
+    if url.lower() == "none":
+        return ""
+    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
+        raise ValueError("a URL such as http://127.0.0.1:4318 is needed, or none")
+    return url if url.endswith(TRACES_PATH) else url.rstrip("/") + TRACES_PATH
+
+
 def host_name(text: str) -> str:
     """A host name in lower case, or `*`."""
     name = text.strip().lower().rstrip(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import logging
@@ -10,7 +11,9 @@ import os
 import sys
 import textwrap
 import traceback
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from exo_mesh.printable import escaped, escaped_json
@@ -19,6 +22,9 @@ from exo_mesh.telemetry.log_ring import RECENT, LogRing
 
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 """The x-request-id of the HTTP request that is being served; "" in work that belongs to none."""
+
+current_trace: ContextVar[str] = ContextVar("current_trace", default="")
+"""The id of the trace of that request; "" if it is not traced."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 _EXPECTED = ("DecodeError", "ExecuteBatchError")
@@ -71,21 +77,35 @@ class ConsoleFormatter(logging.Formatter):
 
 
 def add_request_id(record: logging.LogRecord) -> bool:
-    """A filter: gives a record the id of the request in which it was made, unless its caller named another one."""
+    """A filter: gives a record the ids of the request and the trace in which it was made, unless its caller named
+    others."""
+    if (trace_id := current_trace.get()) and not hasattr(record, "trace_id"):
+        record.trace_id = trace_id
     if (request_id := current_request.get()) and not hasattr(record, "request_id"):
         record.request_id = request_id
     return True
 
 
-class FoldingHandler(logging.StreamHandler[TextIO]):
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One place that lines go to. write: is given a line without its end."""
+
+    formatter: logging.Formatter
+    write: Callable[[str], object]
+
+
+class FoldingHandler(logging.Handler):
     """Writes lines; of warnings and errors that say the same again, one a minute, and then how many there were.
 
     What is no warning may say the same again, up to MAX_NEWS times a minute from one place in the code. A count is
     written with the next line that comes, whatever that says, and at the end. What is written is also kept in `ring`.
+    outputs: may be replaced at any time. on_close: is called once no more lines come.
     """
 
-    def __init__(self, stream: TextIO, ring: LogRing = RECENT) -> None:
-        super().__init__(stream)
+    def __init__(self, outputs: Sequence[Output], ring: LogRing = RECENT) -> None:
+        super().__init__()
+        self.outputs = tuple(outputs)
+        self.on_close: Callable[[], object] = lambda: None
         self._ring = ring
         self._folder = Folder()
         self._news_folder = Folder(MAX_NEWS, folds_repeats=False)
@@ -99,6 +119,7 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
 
     def close(self) -> None:
         self._tell_folded(float("inf"))
+        self.on_close()
         super().close()
 
     def _tell_folded(self, now: float) -> None:
@@ -107,7 +128,11 @@ class FoldingHandler(logging.StreamHandler[TextIO]):
                 self._show(logging.LogRecord(__name__, level, __file__, 0, "%s", (folded,), None))
 
     def _show(self, record: logging.LogRecord) -> None:
-        super().emit(record)
+        for output in self.outputs:
+            try:
+                output.write(output.formatter.format(record))
+            except Exception:  # noqa: BLE001 - as in the handlers of the standard library: a log line harms nobody
+                self.handleError(record)
         self._ring.add(record, "".join(f" {key}={value}" for key, value in extra_fields(record).items()))
 
 
@@ -146,13 +171,30 @@ def _worth_telling(record: logging.LogRecord) -> bool:
 
 def setup_logging(log_format: str = "console", level: str = "info", stream: TextIO | None = None) -> None:
     """Send all records of `level` and up to `stream` (standard error), as "console" or "json" lines. Repeatable."""
+    stream = stream or sys.stderr
+
+    def write(line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a reader that has gone, a closed stream
+            stream.write(f"{line}\n")
+            stream.flush()
+
+    install([Output(JsonFormatter() if log_format == "json" else ConsoleFormatter(), write)], level)
+
+
+def install(outputs: Sequence[Output], level: str) -> FoldingHandler:
+    """Send all records of `level` and up to these outputs, and nowhere else."""
     quiet_libraries()
-    handler = FoldingHandler(stream or sys.stderr)
+    handler = FoldingHandler(outputs)
     handler.addFilter(add_request_id)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else ConsoleFormatter())
+    logging.getLogger().handlers[:] = [handler]
+    set_level(level)
+    logging.captureWarnings(True)
+    return handler
+
+
+def set_level(level: str) -> None:
+    """Which records are written from now on: "debug", "info", "warning" or "error" and what is worse."""
     root = logging.getLogger()
-    root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name in _CHATTY:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))
-    logging.captureWarnings(True)

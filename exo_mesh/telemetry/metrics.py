@@ -140,6 +140,9 @@ class Metrics:
         self.http_responses = Counters(
             "exo_mesh_http_responses_total", "Answers of the HTTP API.", ("method", "route", "code")
         )
+        self.exported_spans = Counters(
+            "exo_mesh_exported_spans_total", "Spans of traces for the collector, by what became of them.", ("outcome",)
+        )
         # fmt: on
 
     def set_round_trips(self, seconds: Mapping[str, float]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -121,20 +121,28 @@ def decode_hello(message: bytes) -> pb.RingHello:
     return _parse(message, _HELLO, pb.RingHello)
 
 
-def encode_ack(last_step: int, standing: MemoryStanding | None = None) -> bytes:
+class Acknowledged(NamedTuple):
+    """All frames up to last_step have arrived. standing: of the memory of the receiver. at_once: it was written before
+    anything was computed, so that its sender can time the hop; older peers never say so."""
+
+    last_step: int
+    standing: MemoryStanding
+    at_once: bool = False
+
+
+def encode_ack(last_step: int, standing: MemoryStanding | None = None, *, at_once: bool = False) -> bytes:
     """standing: of a rank that follows the leader of its tensor group."""
-    ack = pb.RingAck(last_step=last_step)
+    ack = pb.RingAck(last_step=last_step, at_once=at_once)
     if standing is not None:
         ack.pressure, ack.kv_tokens = standing
     return _ACK + ack.SerializeToString()
 
 
-def decode_ack(message: bytes) -> tuple[int, MemoryStanding]:
-    """The step up to which all frames have arrived, and what the memory of the receiver has. Raises MalformedError if
-    this is no ack."""
+def decode_ack(message: bytes) -> Acknowledged:
+    """Raises MalformedError if this is no ack."""
     ack = _parse(message, _ACK, pb.RingAck)
     kv_tokens = ack.kv_tokens if ack.HasField("kv_tokens") else MemoryStanding().kv_tokens
-    return ack.last_step, MemoryStanding(ack.pressure, kv_tokens)
+    return Acknowledged(ack.last_step, MemoryStanding(ack.pressure, kv_tokens), ack.at_once)
 
 
 def _parse(message: bytes, tag: bytes, into: type[_Message]) -> _Message:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import grpc
@@ -18,7 +19,7 @@ from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.security.credentials import CredentialSource
 from exo_mesh.tasks import was_cancelled
 from exo_mesh.transport.channels import open_channel
-from exo_mesh.transport.codec import decode_ack, encode_frame, encode_hello
+from exo_mesh.transport.codec import Acknowledged, decode_ack, encode_frame, encode_hello
 
 FRAMES_METHOD = "/exo_mesh.Ring/Frames"
 
@@ -48,8 +49,18 @@ class RingLink:
     repeats by step. What is kept is bounded by the frames that the driver has in flight.
     """
 
-    def __init__(self, hello: pb.RingHello, credentials: CredentialSource | None = None) -> None:
+    def __init__(
+        self,
+        hello: pb.RingHello,
+        credentials: CredentialSource | None = None,
+        on_hop: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        """on_hop: called with the seconds that a frame took to the next stage, for about one frame in 64."""
         self._credentials = credentials
+        self._on_hop = on_hop
+        self._sent_at: deque[tuple[int, float]] = deque()
+        """(step, time) of the frames sent on this stream that are not acknowledged."""
+        self._fastest_s = math.inf
         self._hello = encode_hello(hello)
         self._endpoint = ""
         self._moved = asyncio.Event()
@@ -142,31 +153,44 @@ class RingLink:
             await _first_to_end(self._converse(call), self._moved.wait(), self._broken.wait())
 
     async def _converse(self, call: _Call) -> None:
+        self._sent_at.clear()
+        self._fastest_s = math.inf
         await call.write(self._hello)
         async with asyncio.timeout(HELLO_DEADLINE_S):
             answer = await call.read()
-        self._acknowledge(*_ack_of(answer))
+        self._acknowledge(_ack_of(answer))
         self._unsent = deque(self._unacked)
         while self._unsent:
             await self._write(call, self._unsent.popleft())
         self._call = call
         self._up.set()
         while True:
-            self._acknowledge(*_ack_of(await call.read()))
+            self._acknowledge(_ack_of(await call.read()))
 
     async def _write(self, call: _Call, frame: Frame) -> None:
+        self._sent_at.append((frame.step, time.perf_counter()))
         for message in encode_frame(frame):
             await call.write(message)
             self.bytes_out += len(message)
         self.frames_out += 1
 
-    def _acknowledge(self, last_step: int, standing: MemoryStanding) -> None:
-        self.standing = standing
-        while self._unacked and self._unacked[0].step <= last_step:
+    def _acknowledge(self, ack: Acknowledged) -> None:
+        self.standing = ack.standing
+        while self._unacked and self._unacked[0].step <= ack.last_step:
             self._unacked.popleft()
+        step, sent_at = 0, 0.0
+        while self._sent_at and self._sent_at[0][0] <= ack.last_step:
+            step, sent_at = self._sent_at.popleft()
+        if ack.at_once and step == ack.last_step:
+            self._time_hop(time.perf_counter() - sent_at)
+
+    def _time_hop(self, round_trip_s: float) -> None:
+        """An acknowledgement is tiny: its way back took half of the fastest round trip, however large the frame is."""
+        self._fastest_s = min(self._fastest_s, round_trip_s)
+        self._on_hop(round_trip_s - self._fastest_s / 2)
 
 
-def _ack_of(message: object) -> tuple[int, MemoryStanding]:
+def _ack_of(message: object) -> Acknowledged:
     if not isinstance(message, bytes):
         raise TransportError("the next stage closed the stream")
     return decode_ack(message)

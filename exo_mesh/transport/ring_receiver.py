@@ -50,6 +50,7 @@ class RingReceiver:
         self._deliver = deliver
         self._standing = standing
         self._told: MemoryStanding | None = None
+        self._in_order = asyncio.Lock()
         self._last_step = 0
         self._stream = 0
         self.frames_in = 0
@@ -125,27 +126,42 @@ class RingReceiver:
             frame = assembler.feed(message)
             if frame is None:
                 continue
-            await self._accept(frame)
             unacked_frames += 1
-            is_due = unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES
-            if is_due or (self._standing is not None and self._standing() != self._told):
-                await context.write(self._ack())
+            if unacked_frames >= ACK_EVERY_FRAMES or unacked_bytes >= ACK_EVERY_BYTES:
                 unacked_frames = unacked_bytes = 0
+                await self._accept(frame, context)
+            else:
+                await self._accept(frame)
+            if self._standing is not None and self._standing() != self._told:
+                unacked_frames = unacked_bytes = 0
+                await context.write(self._ack())
 
-    def _ack(self) -> bytes:
+    def _ack(self, *, at_once: bool = False) -> bytes:
         self._told = None if self._standing is None else self._standing()
-        return encode_ack(self._last_step, self._told)
+        return encode_ack(self._last_step, self._told, at_once=at_once)
 
-    async def _accept(self, frame: Frame) -> None:
-        if frame.ballot != self._ballot:
-            raise TransportError(f"a frame of ballot {frame.ballot} where {self._ballot} is in force")
-        if frame.step <= self._last_step:
-            return  # sent again after a redial
-        if frame.step != self._last_step + 1:
-            raise TransportError(f"frame {frame.step} follows frame {self._last_step}")
-        self._last_step = frame.step
-        self.frames_in += 1
-        await self._deliver(frame)
+    async def _accept(self, frame: Frame, context: grpc.aio.ServicerContext[Any, Any] | None = None) -> None:
+        """Deliver a frame unless it came before. context: acknowledge it there, before it is computed: its sender times
+        the hop by that."""
+        broken: BaseException | None = None
+        async with self._in_order:  # a stream that replaces this one delivers no later frame meanwhile
+            if frame.ballot != self._ballot:
+                raise TransportError(f"a frame of ballot {frame.ballot} where {self._ballot} is in force")
+            is_new = frame.step > self._last_step  # else it was sent again after a redial
+            if is_new and frame.step != self._last_step + 1:
+                raise TransportError(f"frame {frame.step} follows frame {self._last_step}")
+            if is_new:
+                self._last_step = frame.step
+                self.frames_in += 1
+            if context is not None:
+                try:
+                    await context.write(self._ack(at_once=is_new))
+                except BaseException as exc:  # noqa: BLE001 - raised below: what counts as arrived is delivered
+                    broken = exc
+        if is_new:
+            await self._deliver(frame)
+        if broken is not None:
+            raise broken
 
 
 async def _to_its_end(reading: asyncio.Task[None]) -> None:

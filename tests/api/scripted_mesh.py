@@ -286,6 +286,8 @@ class ScriptedMesh:
                 store.open(request, self.names[0], len(request.prompt_ids), 0.0)
         return store
 
+    trace_export: dict[str, Any] | None = None
+
     def traces(self, key_id: str | None = None) -> list[dict[str, Any]]:
         return [trace.describe() for trace in self.traced(key_id).all()]
 

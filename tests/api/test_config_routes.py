@@ -17,6 +17,7 @@ from exo_mesh.models.hub_token import HubToken
 from exo_mesh.security.api_keys import FILE_NAME, KeyFile, Role
 from exo_mesh.settings.config import SETTINGS, Settings, load_settings
 from exo_mesh.settings.effective import SHARED, EffectiveSettings, LoneSettings
+from exo_mesh.telemetry.node_logs import LoneLogs
 from tests.api.scripted_mesh import ScriptedMesh, Served, served
 from tests.text.text_models import write_text_model
 
@@ -154,3 +155,26 @@ async def test_the_token_for_the_hub_is_kept_used_and_never_shown(scripted: Scri
 def test_the_body_names_the_shared_settings() -> None:
     assert SharedSettingsBody.__struct_fields__ == (*SHARED, "hf_token")
     assert {SETTINGS[name].field or name for name in SHARED} <= set(Settings.__dataclass_fields__)
+
+
+async def test_the_log_level_of_one_node_is_changed_while_it_runs(scripted: ScriptedMesh, tmp_path: Path) -> None:
+    async with served(scripted, options(tmp_path, logs=LoneLogs())) as api:
+        for level, now in (("debug", "debug"), (None, "info")):
+            async with api.http.put("/v1/logging", json={"level": level}) as reply:
+                found = await reply.json()
+                assert (reply.status, found["level"], found["own_level"]) == (200, now, level)
+        for wrong in ({"level": "loud"}, {}, {"level": "debug", "format": "json"}):
+            async with api.http.put("/v1/logging", json=wrong) as reply:
+                assert reply.status == 400
+
+
+async def test_the_log_level_of_the_mesh_is_a_shared_setting(scripted: ScriptedMesh, tmp_path: Path) -> None:
+    given = options(tmp_path)
+    changes: list[str] = []
+    given.config.effective.on_change = lambda settings: changes.append(f"{settings.log_level} {settings.log_format}")
+    async with served(scripted, given) as api:
+        assert (await put(api, {"log_level": "debug", "log_format": "both"}))[0] == 200
+        assert (await put(api, {"log_level": "debug"}))[0] == 200
+        assert (await put(api, {"log_level": "loud"}))[0] == 400
+        assert (await put(api, {"log_level": None, "log_format": None}))[0] == 200
+    assert changes == ["debug both", "info console"], "only what changes is told"

@@ -65,15 +65,15 @@ async def test_lines_of_the_node_carry_the_id_that_the_client_gave(
 async def test_who_only_looks_or_knocks_at_the_wrong_door_is_told_at_debug_level(
     api: Served, lines: list[logging.LogRecord]
 ) -> None:
-    for method, path in (("GET", "/health"), ("POST", "/no/such/path"), ("DELETE", "/instance/a-name-of-the-caller")):
+    await api.http.get("/health")
+    for method, path in (("GET", "/version"), ("POST", "/no/such/path"), ("DELETE", "/instance/a-name-of-the-caller")):
         async with api.http.request(method, path) as reply:
             await reply.read()
     await api.chat(temperature=99)
-    await api.http.get("/healthz")
     said = [(record.levelname, record.getMessage().partition(" in ")[0]) for record in lines]
     assert said[:4] == [
-        ("DEBUG", "GET /health: 200"),
+        ("DEBUG", "GET /version: 200"),
         ("DEBUG", "POST (no route): 404"),
         ("DEBUG", "DELETE /instance/{id}: 404"),
         ("INFO", "POST /v1/chat/completions: 400"),
-    ]
+    ], "and nothing of /health, which is asked every few seconds"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli.config import reference
+from exo_mesh.cli.main import main
 from exo_mesh.cli.parser import Parser, add_node_flags, node_flags
 from exo_mesh.settings import values
 from exo_mesh.settings.aliases import ALIASES
@@ -114,6 +115,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "stop_grace": "7",
         "trace_sample": "0.5",
         "trace_retention_days": "9",
+        "otlp_endpoint": "http://collector:4318/v1/traces",
+        "otlp_header": "api-key=a=b,x=y",
+        "otlp_protocol": "http/protobuf",
+        "otlp_certificate": "/etc/ca.pem",
+        "otlp_service": "studio",
+        "otlp_attribute": "deployment.environment.name=home",
         "hang_debug": "30",
         "power_tool": "/opt/homebrew/bin/mactop",
         "sysfs": "/host/sys",
@@ -128,6 +135,10 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         "offline": "true",
         "log_format": "json",
         "log_level": "debug",
+        "log_file": "logs/node.jsonl",
+        "log_file_max_size": "10MB",
+        "log_files": "2",
+        "log_retention_days": "7",
     }
     assert set(texts) == set(SETTINGS) - {"home"}, "add the setting to `texts` above and to `expected` below"
     expected = Settings(
@@ -200,6 +211,12 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         stop_grace=7,
         trace_sample=0.5,
         trace_retention_days=9,
+        otlp_endpoint="http://collector:4318/v1/traces",
+        otlp_headers={"api-key": "a=b", "x": "y"},
+        otlp_protocol="http/protobuf",
+        otlp_certificate=Path("/etc/ca.pem"),
+        otlp_service="studio",
+        otlp_attributes={"deployment.environment.name": "home"},
         hang_debug=30,
         power_tool="/opt/homebrew/bin/mactop",
         sysfs=Path("/host/sys"),
@@ -214,10 +231,14 @@ def test_every_setting_can_be_set_in_each_of_the_three_ways(tmp_path: Path) -> N
         offline=True,
         log_format="json",
         log_level="debug",
+        log_file="logs/node.jsonl",
+        log_file_max_bytes=10_000_000,
+        log_files=2,
+        log_retention_days=7,
     )
     assert load(tmp_path, texts).settings == expected
     assert load(tmp_path, {}, {SETTINGS[name].variable: text for name, text in texts.items()}).settings == expected
-    sizes = {"max_memory", "override_memory", "models_max_size"}
+    sizes = {"max_memory", "override_memory", "models_max_size", "log_file_max_size"}
     plain = {name for name, setting in SETTINGS.items() if setting.toml != (str,)} - sizes
     lines = [f"{name} = {text}" if name in plain else f"{name} = '{text}'" for name, text in texts.items()]
     (tmp_path / "config.toml").write_text("\n".join(lines))
@@ -323,7 +344,8 @@ def test_config_toml_may_use_lists_and_a_table(tmp_path: Path) -> None:
         ("no_api", "maybe", "must be one of"),
         ("namespace", "a b", "a word of letters"),
         ("name", "x" * 65, "1-64 characters"),
-        ("log_format", "xml", "must be one of console, json"),
+        ("log_format", "xml", "must be one of console, json, both"),
+        ("otlp_endpoint", "collector:4318", "a URL such as http://127.0.0.1:4318"),
     ],
 )
 def test_a_bad_value_names_its_source_and_what_is_needed(tmp_path: Path, name: str, text: str, what: str) -> None:
@@ -415,6 +437,17 @@ def test_an_alias_is_weaker_than_our_variable_and_stronger_than_the_file(tmp_pat
         ("REQUEST_TIMEOUT_S", "120", "response_timeout", "120"),
         ("REQ_TIMEOUT", "60", "response_timeout", "60"),
         ("HF_HUB_OFFLINE", "1", "offline", "true"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/otlp/", "otlp_endpoint", "http://c:4318/otlp/v1/traces"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c/v1/traces", "otlp_endpoint", "https://c/v1/traces"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "c:4317", "otlp_endpoint", "default"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20eA==, b=", "otlp_header", "Authorization=Basic eA=="),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "otlp_protocol", "http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "otlp_protocol", "default"),
+        ("OTEL_SERVICE_NAME", "studio", "otlp_service", "studio"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a.b=c%20d,e=f", "otlp_attribute", "a.b=c d,e=f"),
+        ("OTEL_TRACES_SAMPLER", "parentbased_always_on", "trace_sample", "1.0"),
+        ("OTEL_TRACES_SAMPLER", "traceidratio", "trace_sample", "default"),
+        ("OTEL_TRACES_SAMPLER_ARG", "0.25", "trace_sample", "0.25"),
         ("HF_HUB_OFFLINE", "0", "offline", "default"),
         ("TRANSFORMERS_OFFLINE", "yes", "offline", "true"),
         ("MODEL_DIR", "/data/models", "models_dir", "/data/models"),
@@ -472,3 +505,25 @@ def test_sizes_are_decimal_or_binary(text: str, num_bytes: int) -> None:
 def test_the_documentation_has_the_table_of_all_settings() -> None:
     shown = reference() in (DOCS / "configuration.md").read_text()
     assert shown, "put what `exo-mesh config reference` prints into docs/configuration.md, below 'All settings'"
+
+
+@pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
+def test_the_standard_switches_of_opentelemetry_turn_the_export_off(tmp_path: Path, off: dict[str, str]) -> None:
+    named = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}
+    assert load(tmp_path, {}, named).settings.otlp_endpoint == "http://c:4318/v1/traces"
+    assert load(tmp_path, {}, named | off).settings.otlp_endpoint == ""
+    assert load(tmp_path, {"otlp_endpoint": "http://d"}, named | off).settings.otlp_endpoint == "http://d/v1/traces"
+
+
+def test_another_protocol_of_opentelemetry_is_a_warning(tmp_path: Path) -> None:
+    warnings = load(tmp_path, {}, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}).warnings
+    assert len(warnings) == 1 and "OTEL_EXPORTER_OTLP_PROTOCOL=grpc is not used" in warnings[0]
+
+
+def test_the_headers_for_a_collector_are_never_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.toml").write_text("otlp_header = ['x-scope=s3cret']\n")
+    assert "s3cret" not in repr(load(tmp_path).settings)
+    for more in ([], ["--json"], ["--json", "--origin"]):
+        assert main(["config", "show", "--home", str(tmp_path), *more]) == 0
+        shown = capsys.readouterr().out
+        assert "x-scope=***" in shown and "s3cret" not in shown

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ import pytest
 
 from exo_mesh.cli import exit_codes
 from exo_mesh.client.api_client import ApiClient
-from tests.support.processes import QUIET_FLAGS, eventually, run, start
+from tests.support.nodes import free_port
+from tests.support.processes import COMMAND, QUIET_FLAGS, clean_environ, eventually, run, start
 
 FLAGS = ["--api-port", "0", "--log-format", "json", "--engine-option", "cost_ms=20", *QUIET_FLAGS]
 
@@ -107,3 +110,38 @@ def test_the_units_of_systemd_leave_time_for_the_grace() -> None:
     for unit in ("exo-mesh.service", "user/exo-mesh.service"):
         text = (Path(__file__).resolve().parents[2] / "systemd" / unit).read_text()
         assert "TimeoutStopSec=45" in text
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_output_that_nobody_reads_and_a_full_disk_hold_up_neither_requests_nor_the_stop(tmp_path: Path) -> None:
+    flags = [*FLAGS, "--log-format", "both", "-v", "--log-file", "/dev/full", "--api-port"]
+    port = str(free_port())
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(
+            [*COMMAND, *flags, port], stdout=full, stderr=subprocess.PIPE, env=clean_environ(tmp_path)
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        api = ApiClient(url, str(tmp_path))
+        assert eventually(lambda: answers(url), 30)
+        caller = http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)
+        for _ in range(400):  # a pipe holds 64 KiB
+            caller.request("GET", "/no/such/path", headers={"x-request-id": "x" * 128})
+            caller.getresponse().read()
+        body = {"max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        assert api.post("/v1/chat/completions", body, 60)["usage"]["completion_tokens"] == 5
+        lost = api.get("/v1/logging")["lost_lines"]
+        assert lost["stdout"] > 400 and lost["file"] > 400
+        process.terminate()
+        assert process.wait(10) == exit_codes.OK
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(urllib.request.urlopen(f"{url}/healthz", timeout=5).status == 200)
+    except OSError:
+        return False

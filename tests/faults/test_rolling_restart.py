@@ -1,7 +1,7 @@
 """Every peer of a mesh is taken away and comes back, one by one, while clients ask.
 
 Clients that choose a ready peer see no error. Of peers that stop at once, clients that retry with an
-Idempotency-Key lose no answer, and neither do those behind a plain load balancer.
+Idempotency-Key lose no answer, and neither do those behind the nginx configuration that comes with exo-mesh.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from exo_mesh.cli import exit_codes
-from tests.support.nginx import NGINX, nginx
+from tests.support.nginx import NGINX, shipped_nginx
 from tools.faults.drawn import HOP_S
 from tools.faults.invariants import check_all
 from tools.faults.keyed import KeyedClients
@@ -80,25 +80,6 @@ def test_no_client_sees_an_error_when_all_peers_restart_one_by_one(
 
 API_PORT = 52415
 
-BALANCER = """
-    upstream mesh {
-        %s
-    }
-    server {
-        listen 127.0.0.1:PORT;
-        location / {
-            proxy_pass http://mesh;
-            proxy_set_header Host $host;
-            proxy_http_version 1.1;
-            proxy_buffering off;
-            proxy_connect_timeout 2s;
-            proxy_read_timeout 60s;
-            proxy_next_upstream error timeout http_502 http_503 non_idempotent;
-        }
-    }
-"""
-"""non_idempotent: a POST is sent to the next peer, too, which an Idempotency-Key allows."""
-
 
 @contextlib.contextmanager
 def way_to(mesh: FaultMesh, way: str, folder: Path) -> Iterator[list[str]]:
@@ -108,9 +89,8 @@ def way_to(mesh: FaultMesh, way: str, folder: Path) -> Iterator[list[str]]:
         return
     if NGINX is None:
         pytest.skip("not installed: nginx")
-    servers = " ".join(f"server {node.address}:{API_PORT} max_fails=0;" for node in mesh.nodes)
-    with nginx(folder, BALANCER % servers) as url:
-        yield [url]
+    with shipped_nginx(folder, [f"{node.address}:{API_PORT}" for node in mesh.nodes]) as proxy:
+        yield [proxy.url]
 
 
 @pytest.mark.slow

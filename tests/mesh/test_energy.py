@@ -10,8 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,31 +20,17 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.main import main
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
 from tests.support.processes import eventually
-from tests.support.recorded import RECORDED, plant
+from tests.support.recorded import RECORDED, machine_that_draws
 
 WATTS = 40.0
-COUNTER = "class/powercap/intel-rapl:0/energy_uj"
 
 pytestmark = pytest.mark.extended
 
 
 @pytest.fixture(scope="module")
 def sysfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A machine whose processor draws WATTS: its counter rises with the time."""
-    root = plant(tmp_path_factory.mktemp("sys"), "amd-apu.sysfs")
-    stop = threading.Event()
-
-    def run() -> None:
-        began, scratch = time.monotonic(), root / "counter"
-        while not stop.wait(0.02):
-            scratch.write_text(str(int(1e6 * WATTS * (time.monotonic() - began)) + 1))
-            scratch.rename(root / COUNTER)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    yield root
-    stop.set()
-    thread.join()
+    with machine_that_draws(tmp_path_factory.mktemp("sys"), WATTS) as root:
+        yield root
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +46,13 @@ def test_every_node_knows_what_all_machines_draw_and_who_said_so(mesh: LocalMesh
     def hardware() -> list[dict[str, dict[str, object]]]:
         return [reading["hardware"] for reading in mesh.client(1).get("/state")["telemetry"].values()]
 
-    assert eventually(lambda: len(hardware()) == 2 and all("energy_j" in one["machine"] for one in hardware()), 20)
+    def sources() -> list[object]:
+        return [one["machine"]["sources"].get("power_w") for one in hardware()]  # type: ignore[attr-defined]
+
+    assert eventually(lambda: sources() == ["rapl", "rapl"], 20), "from the second reading of a counter on"
     for one in hardware():
-        machine = one["machine"]
-        assert machine["power_w"] == pytest.approx(WATTS, rel=0.25)
-        assert machine["sources"]["power_w"] == "rapl"  # type: ignore[index]
+        assert one["machine"]["power_w"] == pytest.approx(WATTS, rel=0.25)
+        assert one["machine"]["energy_j"] > 0  # type: ignore[operator]
         (gpu,) = one["accelerators"]
         assert (gpu["id"], gpu["vendor"], gpu["power_w"]) == ("gpu0", "amd", 41.0)  # type: ignore[index]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 PLACE_S = 300.0
 NAMES = ("count up", "spell", "add")
 LONG = (*NAMES, "long")
+FIGURES = ("stage_memory_bytes", "step_all_reduce_seconds")
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +118,10 @@ def test_a_group_and_a_peer_of_any_engine_share_a_ring(
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda _: ask(three[0], QUESTIONS["spell"][0]).text, range(8)))
     assert together == ["r-o-b-o-t"] * 8
+    for rank, peer in enumerate(three[:2]):
+        shown = peer.api.text("/metrics")
+        memory, reduces = (re.findall(rf'^exo_mesh_{name}{{.*rank="{rank}".*}} (\S+)', shown, re.M) for name in FIGURES)
+        assert [float(value) > 0 for value in (*memory, *reduces)] == [True, True], shown
     end(three, instance)
 
 

@@ -16,11 +16,12 @@ import yaml
 from exo_mesh.client.local_mesh import free_port
 from exo_mesh.errors import MeshError
 from tests.support.checkpoints import TinyModel, write_checkpoint
-from tests.support.dashboards import MONITORING, Target, filled_in, targets
+from tests.support.dashboards import MONITORING, filled_in, targets
 from tests.support.hub import LoopbackHub
 from tests.support.peers import Peer, mesh
 from tests.support.processes import eventually
 from tests.support.prometheus import Prometheus, configuration, node_exporter, running
+from tests.support.recorded import machine_that_draws
 
 pytestmark = [
     pytest.mark.extended,
@@ -31,29 +32,6 @@ GROUP = ["--group-backend", "ring", "--open-admin"]
 SLOW = ["--engine-option", "cost_ms=5", "--engine-option", "reduce_ms=0.1"]
 WINDOW = "30s"
 """What $__rate_interval is here: longer than the test."""
-
-HARDWARE = {
-    "exo_mesh_power_watts": "needs a machine whose power can be read (RAPL, a GPU, a Mac)",
-    "exo_mesh_power_part_watts": "needs a machine whose power can be read",
-    "exo_mesh_energy_joules_total": "needs a machine whose power can be read",
-    "exo_mesh_ring_energy_joules_total": "needs a machine whose power can be read",
-    "exo_mesh_temperature_celsius": "needs a temperature sensor, which virtual machines lack",
-    "exo_mesh_accelerator_temperature_celsius": "needs an accelerator",
-    "exo_mesh_accelerator_utilization_ratio": "needs an accelerator",
-    "exo_mesh_accelerator_power_watts": "needs an accelerator",
-    "exo_mesh_accelerator_memory_used_bytes": "needs an accelerator",
-}
-"""Metrics of hardware that a test machine may lack. Where the hardware is there, its queries are checked, too."""
-
-
-def test_the_list_of_hardware_has_only_what_dashboards_ask_for() -> None:
-    queries = " ".join(target.expr for target in targets())
-    assert not [name for name in HARDWARE if name + "{" not in queries]
-
-
-def lacks_hardware(prometheus: Prometheus, target: Target) -> bool:
-    missing = [name for name in HARDWARE if name in target.expr]
-    return any(not prometheus.query(name) for name in missing)
 
 
 @pytest.fixture
@@ -118,7 +96,7 @@ def silent(prometheus: Prometheus) -> set[str]:
     found = set()
     for target in targets():
         expr = filled_in(target.expr, WINDOW).replace(" or vector(0)", "")
-        if not prometheus.query(expr) and not lacks_hardware(prometheus, target):
+        if not prometheus.query(expr):
             found.add(target.name)
     return found
 
@@ -128,7 +106,8 @@ def test_prometheus_finds_all_nodes_and_every_query_of_every_dashboard_returns_a
 ) -> None:
     port = free_port()
     with ExitStack() as stack:
-        peers = stack.enter_context(mesh(tmp_path, [[*GROUP, *SLOW]] * 3, engine="dummy"))
+        hardware = ["--sysfs", str(stack.enter_context(machine_that_draws(tmp_path / "sys", 40.0)))]
+        peers = stack.enter_context(mesh(tmp_path, [[*GROUP, *SLOW, *hardware]] * 3, engine="dummy"))
         stack.enter_context(node_exporter(exporter, port))
         config = configuration([peers[0].url, peers[1].url], port)
         server = stack.enter_context(running(prometheus, tmp_path, config))

@@ -125,6 +125,17 @@ async def test_a_hidden_tab_asks_for_nothing(scripted: ScriptedMesh) -> None:
             await page.evaluate(HIDE, False)
 
 
+async def test_the_card_of_a_peer_says_what_its_gpu_does_and_who_told(scripted: ScriptedMesh) -> None:
+    from playwright.async_api import expect
+
+    scripted = replace(scripted)
+    scripted.state = lambda: mesh_state(2)  # type: ignore[method-assign]
+    async with served(scripted, ApiOptions(live_interval_s=0.05)) as api, page_at(f"{api.url}/#/mesh") as page:
+        figures = page.locator(".peer-card dd", has_text="RTX 4090")
+        await expect(figures).to_have_text("RTX 4090 · 50 % busy · 212 W · 61 °C · 6.0 GB of 24 GB")
+        await expect(figures).to_have_attribute("title", "read from nvml")
+
+
 async def _is_quiet(page: Any, looked: list[int]) -> bool:
     """Whether the node makes no document during ten intervals."""
     before = len(looked)

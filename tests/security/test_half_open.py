@@ -37,7 +37,7 @@ def limited_node(home: Path, limit: str) -> Iterator[tuple[subprocess.Popen[str]
             [*command, "--log-format", "json"], stdout=subprocess.PIPE, stderr=log, text=True, env=clean_environ(home)
         )
         try:
-            yield node, ApiClient(json.loads(read_until(node, "ready"))["api_url"])
+            yield node, ApiClient(json.loads(read_until(node, '"event": "ready"').splitlines()[-1])["api_url"])
         finally:
             node.kill()
             node.communicate()

@@ -61,7 +61,7 @@ def test_a_disk_that_is_too_slow_costs_lines_and_no_time(tmp_path: Path, monkeyp
     monkeypatch.setattr(module, "MAX_QUEUED", 10)
     free = threading.Event()
     file = RequestFile(tmp_path / "requests.jsonl")
-    monkeypatch.setattr(file._lines, "_open", opens_late(file._lines._open, free))
+    monkeypatch.setattr(file.file, "write", writes_late(file.file.write, free))
     for number in range(50):
         file.write({"request_id": f"r{number}"})
     assert 50 - 12 <= file.lost <= 50 - 10, "ten wait, and one is being written"
@@ -70,12 +70,12 @@ def test_a_disk_that_is_too_slow_costs_lines_and_no_time(tmp_path: Path, monkeyp
     assert len(lines(tmp_path / "requests.jsonl")) == 50 - file.lost
 
 
-def opens_late(really: Any, free: threading.Event) -> Any:
-    def opened() -> Any:
+def writes_late(really: Any, free: threading.Event) -> Any:
+    def write(data: bytes) -> None:
         assert free.wait(10)
-        return really()
+        really(data)
 
-    return opened
+    return write
 
 
 def test_where_it_is(tmp_path: Path) -> None:

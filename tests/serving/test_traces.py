@@ -25,6 +25,19 @@ def test_the_store_is_bounded_and_finds_by_either_id() -> None:
     assert len(newest.tokens_s) == MAX_TOKENS
 
 
+def test_requests_that_share_a_trace_id_as_those_of_one_agent_do_are_all_kept() -> None:
+    store = TraceStore()
+    ended: list[str] = []
+    store.on_end = lambda trace: ended.append(trace.request_id)
+    for number in range(3):
+        trace = store.open(replace(a_request(f"r{number}"), trace_id="t"), "m", 3, 0.0)
+        store.end(trace, "stop", 1.0)
+    assert [trace.request_id for trace in store.all()] == ["r2", "r1", "r0"] and ended == ["r0", "r1", "r2"]
+    newest = store.find("t")
+    assert newest is not None and newest.request_id == "r2"
+    assert store.delete({"t"}) == 3
+
+
 def test_the_first_and_the_last_laps_of_a_long_answer_are_kept() -> None:
     leg = TraceStore().open(replace(a_request("r"), trace_id="t"), "m", 3, 0.0).begin_leg("i", ["one"], 0.0)
     for step in range(0, 5000, 16):

@@ -157,6 +157,11 @@ def test_the_generated_code_is_up_to_date() -> None:
     assert start("tools.generate_protos", "--check") == "generated code is up to date\n"
 
 
+@installed("grafana_foundation_sdk")
+def test_the_dashboards_are_up_to_date() -> None:
+    assert start("tools.dashboards", "--check") == ""
+
+
 @pytest.mark.extended
 def test_fuzz() -> None:
     shown = start("tools.fuzz", "--count", "500", "--settle-s", "1", "generate")

@@ -261,3 +261,48 @@ async def test_a_frame_whose_bytes_do_not_fit_its_shape_is_an_invalid_argument(r
             async for _ in call:
                 pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT and receiving.frames == []
+
+
+async def test_a_hop_is_timed_without_what_the_next_stage_computes(receiving: Receiving) -> None:
+    hops: list[float] = []
+    link = RingLink(hello(), None, hops.append)
+    link.set_endpoint(f"127.0.0.1:{receiving.port}")
+    task = asyncio.create_task(link.run())
+    for step in range(1, ACK_EVERY_FRAMES):
+        await link.send(frame(step))
+    await receiving.until(lambda: len(receiving.frames) == ACK_EVERY_FRAMES - 1)
+    receiving.gate = asyncio.Event()  # the next frame takes until it is set
+    await link.send(frame(ACK_EVERY_FRAMES))
+    await until(lambda: bool(hops))
+    assert len(receiving.frames) == ACK_EVERY_FRAMES - 1
+    receiving.gate.set()
+    await receiving.until(lambda: len(receiving.frames) == ACK_EVERY_FRAMES)
+    assert len(hops) == 1 and 0 < hops[0] < 20
+    task.cancel()
+    await asyncio.wait([task])
+
+
+class Stalled:
+    """A stream on which nothing can be written, and that breaks when it is told to."""
+
+    def __init__(self) -> None:
+        self.breaks = asyncio.Event()
+
+    async def write(self, message: bytes) -> None:
+        await self.breaks.wait()
+        raise ConnectionError("it broke")
+
+
+async def test_a_frame_whose_acknowledgement_cannot_be_written_is_delivered_before_the_next(
+    receiving: Receiving,
+) -> None:
+    stalled, accept = Stalled(), receiving.receiver._accept
+    first = asyncio.create_task(accept(frame(1), stalled))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    second = asyncio.create_task(accept(frame(2)))  # of the stream that replaces the first one
+    await asyncio.sleep(0)
+    assert receiving.frames == []
+    stalled.breaks.set()
+    await asyncio.wait((first, second))
+    assert [arrived.step for arrived in receiving.frames] == [1, 2]
+    assert isinstance(first.exception(), ConnectionError) and second.exception() is None

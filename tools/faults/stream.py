@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from tools.faults.mesh import MODEL, Node
+from tools.faults.mesh import MODEL
 
 SILENCE_S = 120.0
 """The API says something at least every 10 s."""
@@ -25,6 +25,13 @@ PAUSE_S = 0.05
 """Of such a client between two peers."""
 
 ENTRY_LOST = ("broken_off", "node_stopping", "not_ready")
+
+
+class HasUrl(Protocol):
+    """Whoever serves the API: a node, or a proxy before the nodes."""
+
+    @property
+    def url(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Stream:
     silent for PATIENCE_S, or stops.
     """
 
-    def __init__(self, node: Node, question: Question, *, elsewhere: Sequence[Node] = (), **fields: Any) -> None:
+    def __init__(self, node: HasUrl, question: Question, *, elsewhere: Sequence[HasUrl] = (), **fields: Any) -> None:
         self.question = question
         self.pieces: list[tuple[float, str]] = []
         """(Unix time, text)"""
@@ -58,6 +65,8 @@ class Stream:
         """The code of the error."""
         self.message = ""
         self.num_ends = 0
+        self.num_asked = 0
+        """How many times it has sent its request."""
         self.ended = threading.Event()
         self.sent_at = time.time()
         self.ended_at = 0.0
@@ -116,6 +125,7 @@ class Stream:
 
     def _ask(self, url: str) -> None:
         address = urlsplit(url)
+        self.num_asked += 1
         silence_s = PATIENCE_S if self._key else SILENCE_S
         connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=silence_s)
         headers = {"Content-Type": "application/json"}

@@ -14,7 +14,7 @@ from exo_mesh.api.access import CALLER, LOCAL
 from exo_mesh.api.body import read_body
 from exo_mesh.api.context import OUTPUT_BOUND, REQUEST_ID, ApiContext
 from exo_mesh.api.core.answer import Answer, AnswerStep
-from exo_mesh.api.core.asker import Asker
+from exo_mesh.api.core.asker import Asker, TraceContext
 from exo_mesh.api.core.defaults import with_defaults
 from exo_mesh.api.core.idempotency import Idempotency, idempotency_of
 from exo_mesh.api.core.preparing import PromptOptions, prepare
@@ -31,10 +31,11 @@ from exo_mesh.api.openai.streaming import stream_answer
 from exo_mesh.api.openai.translate import asks_for_no_limit, delivery_of, neutral_chat, neutral_completion
 from exo_mesh.api.routes import GENERATION_ERRORS, USE, Route, RouteTable
 from exo_mesh.api.stream_secret import new_secret
-from exo_mesh.api.tracing import TRACE_ID, trace_id_of
+from exo_mesh.api.tracing import TRACE, trace_of
 from exo_mesh.errors import InputError
 from exo_mesh.security.api_keys import Role
 from exo_mesh.serving.streams import StreamCard, hash_of_secret
+from exo_mesh.telemetry.logs import current_trace
 
 _DELIVERY = (
     "stream",
@@ -194,13 +195,16 @@ class OpenAIRoutes:
         caller = request[CALLER]
         if priority > 0 and caller.role is not Role.ADMIN:
             raise InputError("priority above 0 is for keys with the role admin", param="priority")
-        trace_id = trace_id_of(request.headers.get("traceparent", ""), self._context.options.defaults().trace_sample)
-        if trace_id:
-            request[TRACE_ID] = trace_id
+        sample = self._context.options.defaults().trace_sample
+        headers = request.headers
+        trace = trace_of(headers.getall("traceparent", ()), headers.getall("tracestate", ()), sample)
+        if trace is not None:
+            request[TRACE] = trace
+            current_trace.set(trace.trace_id)
         return Asker(
             request_id,
             caller.key_id or request.remote or "",
-            trace_id,
+            trace or TraceContext(),
             key,
             caller.key_id,
             caller.may_download,

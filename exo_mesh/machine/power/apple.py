@@ -37,8 +37,6 @@ STALE_S = 10.0
 FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
 """A tool that ends is started again after 10 s, then after twice as long each time."""
 
-STOP_S = 1.0
-
 _log = logging.getLogger(__name__)
 
 
@@ -165,12 +163,11 @@ class AppleTool:
         threading.Thread(target=self._keep, name="power tool", daemon=True).start()
 
     def close(self) -> None:
-        """End the tool."""
+        """End the tool, without waiting: it holds nothing that it would have to put in order."""
         self._stop.set()
         with self._lock:
-            child = self._child
-        if child is not None:
-            _end(child)
+            if self._child is not None:
+                self._child.kill()
 
     def _keep(self) -> None:
         wait_s = self._first_retry_s
@@ -202,18 +199,9 @@ class AppleTool:
                 sample = parse_line(self._tool, line)
                 if sample is not None:
                     said, self._last = True, (self._clock(), sample)
-        _end(child)
-        return said
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL for one that goes on."""
-    child.terminate()
-    try:
-        child.wait(STOP_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
+        child.kill()  # it may have closed its output and go on
         child.wait()
+        return said
 
 
 def _table(sample: Mapping[str, Any], name: str) -> Mapping[str, Any]:

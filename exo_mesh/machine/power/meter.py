@@ -47,7 +47,7 @@ class HardwareMeter:
         self._sysfs = sysfs
         self._nvidia = nvidia
         self._clock = clock
-        self._read_system = read_system or read_load
+        self._read_system = read_system or SystemLoad()
         program = find_tool(power_tool)
         self._tool = AppleTool(program) if program else None
         self._energy = EnergyMeter()
@@ -129,15 +129,30 @@ def with_sample(raw: RawReading, sample: AppleSample) -> RawReading:
     )
 
 
-def read_load() -> DeviceValues:
+class SystemLoad:
     """How busy the processors were since the last call, and the memory in use, as the system says it."""
-    memory = psutil.virtual_memory()
-    return DeviceValues.of(
-        "system",
-        utilization=psutil.cpu_percent(None) / 100,
-        memory_used_bytes=memory.total - memory.available,
-        memory_total_bytes=memory.total,
-    )
+
+    def __init__(self) -> None:
+        self._times: tuple[float, float] | None = None
+
+    def __call__(self) -> DeviceValues:
+        memory = psutil.virtual_memory()
+        return DeviceValues.of(
+            "system",
+            utilization=self._utilization(),
+            memory_used_bytes=memory.total - memory.available,
+            memory_total_bytes=memory.total,
+        )
+
+    def _utilization(self) -> float | None:
+        """None at first, since nothing is known of the time before."""
+        times = psutil.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        total = sum(times[:8])  # after these Linux has those of guests, which it has counted already
+        before, self._times = self._times, (total, idle)
+        if before is None or total <= before[0]:
+            return None
+        return min(1.0, max(0.0, 1 - (idle - before[1]) / (total - before[0])))
 
 
 def machine_digest() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,10 +54,12 @@ def read_energy_zones(root: Path = SYS) -> list[EnergyZone]:
     return zones
 
 
-def locked_energy_zones(root: Path = SYS) -> list[Path]:
+def locked_energy_zones(
+    root: Path = SYS, may_read: Callable[[Path], bool] = lambda file: os.access(file, os.R_OK)
+) -> list[Path]:
     """Counters of processors that exist but that this user may not read: as a rule only root may."""
     found = (root / "class/powercap").glob("intel-rapl:*/energy_uj")
-    return sorted(file for file in found if file.parent.name.count(":") == 1 and not os.access(file, os.R_OK))
+    return sorted(file for file in found if file.parent.name.count(":") == 1 and not may_read(file))
 
 
 def gained_uj(before: EnergyZone, now: EnergyZone) -> int:

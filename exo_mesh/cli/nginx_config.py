@@ -1,0 +1,20 @@
+"""Write the configuration of an nginx in front of all nodes, from what the mesh looks like now."""
+
+import argparse
+
+from exo_mesh.balancing.asking import add_flags, write_config
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.client.api_client import ApiClient
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of the configuration, `--api-url`, `--home`."""
+    add_flags(parser)
+    add_api_flags(parser, json=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask `/state` of the node, and later of others."""
+    write_config(args, ApiClient(args.api_url, args.home))
+    return exit_codes.OK

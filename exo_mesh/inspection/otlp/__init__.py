@@ -1,0 +1,1 @@
+"""Sends traces to a collector by OTLP over HTTP (https://opentelemetry.io/docs/specs/otlp/)."""

@@ -1,0 +1,74 @@
+"""Makes the exporter that the settings ask for."""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from exo_mesh.domain.device import PeerInfo
+from exo_mesh.inspection.otlp.encoding import JSON, PROTOBUF, Origin, PeerName, has_messages
+from exo_mesh.inspection.otlp.exporter import CollectorTarget, TraceExporter
+from exo_mesh.membership.service import Membership
+from exo_mesh.settings.config import ConfigError, Settings
+from exo_mesh.telemetry.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+def exporter_of(settings: Settings, membership: Membership, metrics: Metrics) -> TraceExporter | None:
+    """None without --otlp-endpoint. Raises ConfigError if a header or the certificate cannot be used."""
+    if not settings.otlp_endpoint:
+        return None
+    protocol = settings.otlp_protocol
+    if protocol == PROTOBUF and not has_messages():
+        _log.warning(
+            "traces are sent as http/json: http/protobuf needs opentelemetry-proto (pip install 'exo-mesh[otel]')"
+        )
+        protocol = JSON
+    headers, tls = checked(settings.otlp_headers), authority(settings.otlp_certificate)
+    target = CollectorTarget(settings.otlp_endpoint, headers, protocol, tls)
+    _log.info("traces are sent to %s by %s", target.shown, protocol)
+    return TraceExporter(
+        target,
+        _origin(settings, membership),
+        lambda outcome, number: metrics.exported_spans.labels(outcome).inc(number),
+    )
+
+
+def checked(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """The headers. Raises ConfigError if HTTP cannot carry one."""
+    for name, value in headers.items():
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+            raise ConfigError(f"--otlp-header: {name[:64]!r} is not the name of a header", param="otlp_header")
+        if not re.fullmatch(r"[\x20-\x7e]*", value):
+            raise ConfigError(f"--otlp-header: the value of {name} is not plain text", param="otlp_header")
+    return headers
+
+
+def authority(path: Path | None) -> ssl.SSLContext | None:
+    """What trusts a certificate authority of the operator. Raises ConfigError."""
+    if path is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(path))
+    except OSError as exc:  # an SSLError is one
+        raise ConfigError(f"--otlp-certificate {path}: {exc.strerror or exc}", param="otlp_certificate") from exc
+
+
+def _origin(settings: Settings, membership: Membership) -> Callable[[], Origin]:
+    def of_now() -> Origin:
+        own = membership.own
+        url = urlsplit(own.api_url)
+        address = (url.hostname, url.port) if url.hostname and url.port else None
+        peers = tuple(_name(peer) for peer in membership.view.peers())
+        return Origin(_name(own), peers, settings.otlp_service, settings.otlp_attributes, address)
+
+    return of_now
+
+
+def _name(peer: PeerInfo) -> PeerName:
+    return PeerName(peer.id, peer.name, peer.version)

@@ -1,0 +1,91 @@
+"""Weights of tokens from logits, and one draw among them: the arithmetic of sampling, without a copy too many.
+
+A row of 152,000 logits makes arrays of a megabyte, whose pages the system hands out and takes back for every draw.
+Here they are made once for each thread.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+Doubles = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.intp]
+
+NEGLIGIBLE = 37.0
+"""exp(-37) is below the precision of a double next to 1: all tokens below it together do not move a border between two
+others by more than 2e-11 of the whole."""
+
+FEW = 8
+"""To gather a part of the logits takes some eight times as long for each as to go over all of them."""
+
+BLOCK = 1024
+"""Weights whose sum is taken at once; only the block of the drawn token is added up one by one."""
+
+
+class _Scratch(threading.local):
+    def __init__(self) -> None:
+        self.weights = np.zeros(0)
+        self.generator = np.random.Philox(key=0)
+        self.state: Any = self.generator.state
+
+
+_scratch = _Scratch()
+
+
+def likely(logits: Floats, best: int, temperature: float, min_p: float = 0.0) -> Ids | None:
+    """The tokens, ascending, whose weight is not negligible, or may be `min_p` of the best one's; None if they are too
+    many to be gathered."""
+    depth = NEGLIGIBLE if min_p <= 0 else min(NEGLIGIBLE, 0.01 - math.log(min_p))  # a little more than must be kept
+    is_likely = logits >= logits[best] - depth * temperature
+    if int(np.count_nonzero(is_likely)) * FEW > logits.size:
+        return None
+    return np.flatnonzero(is_likely)
+
+
+def weights_of(logits: Floats, best: int, temperature: float, ids: Ids | None) -> Doubles:
+    """exp((logit - the best one) / temperature), of these tokens or of all; valid until this thread's next call."""
+    chosen = logits if ids is None else logits[ids]
+    if _scratch.weights.size < chosen.size:
+        _scratch.weights = np.zeros(chosen.size)
+    weights: Doubles = _scratch.weights[: chosen.size]
+    # Divide after taking the maximum away: no temperature, however small, can overflow then.
+    np.subtract(chosen, float(logits[best]), out=weights, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        weights /= temperature
+    return np.exp(weights, out=weights)
+
+
+def index_at(weights: Doubles, share: float) -> int:
+    """The weight in whose interval `share` of their sum falls, 0 <= share < 1, the intervals laid end to end in order;
+    never one of weight 0. At least one weight must be above 0."""
+    if weights.size <= 2 * BLOCK:
+        return _index_of(weights, share * float(weights.sum()))
+    sums = np.add.reduceat(weights, np.arange(0, weights.size, BLOCK))
+    ends = np.cumsum(sums)
+    target = share * float(ends[-1])
+    block = min(int(np.searchsorted(ends, target, side="right")), int(np.flatnonzero(sums)[-1]))
+    before = float(ends[block - 1]) if block else 0.0
+    begin = block * BLOCK
+    return begin + _index_of(weights[begin : begin + BLOCK], target - before)
+
+
+def _index_of(weights: Doubles, target: float) -> int:
+    found = int(np.searchsorted(np.cumsum(weights), target, side="right"))
+    return min(found, int(np.flatnonzero(weights)[-1]))
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on (seed, position) alone: Philox 4x64 keyed by the seed, position as counter."""
+    mask = 0xFFFF_FFFF_FFFF_FFFF
+    state = _scratch.state
+    state["state"]["key"][:] = seed & mask, 0
+    state["state"]["counter"][:] = 0, position & mask, 0, 0
+    state["buffer_pos"] = state["buffer"].size  # nothing is left of the last draw
+    _scratch.generator.state = state  # four times as fast as to make a generator
+    return int(_scratch.generator.random_raw() >> 11) * 2.0**-53

@@ -1,0 +1,137 @@
+"""The log of a node: where its lines go and which lines there are, both changeable while it runs."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from exo_mesh.telemetry.line_writer import LineWriter, RotatingFile, StreamSink
+from exo_mesh.telemetry.logs import ConsoleFormatter, JsonFormatter, Output, install, set_level
+
+CONSOLE, JSON, BOTH = "console", "json", "both"
+"""For people on standard error; for programs on standard output; both."""
+
+_log = logging.getLogger(__name__)
+
+
+class LogDesk(Protocol):
+    """Shows and changes the log of a node while it runs."""
+
+    def describe(self) -> dict[str, Any]:
+        """See NodeLogs."""
+
+    def set_own(self, level: str | None) -> None:
+        """See NodeLogs."""
+
+
+class LoneLogs:
+    """Remembers a level and changes nothing, in a process whose logging is not ours; tests use it, too."""
+
+    def __init__(self) -> None:
+        self._own: str | None = None
+
+    def describe(self) -> dict[str, Any]:
+        return {"level": self._own or "info", "own_level": self._own, "format": "", "file": "", "lost_lines": {}}
+
+    def set_own(self, level: str | None) -> None:
+        self._own = level
+
+
+class _LineFile(io.StringIO):
+    """Passes each whole line on."""
+
+    def __init__(self, write_line: Callable[[str], object]) -> None:
+        super().__init__()
+        self._write_line = write_line
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._write_line(line)
+        return len(text)
+
+
+class NodeLogs:
+    """Takes over the logging of this process. `follow` is called when the settings change, `set_own` by an operator.
+
+    Each place has a thread of its own, so a full disk or a reader that does not read costs lines and nothing else.
+    file: gets JSON lines, too, whatever the format.
+    """
+
+    def __init__(self, log_format: str, level: str, file: RotatingFile | None = None) -> None:
+        self._format = log_format
+        self._level = level
+        self._own_level: str | None = None
+        self._path: Path | None = None if file is None else file.path
+        self._changing = threading.Lock()
+        self._stderr = LineWriter(StreamSink(sys.stderr.fileno()), "standard error")
+        self._stdout = LineWriter(StreamSink(sys.stdout.fileno()), "standard output")
+        self._file = None if file is None else LineWriter(file, f"the log file {file.path}")
+        self._handler = install(self._outputs(), level)
+        self._handler.on_close = self.close
+
+    def follow(self, log_format: str, level: str) -> None:
+        """The settings in force have these values now."""
+        with self._changing:
+            was = self._format, self.level
+            self._format, self._level = log_format, level
+            self._apply(was)
+
+    def set_own(self, level: str | None) -> None:
+        """Write from this level on until the process ends, whatever the settings say; None: as the settings say."""
+        with self._changing:
+            was = self._format, self.level
+            self._own_level = level
+            self._apply(was)
+
+    @property
+    def level(self) -> str:
+        """The level in force."""
+        return self._own_level or self._level
+
+    def event(self, line: str) -> None:
+        """Write a line for programs to standard output, in order with the log lines there."""
+        self._stdout.write(line)
+
+    def text_file(self) -> IO[str]:
+        """A file whose lines go to standard error, in order with the log lines there."""
+        return _LineFile(self._stderr.write)
+
+    def describe(self) -> dict[str, Any]:
+        """How it goes, for operators."""
+        writers = {"stdout": self._stdout, "stderr": self._stderr, "file": self._file}
+        return {
+            "level": self.level,
+            "own_level": self._own_level,
+            "format": self._format,
+            "file": "" if self._path is None else str(self._path),
+            "lost_lines": {name: writer.lost for name, writer in writers.items() if writer is not None},
+        }
+
+    def close(self) -> None:
+        """Write what is queued, for a bounded time; see LineWriter."""
+        for writer in (self._stderr, self._stdout, self._file):
+            if writer is not None:
+                writer.close()
+
+    def _apply(self, was: tuple[str, str]) -> None:
+        set_level(self.level)
+        self._handler.outputs = self._outputs()
+        if was != (self._format, self.level):
+            _log.info("the log is at level %s in format %s now", self.level, self._format)
+
+    def _outputs(self) -> tuple[Output, ...]:
+        found = []
+        if self._format != JSON:
+            found.append(Output(ConsoleFormatter(), self._stderr.write))
+        if self._format != CONSOLE:
+            found.append(Output(JsonFormatter(), self._stdout.write))
+        if self._file is not None:
+            found.append(Output(JsonFormatter(), self._file.write))
+        return tuple(found)

@@ -1,0 +1,50 @@
+"""Writes the files of nginx/ from what `exo-mesh nginx-config` knows: `python -m tools.write_nginx [--check]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
+
+FOLDER = Path(__file__).resolve().parents[1] / "nginx"
+EXAMPLE = [
+    Upstream("192.168.1.11:52415", "studio", memory_bytes=96 << 30),
+    Upstream("192.168.1.12:52415", "linux-box", memory_bytes=64 << 30),
+    Upstream("192.168.1.13:52415", "old-laptop", memory_bytes=16 << 30),
+]
+CERTIFICATES = "/etc/letsencrypt/live/mesh.example.org"
+SITES = {
+    "exo-mesh.conf": Site(),
+    "exo-mesh-limits.conf": Site(limit="5r/s"),
+    "exo-mesh-own-keys.conf": Site(adds_keys=False),
+    "exo-mesh-tls.conf": Site(
+        listen="443", tls_cert=f"{CERTIFICATES}/fullchain.pem", tls_key=f"{CERTIFICATES}/privkey.pem", limit="5r/s"
+    ),
+}
+
+
+def shipped() -> dict[str, str]:
+    """{name in nginx/: text}"""
+    head = "# The nodes; put their addresses here, or let `exo-mesh nginx-config` write this file from the live mesh.\n"
+    upstreams = {f"upstream-{variant}.conf": head + upstream_text(EXAMPLE, variant) for variant in VARIANTS}
+    return upstreams | {name: site_text(site) for name, site in SITES.items()}
+
+
+def main() -> int:
+    """0 if nothing was to do, or if it was done."""
+    stale = [name for name, text in shipped().items() if not _is(FOLDER / name, text)]
+    if "--check" in sys.argv[1:]:
+        print(*(f"nginx/{name} is out of date" for name in stale), sep="\n", file=sys.stderr)
+        return 1 if stale else 0
+    for name in stale:
+        (FOLDER / name).write_text(shipped()[name])
+    return 0
+
+
+def _is(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text() == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
