@@ -79,10 +79,6 @@ def test_three_nodes_know_each_other_and_have_time_to_stop(compose: dict[str, An
     assert set(compose["volumes"]) == {*nodes, "prometheus", "grafana"}
 
 
-needs_nginx = pytest.mark.skipif(not (ROOT / "nginx").exists(), reason="the folder nginx is not in this tree yet")
-
-
-@needs_nginx
 def test_what_is_mounted_is_there(compose: dict[str, Any]) -> None:
     mounted = [volume.split(":")[0] for one in compose["services"].values() for volume in one.get("volumes", [])]
     missing = [path for path in mounted if path.startswith("./") and not (ROOT / path).exists()]
@@ -94,7 +90,6 @@ def test_nothing_listens_beyond_this_machine(compose: dict[str, Any]) -> None:
     assert ports and all(port.startswith("127.0.0.1:") for port in ports)
 
 
-@needs_nginx
 def test_nginx_takes_its_configuration(compose: dict[str, Any], tmp_path: Path) -> None:
     upstream = re.sub(r"node-(\d):", r"127.0.0.\1:", compose["configs"]["upstream"]["content"])
     (tmp_path / "upstream.conf").write_text(upstream)
