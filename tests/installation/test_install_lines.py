@@ -26,9 +26,11 @@ def tool(name: str) -> str:
 
 def environ(home: Path) -> dict[str, str]:
     kept = {
-        key: value for key, value in os.environ.items() if not key.startswith(("EXO_MESH_", "PYTHON", "VIRTUAL_ENV"))
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("EXO_MESH_", "PYTHON", "VIRTUAL_ENV", "XDG_"))
     }
-    return kept | {"HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "COLUMNS": "100"}
+    return kept | {"HOME": str(home), "COLUMNS": "100"}
 
 
 def said(command: list[str], env: Mapping[str, str]) -> str:
