@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises InputError, which names the field, for a file that breaks a rule."""
-    group = read_hostfile(args.file)
+    group = read_hostfile(args.file, min_hosts=1)
     if args.json:
         print_json(group.as_mlx())
     else:
@@ -38,4 +38,6 @@ def table(group: StaticGroup) -> str:
     ]
     fences = f", fast fences {group.fast_synch}" if group.fast_synch else ""
     head = f"{len(rows)} ranks, backend {group.backend}{fences}"
+    if len(rows) == 1:
+        head = "1 host: a list of machines (--peers-file); a tensor group needs 2"
     return f"{head}\n{columns(('RANK', 'HOST', 'ADDRESSES', 'RDMA BY RANK'), rows)}"

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from exo_mesh.cli import exit_codes
 from exo_mesh.cli.model_verbs import MODEL_VERBS, module_of
 from exo_mesh.cli.parser import Parser
-from exo_mesh.cli.verb_hints import VERB_HINTS
 from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError, did_you_mean
+from exo_mesh.settings.foreign_verbs import VERB_HINTS
 from exo_mesh.telemetry.logs import setup_logging
 
 VERBS = {
@@ -28,7 +28,7 @@ VERBS = {
     "engines": "engines installed here, and which one is chosen",
     "bench": "measure the ring, or the engines",
     "stop": "stop a model instance everywhere",
-    "node": "stop or restart a node, this one or another; change its log level",
+    "node": "stop or restart a node, this one or another; log level; list and end processes",
     "drain": "let a node finish what it has and take nothing new",
     "nginx-config": "the configuration of an nginx in front of all nodes, from the live mesh",
     "doctor": "check this machine: ports, network, firewall, engines, memory, disk, models",

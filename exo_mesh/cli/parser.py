@@ -7,23 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from exo_mesh.settings.config import RETIRED, SETTINGS, ConfigError, did_you_mean
+from exo_mesh.settings.config import SETTINGS, ConfigError, did_you_mean
+from exo_mesh.settings.foreign import FLAGS
 from exo_mesh.settings.places import DEFAULT_API_URL
-
-_HINTS = {
-    "--force-master": "exo-mesh has no master: all peers are equal",
-    "--master": "exo-mesh has no master: all peers are equal",
-    "--libp2p-port": "peers talk gRPC: use --grpc-port",
-    "--node-id": "each node makes its own id at its first start and keeps it in its home; --name names it for people",
-    "--tailscale-api-key": "`ps` shows flags to everybody: write the key into a file, and name that with "
-    "--tailscale-api-key-file",
-    "--tui": "`exo-mesh top` shows the mesh live in another terminal",
-    "--disable-tui": "there is nothing to turn off: a node prints lines; `exo-mesh top` shows the mesh live",
-    "--nowordwrap": "use --plain: the text as the model writes it",
-    "--keepalive": "a model stays loaded until `exo-mesh stop MODEL`, or as --idle-unload says",
-    "--no-loopback-exemption": RETIRED["no_loopback_exemption"],
-}
-"""Flags of similar programs that people try here."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -34,12 +20,20 @@ class Parser(argparse.ArgumentParser):
 
     def parse_all(self, argv: Sequence[str]) -> argparse.Namespace:
         """Parse; raises ConfigError for anything left over."""
-        if hint := next((_HINTS[flag] for flag in (word.partition("=")[0] for word in argv) if flag in _HINTS), None):
+        foreign = (word.partition("=")[0] for word in argv)
+        if hint := next((FLAGS[flag] for flag in foreign if flag in FLAGS and not self._knows(flag)), None):
             raise ConfigError(hint)
         args, rest = self.parse_known_args(argv)
         if rest:
             self._refuse(next((word for word in rest if word.startswith("-")), rest[0]))
         return args
+
+    def _knows(self, flag: str) -> bool:
+        """Whether this verb, or a part of it, has the flag."""
+        parts = [
+            part for action in self._actions if isinstance(action.choices, dict) for part in action.choices.values()
+        ]
+        return any(flag in parser._option_string_actions for parser in (self, *parts))
 
     def _refuse(self, word: str) -> NoReturn:
         flag = word.partition("=")[0]

@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL, PROMPT, sampling, output, and the settings of a node that has to be started."""
     parser.add_argument("model", metavar="MODEL", help="hub id, directory or alias, such as exo-mesh-demo")
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the question; standard input if it is piped")
+    parser.add_argument("--prompt", dest="prompt_flag", metavar="TEXT", help="the same as PROMPT")
     parser.add_argument("--system", metavar="TEXT", help="system message")
     parser.add_argument("--temperature", type=float, metavar="T", help="0 = always the likeliest token")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer")
@@ -57,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """One answer, or a conversation."""
-    prompt = args.prompt
+    prompt = args.prompt if args.prompt is not None else args.prompt_flag
+    if args.prompt is not None and args.prompt_flag is not None:
+        raise InputError("the prompt is given twice: after the model and with --prompt", param="prompt")
     if prompt is None and not sys.stdin.isatty():
         prompt = sys.stdin.read().strip()
         if not prompt:

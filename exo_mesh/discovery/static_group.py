@@ -90,8 +90,11 @@ class StaticGroup:
         raise InputError(f"the hostfile names {listing}: {problem}; set MLX_RANK to say which", param="hostfile")
 
 
-def read_hostfile(path: Path) -> StaticGroup:
-    """Raises InputError that names the file, the field and what is wrong with it."""
+def read_hostfile(path: Path, min_hosts: int = 2) -> StaticGroup:
+    """Raises InputError that names the file, the field and what is wrong with it.
+
+    min_hosts: 1 also accepts a file with a single host, which is a list of machines and no tensor group.
+    """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -99,10 +102,10 @@ def read_hostfile(path: Path) -> StaticGroup:
         raise _wrong(str(path), "", f"cannot be read: {exc.strerror}") from exc
     if len(content) > MAX_FILE_BYTES:
         raise _wrong(str(path), "", f"larger than {MAX_FILE_BYTES} bytes")
-    return parse_hostfile(content.decode("utf-8", errors="replace"), str(path))
+    return parse_hostfile(content.decode("utf-8", errors="replace"), str(path), min_hosts)
 
 
-def parse_hostfile(text: str, where: str) -> StaticGroup:
+def parse_hostfile(text: str, where: str, min_hosts: int = 2) -> StaticGroup:
     """See read_hostfile. where: for messages."""
     try:
         content = json.loads(text)
@@ -115,7 +118,7 @@ def parse_hostfile(text: str, where: str) -> StaticGroup:
     entries = whole.get("hosts")
     if not isinstance(entries, list) or not entries:
         raise _wrong(where, key, "must be a list of hosts")
-    if not 2 <= len(entries) <= MAX_HOSTS:
+    if not min_hosts <= len(entries) <= MAX_HOSTS:
         raise _wrong(where, key, f"a tensor group has 2 to {MAX_HOSTS} hosts, not {len(entries)}")
     hosts = _full(entries, where, key) if is_hostfile(entries) else _simple(entries, where, key)
     return StaticGroup(tuple(hosts), _backend(whole, hosts, where, key), _fast_synch(whole, where))

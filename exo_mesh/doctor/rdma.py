@@ -7,8 +7,10 @@ from typing import Any
 
 from exo_mesh.doctor.checks import Finding, Severity
 from exo_mesh.domain.fast_synch import FastSynch
+from exo_mesh.domain.rdma_links import MAX_QUEUE_PAIRS
 from exo_mesh.domain.thunderbolt import (
     ACTIVE,
+    BRIDGE,
     Bus,
     ThunderboltReading,
     device_of,
@@ -16,13 +18,14 @@ from exo_mesh.domain.thunderbolt import (
     parse_hardware_ports,
     parse_ibv_devices,
     parse_ibv_devinfo,
+    parse_max_queue_pairs,
     parse_rdma_ctl,
     parse_sw_vers,
     parse_thunderbolt,
 )
 
 TB5_GIGABITS = 80
-
+_TOO_OLD = "no RDMA on Thunderbolt 3 or 4, and the ports here are older than Thunderbolt 5"
 _ENABLE = "start into macOS Recovery, open Utilities > Terminal, run `rdma_ctl enable`, and restart"
 
 
@@ -74,10 +77,17 @@ def _enabled(reading: ThunderboltReading) -> Finding:
 def _devices(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]:
     devices = parse_ibv_devices(reading.ibv_devices)
     if devices:
-        return [Finding("devices", Severity.OK, f"ibv_devices lists {', '.join(devices)}")]
+        found = Finding("devices", Severity.OK, f"ibv_devices lists {', '.join(devices)}")
+        return [found, _queue_pairs(devices, parse_max_queue_pairs(reading.ibv_limits))]
     if buses and max(bus.gigabits for bus in buses) < TB5_GIGABITS:
-        return [Finding("devices", Severity.FAIL, "no RDMA device: the ports here are older than Thunderbolt 5")]
+        return [Finding("devices", Severity.FAIL, _TOO_OLD)]
     return [Finding("devices", Severity.FAIL, "ibv_devices lists no RDMA device", _ENABLE)]
+
+
+def _queue_pairs(devices: Sequence[str], limits: Mapping[str, int]) -> Finding:
+    told = ", ".join(f"{device} {limits[device]}" for device in devices if device in limits)
+    text = told or f"macOS does not say how many; reckoned with {MAX_QUEUE_PAIRS} for each device"
+    return Finding("queues", Severity.OK, f"queue pairs: {text}. Each tensor group takes one for each other rank")
 
 
 def _ports(reading: ThunderboltReading, buses: Sequence[Bus]) -> list[Finding]:
@@ -103,7 +113,7 @@ def _port_finding(text: str, bus: Bus, state: str) -> Finding:
 
 
 def _bridge(reading: ThunderboltReading) -> list[Finding]:
-    if "Thunderbolt Bridge" not in parse_hardware_ports(reading.hardware_ports):
+    if BRIDGE not in parse_hardware_ports(reading.hardware_ports):
         return []
     return [
         Finding(

@@ -62,6 +62,8 @@ class RdmaPort:
 
     device: such as "rdma_en5"; "" if macOS shows none for it. active: as `ibv_devinfo` has it. uuid, other_uuid: of the
     Thunderbolt domains at both ends of the cable; other_uuid is "" if there is no Mac at the other end.
+    max_queue_pairs: how many the device can have at once, 0 if macOS does not say. bridged: the machine has a
+    Thunderbolt Bridge, which passes packets from one port to the others.
     """
 
     device: str
@@ -69,6 +71,8 @@ class RdmaPort:
     uuid: str
     other_uuid: str = ""
     speed: str = ""
+    max_queue_pairs: int = 0
+    bridged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

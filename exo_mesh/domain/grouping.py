@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Literal, cast
 
 from exo_mesh.domain.footprint import gigabytes
+from exo_mesh.domain.rdma_links import queue_pairs_needed
 from exo_mesh.domain.rings import Candidate
 from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
 from exo_mesh.domain.wiring_rules import MAX_MESH_RANKS
@@ -42,12 +43,14 @@ class GroupFacts:
     """What grouping must know besides the peers. rdma: by (peer, other), the device by which the one reaches the other,
     where a cable with active ports joins them. obstacle: why an engine cannot split the model over so many ranks, with
     the numbers, or "". unfit: sets of peers that are to be no group unless somebody insists, and why. tcp_fallback:
-    peers without RDMA meet over TCP where somebody asked for the group."""
+    peers without RDMA meet over TCP where somebody asked for the group. queue_pairs: by (peer, device), how many are
+    left for another group; a device that is not there has enough."""
 
     rdma: Mapping[tuple[str, str], str] = field(default_factory=dict)
     obstacle: Callable[[str, int], str] = lambda engine, size: f"engine {engine} cannot form tensor groups"
     unfit: Mapping[frozenset[str], str] = field(default_factory=dict)
     tcp_fallback: bool = False
+    queue_pairs: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 def joined(members: Sequence[Candidate], backend: GroupBackend, rdma: Mapping[tuple[str, str], str]) -> Candidate:
@@ -76,7 +79,21 @@ def group_fault(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts
         return f"their engines differ: {', '.join(sorted(builds))}"
     if obstacle := facts.obstacle(members[0].engine, len(members)):
         return obstacle
-    return "" if backend_for(members, wish, facts) else _missing_cables(members, wish.backend, facts)
+    backend = backend_for(members, wish, facts)
+    return _queue_pair_fault(members, backend, facts) if backend else _missing_cables(members, wish.backend, facts)
+
+
+def _queue_pair_fault(members: Sequence[Candidate], backend: GroupBackend, facts: GroupFacts) -> str:
+    """Which device of which peer has too few queue pairs left for this group; "" if none."""
+    group = joined(members, backend, facts.rdma).group
+    for (peer_id, device), needed in queue_pairs_needed(group).items() if group else ():
+        left = facts.queue_pairs.get((peer_id, device), needed)
+        if left < needed:
+            return (
+                f"{device} of {peer_id[:8]} has {max(left, 0)} queue pairs left and this group needs {needed}: other "
+                "tensor groups use the same cable; stop one of them"
+            )
+    return ""
 
 
 def backend_for(members: Sequence[Candidate], wish: GroupWish, facts: GroupFacts) -> GroupBackend | None:

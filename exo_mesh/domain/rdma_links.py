@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.tensor_group import TensorGroup
+
+MAX_QUEUE_PAIRS = 10
+"""Of a Thunderbolt device that does not say: the eleventh fails with EBUSY on an M4 Pro and an M5 Max with macOS 26.5.1
+(ml-explore/mlx #3162 and #4209). MLX reports it only once a group is being formed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,24 @@ def cables(peers: Iterable[PeerInfo]) -> list[RdmaLink]:
         if other_port is not None and other_port.other_uuid == port.uuid and other_id != peer_id:
             found.append(RdmaLink(peer_id, other_id, port, other_port))
     return sorted(found, key=lambda link: (link.peer_id, link.other_id, link.port.device))
+
+
+def bridge_cycle(peers: Iterable[PeerInfo]) -> list[str]:
+    """Ids of the peers whose cables and Thunderbolt Bridges form a loop of more than two; [] if none do.
+
+    In such a loop broadcasts go round for ever. These are the peers that are left after all those with fewer than two
+    bridged neighbours are taken away again and again.
+    """
+    neighbours: dict[str, set[str]] = defaultdict(set)
+    for link in cables(peers):
+        if link.port.bridged and link.other_port.bridged:
+            neighbours[link.peer_id].add(link.other_id)
+    while loose := [peer for peer, others in neighbours.items() if len(others) < 2]:
+        for peer in loose:
+            for other in neighbours.pop(peer):
+                if other in neighbours:
+                    neighbours[other].discard(peer)
+    return sorted(neighbours)
 
 
 def rdma_devices(peers: Iterable[PeerInfo]) -> dict[tuple[str, str], str]:
@@ -66,6 +88,33 @@ def static_groups(peers: Iterable[PeerInfo]) -> list[list[PeerInfo]]:
 
 def _size(rank: StaticRank | None) -> int:
     return rank.size if rank is not None else 0
+
+
+def queue_pairs_needed(group: TensorGroup) -> Counter[tuple[str, str]]:
+    """By (peer, device): how many queue pairs the ranks of a group take. None without RDMA.
+
+    A mesh takes one for each other rank, a ring one for each neighbour: two of them where both are the same rank.
+    """
+    needed: Counter[tuple[str, str]] = Counter()
+    for rank, row in enumerate(group.rdma):
+        neighbours = ((rank - 1) % group.size, (rank + 1) % group.size)
+        reached = neighbours if group.backend == "jaccl-ring" else range(group.size)
+        needed.update((group.peers[rank], device) for other in reached if (device := row[other]))
+    return needed
+
+
+def queue_pairs_left(peers: Iterable[PeerInfo], formed: Iterable[TensorGroup]) -> dict[tuple[str, str], int]:
+    """By (peer, device): how many queue pairs a device can still have beside the groups that are formed already."""
+    left = {
+        (peer.id, port.device): port.max_queue_pairs or MAX_QUEUE_PAIRS
+        for peer in peers
+        for port in peer.rdma_ports
+        if port.device
+    }
+    for group in formed:
+        for key, number in queue_pairs_needed(group).items():
+            left[key] = left.get(key, MAX_QUEUE_PAIRS) - number
+    return left
 
 
 def broken_cable(group: TensorGroup, peers: Iterable[PeerInfo]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,11 @@ MIN_MACOS = (26, 2)
 """The first with RDMA over Thunderbolt (TN3205)."""
 
 ACTIVE = "PORT_ACTIVE"
+BRIDGE = "Thunderbolt Bridge"
 
 _DEVICE = re.compile(r"^\s*(rdma_[A-Za-z0-9]+)\s+([0-9a-fA-F]{16})\s*$", re.MULTILINE)
 _STATE = re.compile(r"^\s*(?:port_)?state:\s*(PORT_[A-Z]+)", re.MULTILINE)
+_QUEUE_PAIRS = re.compile(r"^\s*max_qp:\s*(\d{1,9})\s*$", re.MULTILINE)
 _GBITS = re.compile(r"(\d+)\s*Gb/s")
 
 
@@ -55,6 +57,7 @@ class ThunderboltReading:
     thunderbolt: str = ""
     hardware_ports: str = ""
     sw_vers: str = ""
+    ibv_limits: str = ""
 
 
 def parse_ibv_devices(text: str) -> tuple[str, ...]:
@@ -64,12 +67,21 @@ def parse_ibv_devices(text: str) -> tuple[str, ...]:
 
 def parse_ibv_devinfo(text: str) -> dict[str, str]:
     """The state of the first port of each device: "PORT_ACTIVE", "PORT_DOWN", …"""
-    states = {}
+    return {device: state[1] for device, block in _devices_in(text) if (state := _STATE.search(block))}
+
+
+def parse_max_queue_pairs(text: str) -> dict[str, int]:
+    """How many queue pairs each device can have, as `ibv_devinfo -v` has it; without devices for which it says nothing
+    or 0."""
+    found = {device: int(most[1]) for device, block in _devices_in(text) if (most := _QUEUE_PAIRS.search(block))}
+    return {device: most for device, most in found.items() if most}
+
+
+def _devices_in(text: str) -> Iterator[tuple[str, str]]:
+    """(device, what is said of it)."""
     for block in re.split(r"^\s*hca_id:", text, flags=re.MULTILINE)[1:]:
-        words, state = block.split(), _STATE.search(block)
-        if words and state:
-            states[words[0]] = state[1]
-    return states
+        if words := block.split(maxsplit=1):
+            yield words[0], block
 
 
 def parse_rdma_ctl(text: str) -> bool | None:
@@ -136,11 +148,12 @@ def device_of(bus: Bus, interfaces: Mapping[str, str]) -> tuple[str, str]:
 def rdma_ports(reading: ThunderboltReading) -> tuple[RdmaPort, ...]:
     """Every Thunderbolt port of this machine, with the RDMA device over it if there is one."""
     devices, states = set(parse_ibv_devices(reading.ibv_devices)), parse_ibv_devinfo(reading.ibv_devinfo)
-    interfaces = parse_hardware_ports(reading.hardware_ports)
+    interfaces, limits = parse_hardware_ports(reading.hardware_ports), parse_max_queue_pairs(reading.ibv_limits)
     ports = []
     for bus in parse_thunderbolt(reading.thunderbolt):
         device = device_of(bus, interfaces)[1]
         name = device if device in devices else ""
         other = bus.others[0][0] if bus.others else ""
-        ports.append(RdmaPort(name, bool(name) and states.get(device) == ACTIVE, bus.uuid, other, bus.speed))
+        active = bool(name) and states.get(device) == ACTIVE
+        ports.append(RdmaPort(name, active, bus.uuid, other, bus.speed, limits.get(name, 0), BRIDGE in interfaces))
     return tuple(ports)

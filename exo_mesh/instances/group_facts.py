@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -18,7 +18,7 @@ from exo_mesh.domain.group_worth import GroupTimes, group_verdict
 from exo_mesh.domain.grouping import GroupFacts, GroupWish, WishedBackend
 from exo_mesh.domain.model import ModelCard
 from exo_mesh.domain.plan import Plan, Seat
-from exo_mesh.domain.rdma_links import rdma_devices, static_groups
+from exo_mesh.domain.rdma_links import queue_pairs_left, rdma_devices, static_groups
 from exo_mesh.domain.rings import Candidate
 from exo_mesh.domain.tensor_group import GroupBackend, TensorGroup
 from exo_mesh.engine.contract import Groupable
@@ -46,19 +46,22 @@ _FINAL = frozenset({ModelError.code})
 
 
 class GroupKnowledge:
-    """peers: the live ones, this node among them. text_files: a directory with the config.json of a model."""
+    """peers: the live ones, this node among them. plans: those in force. text_files: a directory with the config.json
+    of a model."""
 
     def __init__(
         self,
         settings: Settings,
         registry: Registry,
         peers: Callable[[], Sequence[PeerInfo]],
+        plans: Callable[[], Iterable[Plan]],
         text_files: Callable[[str], Awaitable[Path]],
         clock: Clock = monotonic,
     ) -> None:
         self._settings = settings
         self._registry = registry
         self._peers = peers
+        self._plans = plans
         self._text_files = text_files
         self._clock = clock
         self._troubles = GroupTroubles()
@@ -96,9 +99,13 @@ class GroupKnowledge:
                 raise
             _log.info("no tensor group for %s: %s", card.name, exc)
             return GroupFacts()
-        may_use_tcp = not self._settings.secret  # collectives over TCP are not encrypted
+        formed = [group for plan in self._plans() for group in groups_of(plan)]
         return GroupFacts(
-            rdma, lambda engine, size: self._obstacle(engine, config, size), self._unfit(), tcp_fallback=may_use_tcp
+            rdma,
+            lambda engine, size: self._obstacle(engine, config, size),
+            self._unfit(),
+            tcp_fallback=not self._settings.secret,  # collectives over TCP are not encrypted
+            queue_pairs=queue_pairs_left(peers, formed),
         )
 
     async def _config(self, name: str) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from exo_mesh.clock import Clock
 from exo_mesh.domain.model import ModelCard
+from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.stage_host import StageHost
@@ -50,9 +51,16 @@ class InstanceParts:
         settings = effective.own
         members = Members(host, membership)
         pool = CandidatePool(membership, Here(host.usable_bytes, host.capacity_bytes, engines_for))
-        groups = GroupKnowledge(settings, registry, membership.view.peers, models.texts.directory, clock)
+        groups = GroupKnowledge(
+            settings, registry, membership.view.peers, plans_in_force(membership), models.texts.directory, clock
+        )
         placer = Placer(effective, membership, members, models.surveys, models.mixing, metrics, pool, limits, groups)
         recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
         custody = Custody(membership, members, recoverer, limits, settings.idle_unload)
         instances = Instances(membership, custody, placer, models.catalogue, recoverer, rng, clock)
         return InstanceParts(members, placer, custody, instances)
+
+
+def plans_in_force(membership: Membership) -> Callable[[], list[Plan]]:
+    """The plans of all instances that this node knows, each time it is called."""
+    return lambda: [instance.plan for _, instance in membership.view.instances()]

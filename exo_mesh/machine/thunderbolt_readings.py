@@ -14,6 +14,7 @@ TOOL_S = 8.0
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "ibv_devices": ("ibv_devices",),
     "ibv_devinfo": ("ibv_devinfo",),
+    "ibv_limits": ("ibv_devinfo", "-v"),
     "rdma_ctl": ("rdma_ctl", "status"),
     "thunderbolt": ("system_profiler", "SPThunderboltDataType", "-json"),
     "hardware_ports": ("networksetup", "-listallhardwareports"),

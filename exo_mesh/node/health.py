@@ -13,6 +13,7 @@ from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadInfo
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.health import HealthLevel, Reason, worst
+from exo_mesh.domain.rdma_links import bridge_cycle
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.hosting.guard import Guard
 from exo_mesh.machine.disk import Disk
@@ -102,7 +103,7 @@ class Health:
             found = [*self._noted, *self._guard.reasons(), self._disk.problem(), self._memory(), self._skew()]
             found.append(self._leaked())
             found += [self._copied(), self._missed()]
-            found += [self._alone(now), self._versions(), *self._slow_links(), *self._ended()]
+            found += [self._alone(now), self._versions(), self._bridges(), *self._slow_links(), *self._ended()]
             found += self._downloads()
             self._kept = now, [reason for reason in found if reason is not None]
         return self._kept[1]
@@ -210,6 +211,19 @@ class Health:
             return None
         text = f"this node is exo-mesh {own}, others are not: {', '.join(others[:MAX_NAMED])}"
         return Reason("version_mix", HealthLevel.DEGRADED, text, "install one version on all machines")
+
+    def _bridges(self) -> Reason | None:
+        peers = [self._membership.own, *(peer.info for peer in self._membership.peers)]
+        if not (looped := set(bridge_cycle(peers))):
+            return None
+        names = sorted(peer.name for peer in peers if peer.id in looped)
+        return Reason(
+            "thunderbolt_bridge_cycle",
+            HealthLevel.DEGRADED,
+            f"cables and Thunderbolt Bridges join {', '.join(names[:MAX_NAMED])} in a loop: packets can go round for "
+            "ever and drown the network",
+            "remove the Thunderbolt Bridge in System Settings > Network on these Macs; RDMA needs none",
+        )
 
     def _slow_links(self) -> Iterable[Reason]:
         """Ways to peers with which this one shares a ring."""

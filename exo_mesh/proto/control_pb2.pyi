@@ -128,18 +128,22 @@ class PeerInfo(_message.Message):
     def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., newest_protocol: _Optional[int] = ...) -> None: ...
 
 class RdmaPort(_message.Message):
-    __slots__ = ("device", "active", "uuid", "other_uuid", "speed")
+    __slots__ = ("device", "active", "uuid", "other_uuid", "speed", "max_queue_pairs", "bridged")
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     OTHER_UUID_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUE_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    BRIDGED_FIELD_NUMBER: _ClassVar[int]
     device: str
     active: bool
     uuid: str
     other_uuid: str
     speed: str
-    def __init__(self, device: _Optional[str] = ..., active: bool = ..., uuid: _Optional[str] = ..., other_uuid: _Optional[str] = ..., speed: _Optional[str] = ...) -> None: ...
+    max_queue_pairs: int
+    bridged: bool
+    def __init__(self, device: _Optional[str] = ..., active: bool = ..., uuid: _Optional[str] = ..., other_uuid: _Optional[str] = ..., speed: _Optional[str] = ..., max_queue_pairs: _Optional[int] = ..., bridged: bool = ...) -> None: ...
 
 class StaticRank(_message.Message):
     __slots__ = ("group", "rank", "size", "backend", "rdma")

@@ -160,17 +160,11 @@ def alias_texts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return found
 
 
-FOREIGN = {
-    "RDMA_DEVICES": "a node finds its RDMA devices itself; --hostfile FILE names others, in the `rdma` of each host",
-}
-"""Variables of programs like ours that change nothing here, and what does."""
-
-
-def foreign_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A warning for each variable of FOREIGN that is set, and for a protocol of OpenTelemetry that is not ours."""
-    found = [f"{name} is set and not used: {hint}" for name, hint in FOREIGN.items() if environ.get(name)]
+def unused_protocols(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each variable that names a protocol of OpenTelemetry that is not ours."""
+    found = []
     for name in ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         if environ.get(name, "").strip() and _by_http(environ[name]) is None:
             hint = "traces are sent by HTTP only, for which collectors have port 4318; --otlp-endpoint names it"
             found.append(f"{name}={environ[name][:32]} is not used: {hint}")
-    return tuple(found)
+    return found

@@ -21,7 +21,8 @@ from exo_mesh.domain.grouping import WishedBackend
 from exo_mesh.errors import InputError
 from exo_mesh.security.secret import parse_secret, read_secret_file
 from exo_mesh.settings import values as values
-from exo_mesh.settings.aliases import alias_texts, foreign_variables
+from exo_mesh.settings.aliases import alias_texts
+from exo_mesh.settings.foreign import KEYS, foreign_variables
 from exo_mesh.settings.store_table import store_keys
 
 PREFIX = "EXO_MESH_"
@@ -422,6 +423,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(0, 36_500), toml=(int,)),
     )
 }  # fmt: skip
+
+_VARIABLES = frozenset(setting.variable for setting in SETTINGS.values())
 """Every setting, in the order in which they are shown."""
 
 
@@ -471,7 +474,8 @@ def load_settings(flags: Mapping[str, Sequence[str]], environ: Mapping[str, str]
             value = _read(f"{config_file}: {name} = {raw!r}", SETTINGS[name].from_toml, raw)
             given[name] = value, f"{config_file}:{name}"
     return replace(
-        _join(given, environ, config_file), warnings=(*_unknown_variables(environ), *foreign_variables(environ))
+        _join(given, environ, config_file),
+        warnings=(*_unknown_variables(environ), *foreign_variables(environ, _VARIABLES)),
     )
 
 
@@ -518,9 +522,8 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _unknown_variables(environ: Mapping[str, str]) -> tuple[str, ...]:
     """What to say of each EXO_MESH_* variable that no version of ours reads."""
-    known = [setting.variable for setting in SETTINGS.values()]
-    ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in {*known, *_OTHER_VARIABLES})
-    return tuple(f"{name} is set, but there is no such setting{did_you_mean(name, known)}" for name in ours)
+    ours = sorted(name for name in environ if name.startswith(PREFIX) and name not in {*_VARIABLES, *_OTHER_VARIABLES})
+    return tuple(f"{name} is set, but there is no such setting{did_you_mean(name, _VARIABLES)}" for name in ours)
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -545,6 +548,7 @@ def _file(path: Path) -> dict[str, Any]:
         if key == "home":
             raise ConfigError(f"{path}: home cannot be set in here; use --home or {PREFIX}HOME")
         if key not in SETTINGS:
-            hint = f": {RETIRED[key]}" if key in RETIRED else did_you_mean(key, SETTINGS)
+            known = {**KEYS, **RETIRED}
+            hint = f": {known[key]}" if key in known else did_you_mean(key, SETTINGS)
             raise ConfigError(f"{path}: no setting {key!r}{hint}")
     return keys

@@ -76,7 +76,15 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
             for model, engines in peer.model_engines[: _num_within([model for model, _ in peer.model_engines])]
         ],
         rdma_ports=[
-            pb.RdmaPort(device=p.device, active=p.active, uuid=p.uuid, other_uuid=p.other_uuid, speed=p.speed)
+            pb.RdmaPort(
+                device=p.device,
+                active=p.active,
+                uuid=p.uuid,
+                other_uuid=p.other_uuid,
+                speed=p.speed,
+                max_queue_pairs=p.max_queue_pairs,
+                bridged=p.bridged,
+            )
             for p in peer.rdma_ports
         ],
         static_rank=None if peer.static_rank is None else _rank_to_proto(peer.static_rank),
@@ -107,7 +115,9 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
             (item.model, tuple(item.engines[:MAX_ENGINES])) for item in message.model_engines[:MAX_ITEMS]
         ),
         rdma_ports=tuple(
-            RdmaPort(p.device[:64], p.active, p.uuid[:64], p.other_uuid[:64], p.speed[:64])
+            RdmaPort(
+                p.device[:64], p.active, p.uuid[:64], p.other_uuid[:64], p.speed[:64], p.max_queue_pairs, p.bridged
+            )
             for p in message.rdma_ports[:MAX_PORTS]
         ),
         static_rank=_rank_from_proto(message.static_rank) if message.HasField("static_rank") else None,

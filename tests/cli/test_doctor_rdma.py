@@ -47,6 +47,17 @@ def test_a_mac_with_one_cable_is_told_port_by_port() -> None:
     assert told(READING)["bridge"].level is Severity.WARN
 
 
+def test_the_limits_of_queue_pairs_are_shown_before_a_group_needs_them() -> None:
+    assert "queue pairs: rdma_en2 10, rdma_en3 10." in told(READING)["queues"].text
+    assert "reckoned with 10 for each device" in told(replace(READING, ibv_limits=""))["queues"].text
+
+
+def test_a_mac_with_thunderbolt_4_is_told_that_there_is_no_rdma_on_it() -> None:
+    older = READING.thunderbolt.replace("80 Gb/s", "40 Gb/s").replace("120 Gb/s", "40 Gb/s")
+    finding = told(replace(READING, ibv_devices="", thunderbolt=older))["devices"]
+    assert finding.level is Severity.FAIL and "no RDMA on Thunderbolt 3 or 4" in finding.text
+
+
 @pytest.mark.parametrize(
     ("reading", "jaccl", "check", "words"),
     [
@@ -88,10 +99,11 @@ def shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "bin"
     folder.mkdir()
     texts = {name: getattr(READING, name) for name in TOOLS}
-    for name, (program, *_) in TOOLS.items():
-        (folder / f"{program}.txt").write_text(texts[name])
-        (folder / program).write_text(f'#!/bin/sh\ncat "{folder}/{program}.txt"\n')
-        (folder / program).chmod(0o755)
+    for name, (program, *flags) in TOOLS.items():
+        file = f"{folder}/{program}"
+        Path(f"{file}{'-v' if flags == ['-v'] else ''}.txt").write_text(texts[name])
+        Path(file).write_text(f'#!/bin/sh\n[ ! -f "{file}$1.txt" ] || exec cat "{file}$1.txt"\ncat "{file}.txt"\n')
+        Path(file).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return folder
 

@@ -16,6 +16,7 @@ import pytest
 
 from exo_mesh.cli.main import main
 from exo_mesh.client.api_client import ApiClient
+from exo_mesh.discovery.peers_file import parse_peers
 from exo_mesh.discovery.static_group import launched_group, parse_hostfile, read_hostfile
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.instances.spec import InstanceSpec
@@ -23,7 +24,8 @@ from exo_mesh.node.node import Node
 from tests.support.nodes import MODEL, Machine, a_request, free_port, instances, knows_all, make_node, tokens, until
 from tests.support.processes import clean_environ, eventually, gone
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "hostfiles").glob("*.json"))
+HOSTFILES = Path(__file__).parents[2] / "hostfiles"
+EXAMPLES = sorted((*HOSTFILES.glob("*.json"), *HOSTFILES.glob("*.example")))
 
 TWO: list[dict[str, Any]] = [
     {"ssh": "me@studio1", "ips": ["10.0.0.1"], "rdma": [None, "rdma_en5"]},
@@ -40,7 +42,7 @@ def test_the_examples_are_good_and_mlx_reads_what_we_make_of_them(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = pytest.importorskip("mlx._distributed_utils.common")
-    group = read_hostfile(file)
+    group = read_hostfile(file, min_hosts=1)
     converted = tmp_path / "converted.json"
     converted.write_text(json.dumps(group.as_mlx()))
     theirs = common.Hostfile.from_file(converted)
@@ -48,9 +50,24 @@ def test_the_examples_are_good_and_mlx_reads_what_we_make_of_them(
         (host.ssh, host.ips, host.rdma) for host in group.hosts
     ]
     assert theirs.backend == group.backend
-    assert read_hostfile(converted).hosts == tuple(group.hosts)
+    assert read_hostfile(converted, min_hosts=1).hosts == tuple(group.hosts)
+    assert parse_peers(file.read_text(), str(file), 5000), "not accepted by --peers-file"
     assert main(["hostfile", str(file)]) == 0
-    assert f"{len(group.hosts)} ranks, backend {group.backend}" in capsys.readouterr().out
+    one, more = "1 host: a list of machines (--peers-file)", f"{len(group.hosts)} ranks, backend {group.backend}"
+    assert (one if len(group.hosts) == 1 else more) in capsys.readouterr().out
+
+
+def test_the_examples_have_one_two_and_four_hosts_a_template_and_a_line_each_in_the_readme() -> None:
+    readme = (HOSTFILES / "README.md").read_text()
+    assert all(f"`{file.name}`" in readme for file in EXAMPLES)
+    sizes = {file.name: len(read_hostfile(file, min_hosts=1).hosts) for file in EXAMPLES}
+    assert [sizes[f"hosts-{count}node.json"] for count in (1, 2, 4)] == [1, 2, 4]
+    assert sizes["hosts.json.example"] > 1
+
+
+def test_a_file_with_one_host_is_no_tensor_group() -> None:
+    with pytest.raises(InputError, match="a tensor group has 2 to 32 hosts, not 1"):
+        read_hostfile(HOSTFILES / "hosts-1node.json")
 
 
 def test_the_backend_follows_from_the_devices_unless_it_is_said() -> None:

@@ -93,6 +93,17 @@ def test_the_devices_of_the_cables_are_in_the_plan() -> None:
     assert grouping[0].group == TensorGroup("ring", ("a", "b"))
 
 
+def test_a_device_without_queue_pairs_left_is_no_part_of_another_group() -> None:
+    def left(number: int) -> GroupFacts:
+        return replace(cabled("ab"), queue_pairs={("a", "rdma_ab"): number, ("b", "rdma_ba"): 10})
+
+    assert sets(macs(8, 8), OPEN, left(1)) == [["ab"]]
+    assert sets(macs(8, 8), OPEN, left(0)) == []
+    with pytest.raises(PlacementError, match="rdma_ab of a has 0 queue pairs left and this group needs 1"):
+        groupings(macs(8, 8), GroupWish(2), left(0))
+    assert sets(macs(8, 8), RING, left(0)) == [["ab"]], "TCP needs none"
+
+
 def test_peers_whose_engines_differ_are_no_group() -> None:
     one, two = macs(8, 8)
     newer = replace(two, builds=(("mlx", "mlx-metal 0.33"),))

@@ -9,7 +9,16 @@ import pytest
 
 from exo_mesh.domain.device import PeerInfo, RdmaPort, StaticRank
 from exo_mesh.domain.fast_synch import resolve, runner_environment
-from exo_mesh.domain.rdma_links import broken_cable, cables, rdma_devices, static_groups
+from exo_mesh.domain.rdma_links import (
+    MAX_QUEUE_PAIRS,
+    bridge_cycle,
+    broken_cable,
+    cables,
+    queue_pairs_left,
+    queue_pairs_needed,
+    rdma_devices,
+    static_groups,
+)
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.domain.thunderbolt import (
     ThunderboltReading,
@@ -17,6 +26,7 @@ from exo_mesh.domain.thunderbolt import (
     parse_hardware_ports,
     parse_ibv_devices,
     parse_ibv_devinfo,
+    parse_max_queue_pairs,
     parse_rdma_ctl,
     parse_sw_vers,
     parse_thunderbolt,
@@ -37,6 +47,7 @@ READING = ThunderboltReading(
     words("thunderbolt.json"),
     words("hardware_ports.txt"),
     words("sw_vers.txt"),
+    words("ibv_devinfo_v.txt"),
 )
 
 
@@ -135,3 +146,64 @@ def test_fast_fences_are_for_those_who_ask() -> None:
     assert resolve("auto", {"MLX_METAL_FAST_SYNCH": "1"}).value == "1"
     assert runner_environment("auto", {"A": "b"}) == {"A": "b"}
     assert runner_environment("on", {"A": "b"}) == {"A": "b", "MLX_METAL_FAST_SYNCH": "1"}
+
+
+# queue pairs
+
+
+def test_the_limits_of_devices_are_read_where_macos_tells_them() -> None:
+    assert parse_max_queue_pairs(READING.ibv_limits) == {"rdma_en2": 10, "rdma_en3": 10}
+    assert [port.max_queue_pairs for port in rdma_ports(READING)] == [10, 10, 0]
+    assert parse_max_queue_pairs("") == parse_max_queue_pairs("hca_id: rdma_en2\n\tmax_qp:\t0\n") == {}
+
+
+def test_a_mesh_takes_a_queue_pair_for_each_other_rank_and_a_ring_one_for_each_neighbour() -> None:
+    two = TensorGroup("jaccl", ("a", "b"), ((None, "rdma_1"), ("rdma_2", None)))
+    assert queue_pairs_needed(two) == {("a", "rdma_1"): 1, ("b", "rdma_2"): 1}
+    assert queue_pairs_needed(TensorGroup("jaccl-ring", two.peers, two.rdma)) == {
+        ("a", "rdma_1"): 2,
+        ("b", "rdma_2"): 2,
+    }
+    assert not queue_pairs_needed(TensorGroup("ring", ("a", "b")))
+
+
+def test_what_groups_take_of_a_device_is_no_longer_left() -> None:
+    told, silent = replace(port("1", "2"), max_queue_pairs=4), port("2", "1")
+    peers = [a_peer("a", told), a_peer("b", silent)]
+    group = TensorGroup("jaccl", ("a", "b"), ((None, "rdma_1"), ("rdma_2", None)))
+    assert queue_pairs_left(peers, []) == {("a", "rdma_1"): 4, ("b", "rdma_2"): MAX_QUEUE_PAIRS}
+    assert queue_pairs_left(peers, [group] * 4) == {("a", "rdma_1"): 0, ("b", "rdma_2"): MAX_QUEUE_PAIRS - 4}
+
+
+# bridges
+
+
+def bridged(pairs: str, without: str = "") -> list[PeerInfo]:
+    """Peers of one letter with a cable for each "ab"; all but `without` have a Thunderbolt Bridge."""
+    ends = [(a, b) for pair in pairs.split() for a, b in (pair, pair[::-1])]
+    return [
+        a_peer(name, *(replace(port(a + b, b + a), bridged=name not in without) for a, b in ends if a == name))
+        for name in sorted({name for name, _ in ends})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "without", "looped"),
+    [
+        ("ab", "", ""),
+        ("ab bc", "", ""),
+        ("ab bc ca", "", "abc"),
+        ("ab bc ca", "b", ""),
+        ("ab bc ca cd", "", "abc"),
+        ("ab bc cd da", "", "abcd"),
+        ("ab ac ad", "", ""),
+    ],
+)
+def test_bridged_macs_in_a_loop_are_found(pairs: str, without: str, looped: str) -> None:
+    assert "".join(bridge_cycle(bridged(pairs, without))) == looped
+
+
+def test_a_machine_with_a_thunderbolt_bridge_says_so_of_its_ports() -> None:
+    assert all(port.bridged for port in rdma_ports(READING))
+    plain = READING.hardware_ports.replace("Thunderbolt Bridge", "Another")
+    assert not any(port.bridged for port in rdma_ports(replace(READING, hardware_ports=plain)))

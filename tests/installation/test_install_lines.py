@@ -62,8 +62,9 @@ def test_the_oldest_versions_that_the_package_allows_work(built_wheel: Path, tmp
     env = environ(tmp_path)
     uv = tool("uv")
     said([uv, "venv", "--python", sys.executable, "venv"], env)
-    install = [uv, "pip", "install", "--python", "venv/bin/python", "--resolution", "lowest-direct"]
-    said([*install, f"{built_wheel}[mlx]"], env)
+    install = [uv, "pip", "install", "--python", "venv/bin/python"]
+    said([*install, "--resolution", "lowest-direct", "-r", str(ROOT / "pyproject.toml"), "--extra", "mlx"], env)
+    said([*install, "--no-deps", str(built_wheel)], env)
     shown = said(["venv/bin/exo-mesh", "--version"], env)
     assert "grpcio 1.76" in shown and "mlx 0.32" in shown
     assert ", ".join(map(str, range(7, 21))) in said(["venv/bin/exo-mesh", "demo", "--once"], env)

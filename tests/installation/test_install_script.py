@@ -168,6 +168,17 @@ def test_its_floors_and_extras_are_those_of_the_package() -> None:
     assert set(values["ENGINE_EXTRAS"].split()) <= project["optional-dependencies"].keys()
 
 
+def test_the_page_names_each_extra_and_true_floors() -> None:
+    page = (ROOT / "docs/installation.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = page.partition("| extra | brings | floors |")[2].partition("\n\n")[0]
+    assert set(project["optional-dependencies"]) <= set(re.findall(r"`([a-z]+)`", rows))
+    every = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    known = {(floor.library, floor.needed) for floor in floors.floors_in(every)}
+    named = re.findall(r"(aiohttp|grpcio|protobuf|numpy|mlx|mlx-lm|torch|transformers|matplotlib) ([0-9.]+[0-9])", rows)
+    assert len(named) >= 9 and set(named) <= known
+
+
 def test_shellcheck_finds_nothing() -> None:
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:

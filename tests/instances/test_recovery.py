@@ -51,8 +51,11 @@ def ready(node: Node) -> list[dict[str, Any]]:
     return [one for one in instances(node) if one["state"] == "ready"]
 
 
-def counted(node: Node, name: str) -> float:
-    return node.metrics.registry.get_sample_value(f"exo_mesh_{name}") or 0.0
+def counted(node: Node, name: str, **labels: str) -> float:
+    """The sum of the series of a metric that have these labels."""
+    samples = (sample for family in node.metrics.registry.collect() for sample in family.samples)
+    wanted = labels.items()
+    return sum(one.value for one in samples if one.name == f"exo_mesh_{name}" and wanted <= one.labels.items())
 
 
 async def crash(node: Node, instance: dict[str, Any]) -> None:
@@ -89,6 +92,10 @@ async def test_a_killed_runner_is_started_again_in_its_place_and_the_others_keep
         assert counted(nodes[1], "requests_resumed_total") == 1
         card = nodes[0]._models.catalogue.known_card(MODEL)
         assert counted(nodes[0], "recovery_loaded_bytes_total") == card.shard_bytes(*placed["stages"][lost]["layers"])
+        assert counted(nodes[0], "recoveries_total", cause="stage_lost", outcome="ready") == 1
+        restarted = next(node for node in nodes if node.node_id == placed["stages"][lost]["peer"])
+        assert counted(restarted, "runner_restarts_total", model=MODEL) == 1
+        assert counted(restarted, "runner_ends_total", end="crashed") == 1
         assert len(await tokens(nodes[2], a_request("next"))) == 12
 
 
@@ -133,6 +140,8 @@ async def test_neighbours_absorb_a_dead_owner_and_the_lowest_member_owns_what_is
         await until(lambda: len(reading.tokens) > 10)
         await crash(nodes[0], placed)
         assert await asyncio.wait_for(reading.task, 25) == expected
+        taken = [counted(node, "recoveries_total", cause="owner_lost", outcome="ready") for node in nodes[1:]]
+        assert sum(taken) == 1
         await until(lambda: len(ready(nodes[3])) == 1 and len(ready(nodes[3])[0]["stages"]) == 2)
         (after,) = ready(nodes[3])
         assert pids(after)[nodes[2].node_id] == pids(placed)[nodes[2].node_id], "its layers are the same"
@@ -223,6 +232,7 @@ async def test_a_hop_that_is_lost_between_two_that_live_is_made_anew_and_nothing
         (after,) = ready(nodes[1])
         assert after["ballot"] > placed["ballot"] and pids(after) == pids(placed)
         assert counted(nodes[0], "recovery_loaded_bytes_total") == 0
+        assert counted(nodes[0], "recoveries_total", cause="hop_lost", outcome="ready") == 1
 
 
 @pytest.mark.slow

@@ -103,11 +103,22 @@ async def test_a_group_that_fails_twice_becomes_a_pipeline_of_the_same_peers_and
         assert len(runners()) == 2
 
 
-def cable(nodes: list[Node]) -> None:
+def cable(nodes: list[Node], max_queue_pairs: int = 0) -> None:
     """Each of two nodes says that an RDMA cable leads to the other, as two Macs would."""
     for own, other in ((0, 1), (1, 0)):
-        port = RdmaPort(f"rdma_en{own}", True, f"domain-{own}", f"domain-{other}", "80 Gb/s")
+        port = RdmaPort(f"rdma_en{own}", True, f"domain-{own}", f"domain-{other}", "80 Gb/s", max_queue_pairs)
         nodes[own].membership.describe(replace(nodes[own].membership.own, rdma_ports=(port,)))
+
+
+async def test_a_second_group_over_a_cable_is_refused_once_its_queue_pairs_are_taken(tmp_path: Path) -> None:
+    """Before any process is started, with the device and the numbers: MLX would find it out while the ranks meet."""
+    async with mesh(tmp_path, 2, engine_options={"reduce_ms": "0.01"}) as nodes:
+        cable(nodes, max_queue_pairs=1)
+        await until(lambda: all(any(c["up"] for c in node.observation.topology()["cables"]) for node in nodes))
+        pair = InstanceSpec(MODEL, tensor_group=2, group_backend="jaccl")
+        assert shape(await nodes[0].create_instance(pair)) == [2]
+        with pytest.raises(PlacementError, match=r"rdma_en\d of \w+ has 0 queue pairs left and this group needs 1"):
+            await nodes[1].preview_instance(pair)
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from exo_mesh.domain.device import PeerInfo, Telemetry
+from exo_mesh.domain.device import PeerInfo, RdmaPort, Telemetry
 from exo_mesh.domain.health import HealthLevel, Reason
 from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
@@ -206,3 +206,16 @@ def test_a_long_lived_task_that_ended_is_named() -> None:
     shown = World(peers=[a_peer("other")], ended={"housekeeping": "KeyError"}).shown()
     assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "task_ended")
     assert "'housekeeping'" in shown["reasons"][0]["message"] and "KeyError" in shown["reasons"][0]["message"]
+
+
+def test_macs_that_are_bridged_in_a_loop_are_named_and_a_line_of_them_is_well() -> None:
+    def mac(name: str, *others: str) -> Any:
+        ports = tuple(RdmaPort(f"rdma_{o}", True, name + o, o + name, bridged=True) for o in others)
+        peer = a_peer(name)
+        return SimpleNamespace(**{**vars(peer), "info": replace(peer.info, rdma_ports=ports)})
+
+    loop = World(peers=[mac("a", "b", "c"), mac("b", "a", "c"), mac("c", "a", "b")]).shown()
+    (reason,) = [reason for reason in loop["reasons"] if reason["code"] == "thunderbolt_bridge_cycle"]
+    assert reason["level"] == "degraded" and "a, b, c in a loop" in reason["message"] and reason["remedy"]
+    line = World(peers=[mac("a", "b"), mac("b", "a", "c"), mac("c", "b")]).shown()
+    assert not [reason for reason in line["reasons"] if reason["code"] == "thunderbolt_bridge_cycle"]

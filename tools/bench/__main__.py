@@ -1,6 +1,7 @@
 """Benchmarks for those who work on exo-mesh.
 
 python -m tools.bench group                 a tensor group whose ranks all run here: correctness, costs, stress
+python -m tools.bench collectives           all-reduce and send between ranks, by size; with mlx.launch over cables
 python -m tools.bench copy                  copies between peers: speed beside plain TCP, what streams notice
 python -m tools.bench entry                 tokens per second through one entry peer, beside those of another checkout
 python -m tools.bench first-token           from an empty disk to the first token, beside snapshot_download and mlx_lm
@@ -18,7 +19,7 @@ from collections.abc import Callable, Sequence
 from exo_mesh.cli.parser import Parser
 from exo_mesh.errors import MeshError
 from exo_mesh.telemetry.logs import setup_logging
-from tools.bench import copying, entry, first_token, grammar, group, idle, mlx_server, templates
+from tools.bench import collectives, copying, entry, first_token, grammar, group, idle, mlx_server, templates
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,6 +27,7 @@ def main(argv: Sequence[str]) -> int:
     setup_logging(level="error")
     parser = Parser(prog="python -m tools.bench", description=__doc__)
     subparsers = parser.add_subparsers(dest="bench", metavar="WHAT", required=True)
+    collectives.add_parser(subparsers)
     copying.add_parser(subparsers)
     entry.add_parser(subparsers)
     first_token.add_parser(subparsers)

@@ -256,7 +256,7 @@ class SimNode(SimPeer):
         here = Here(self.host.usable_bytes, self.host.capacity_bytes, lambda card: ())
         pool = CandidatePool(self.membership, here)
         limits = RunnerLimits()
-        groups = GroupKnowledge(settings, nothing, membership.view.peers, nothing, self.network.loop.time)
+        groups = GroupKnowledge(settings, nothing, membership.view.peers, list, nothing, self.network.loop.time)
         effective = EffectiveSettings(settings)
         self.placer = Placer(effective, membership, members, surveys, nothing, nothing, pool, limits, groups)
         self.network.listens = self.ledger.listens

@@ -16,7 +16,7 @@ VERB_HINTS = {
     "start": "`exo-mesh serve` starts a node, `exo-mesh run MODEL` loads a model and asks it",
     "up": "`exo-mesh serve` starts a node, `exo-mesh demo` a small mesh on this machine",
     "down": "`exo-mesh node stop` stops a node, `exo-mesh stop MODEL` unloads a model",
-    "kill": "`exo-mesh stop MODEL` unloads a model, `exo-mesh node stop` stops a node",
+    "kill": "`exo-mesh stop MODEL` unloads a model, `exo-mesh node stop` stops a node, `exo-mesh node kill-all` all",
     "restart": "`exo-mesh node restart` restarts a node",
     "logs": "a node logs on its standard error, and into --log-file; under systemd: `journalctl -u exo-mesh`",
     "exec": "`exo-mesh run MODEL PROMPT` asks a model",

@@ -1,0 +1,44 @@
+"""`exo-mesh node processes` and `kill-all`: the processes of exo-mesh on this machine, and an end to them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from exo_mesh.machine.own_processes import OwnProcess, end_processes, own_processes
+from exo_mesh.telemetry.tables import columns, human_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What was found and what became of it. outcome: by pid, empty if nothing was to be ended."""
+
+    found: tuple[OwnProcess, ...]
+    outcome: dict[int, str]
+
+    @property
+    def left(self) -> bool:
+        """Whether a process that should have ended is still there."""
+        return any(word in ("not permitted", "stuck") for word in self.outcome.values())
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        return [asdict(one) | {"outcome": self.outcome.get(one.pid, "")} for one in self.found]
+
+    @property
+    def text(self) -> str:
+        if not self.found:
+            return "no process of exo-mesh runs here"
+        return columns(("PID", "KIND", "MEMORY", "HOME", "", ""), [self._row(one) for one in self.found])
+
+    def _row(self, one: OwnProcess) -> list[object]:
+        note = "its node has gone" if one.leftover else ""
+        outcome = self.outcome.get(one.pid, "")
+        return [one.pid, one.kind, human_bytes(one.rss_bytes), one.home or "?", note, outcome]
+
+
+def sweep(default_home: Path, home: Path | None, grace_s: float | None) -> Sweep:
+    """home: only processes of that node. grace_s: seconds from SIGTERM to SIGKILL; None ends nothing."""
+    found = own_processes(default_home, home)
+    return Sweep(tuple(found), end_processes(found, grace_s) if grace_s is not None else {})

@@ -1,0 +1,125 @@
+"""Lists the processes of exo-mesh on this machine, and ends them: also those that no node answers for any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+HOME_VARIABLE = "EXO_MESH_HOME"
+KILL_WAIT_S = 5.0
+"""A process that was killed is gone at once, unless it is stuck in a driver."""
+
+_NODE_MODULE = "exo_mesh.cli.main"
+_CHILD_MODULES = ("exo_mesh.runner", "exo_mesh.text.", "exo_mesh.fetcher")
+_NODE_VERBS = ("serve", "demo")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcess:
+    """One process. kind: "node", "runner" or "helper". home: of its node, "" if nobody can tell.
+
+    leftover: it is a child of a node that has gone.
+    """
+
+    pid: int
+    parent_pid: int
+    kind: str
+    home: str
+    rss_bytes: int
+    leftover: bool = False
+
+
+def kind_of(cmdline: Sequence[str]) -> str:
+    """What this command line runs: "node", "runner" or "helper"; "" if it is no process of a node. Pure."""
+    words = list(cmdline)
+    program = Path(words[0]).name.lower() if words else ""
+    if program == "exo-mesh":
+        return _node_kind(words[1:])
+    if not program.startswith("python"):
+        return ""
+    options = next((index for index, word in enumerate(words[1:], 1) if word == "-m" or word[:1] != "-"), len(words))
+    target, *rest = words[options:] or [""]
+    if target == "-m" and rest:
+        target, *rest = rest
+        if target.startswith(_CHILD_MODULES):
+            return "runner" if target == "exo_mesh.runner" else "helper"
+        return _node_kind(rest) if target == _NODE_MODULE else ""
+    return _node_kind(rest) if Path(target).name == "exo-mesh" else ""
+
+
+def _node_kind(arguments: Sequence[str]) -> str:
+    return "node" if not arguments or arguments[0] in _NODE_VERBS or arguments[0].startswith("-") else ""
+
+
+def home_of(cmdline: Sequence[str], environ: Mapping[str, str], default: str) -> str:
+    """The home that a node with this command line uses. Pure."""
+    words = list(cmdline)
+    for index, word in enumerate(words):
+        if word == "--home" and index + 1 < len(words):
+            return words[index + 1]
+        if word.startswith("--home="):
+            return word.partition("=")[2]
+    return environ.get(HOME_VARIABLE) or default
+
+
+def own_processes(default_home: Path, home: Path | None = None) -> list[OwnProcess]:
+    """Every process of exo-mesh but this one, nodes first; with `home` those of that node only."""
+    found = {process.pid: process for process in _found(str(default_home))}
+    listed = []
+    for process in found.values():
+        parent = found.get(process.parent_pid)
+        if process.kind != "node":
+            process = replace(process, home=parent.home if parent else process.home, leftover=parent is None)
+        if home is None or (process.home and Path(process.home).resolve() == home.resolve()):
+            listed.append(process)
+    return sorted(listed, key=lambda process: (process.kind != "node", process.pid))
+
+
+def _found(default_home: str) -> Iterator[OwnProcess]:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            cmdline = process.cmdline()
+            kind = kind_of(cmdline)
+            if not kind or process.pid == os.getpid():
+                continue
+            environ: Mapping[str, str] = {}
+            with contextlib.suppress(psutil.AccessDenied, OSError):
+                environ = process.environ()
+            home = home_of(cmdline, environ, default_home if kind == "node" else "")
+            yield OwnProcess(process.pid, process.ppid(), kind, home, process.memory_info().rss)
+
+
+def end_processes(processes: Iterable[OwnProcess], grace_s: float) -> dict[int, str]:
+    """SIGTERM, and SIGKILL for what is there after grace_s; by pid: "ended", "killed", "not permitted" or "stuck".
+
+    A node that gets SIGTERM ends its own children: only nodes and leftovers are asked.
+    """
+    handles: dict[int, psutil.Process] = {}
+    outcome: dict[int, str] = {}
+    asked: list[psutil.Process] = []
+    for one in processes:
+        try:
+            handles[one.pid] = process = psutil.Process(one.pid)
+            if one.kind == "node" or one.leftover:
+                process.terminate()
+                asked.append(process)
+        except psutil.NoSuchProcess:
+            outcome[one.pid] = "ended"
+        except psutil.AccessDenied:
+            outcome[one.pid] = "not permitted"
+            handles.pop(one.pid, None)
+    psutil.wait_procs(asked, timeout=grace_s)
+    outcome.update({pid: "ended" for pid, process in handles.items() if not process.is_running()})
+    stuck = [process for pid, process in handles.items() if pid not in outcome]
+    for process in stuck:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _, alive = psutil.wait_procs(stuck, timeout=KILL_WAIT_S)
+    left = {process.pid for process in alive}
+    outcome.update({process.pid: "stuck" if process.pid in left else "killed" for process in stuck})
+    return outcome

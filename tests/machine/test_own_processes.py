@@ -1,0 +1,53 @@
+"""Which processes count as those of exo-mesh, and of which node; they are ended, also where they do not listen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from exo_mesh.machine.own_processes import OwnProcess, end_processes, home_of, kind_of
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("/v/bin/python /v/bin/exo-mesh", "node"),
+        ("/v/bin/python3.11 /v/bin/exo-mesh serve --home /h", "node"),
+        ("/v/bin/exo-mesh --engine mlx", "node"),
+        ("/v/bin/python -X dev -m exo_mesh.cli.main demo", ""),  # an option with a value of its own: not guessed
+        ("/v/bin/python -m exo_mesh.cli.main serve", "node"),
+        ("/v/bin/python -m exo_mesh.runner --control-fd 4", "runner"),
+        ("/v/bin/python -m exo_mesh.text.template_child 5", "helper"),
+        ("/v/bin/python -m exo_mesh.fetcher", "helper"),
+        ("/v/bin/python -m exo_mesh.cli.main node kill-all", ""),
+        ("/v/bin/python /v/bin/exo-mesh status", ""),
+        ("/v/bin/python -m pip install exo-mesh", ""),
+        ("vim exo-mesh", ""),
+        ("git clone exo-mesh", ""),
+        ("", ""),
+    ],
+)
+def test_the_command_line_says_what_a_process_is(line: str, kind: str) -> None:
+    assert kind_of(line.split()) == kind
+
+
+def test_a_flag_names_the_home_before_the_environment_and_the_default() -> None:
+    environ = {"EXO_MESH_HOME": "/of/environ"}
+    assert home_of(["exo-mesh", "--home", "/flag"], environ, "/usual") == "/flag"
+    assert home_of(["exo-mesh", "--home=/flag"], environ, "/usual") == "/flag"
+    assert home_of(["exo-mesh"], environ, "/usual") == "/of/environ"
+    assert home_of(["exo-mesh"], {}, "/usual") == "/usual"
+
+
+def test_what_ignores_sigterm_is_killed_after_the_grace_and_a_pid_that_is_gone_has_ended(tmp_path: Path) -> None:
+    deaf = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline()
+        gone = subprocess.Popen([sys.executable, "-c", ""])
+        gone.wait()
+        both = [OwnProcess(pid, os.getpid(), "node", str(tmp_path), 0) for pid in (child.pid, gone.pid)]
+        assert end_processes(both, 0.1) == {child.pid: "killed", gone.pid: "ended"}
