@@ -65,6 +65,12 @@ def test_it_has_the_command_and_the_engines(wheel: zipfile.ZipFile) -> None:
     assert {"mlx", "dummy"} <= set(entry_points["exo_mesh.engines"])
 
 
+def test_it_has_the_templates_of_the_service(wheel: zipfile.ZipFile) -> None:
+    folder = "exo_mesh/services/units"
+    there = {name for name in wheel.namelist() if name.startswith(folder)}
+    assert there == {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir()}
+
+
 def test_it_has_the_licence_and_the_python_it_needs(wheel: zipfile.ZipFile) -> None:
     assert "Apache License" in metadata_file(wheel, "licenses/LICENSE")
     metadata = Parser().parsestr(metadata_file(wheel, "METADATA"))

@@ -20,7 +20,7 @@ FILES = {"setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "D
 PACKAGES = {
     "settings", "telemetry", "domain", "security", "transport", "proto", "discovery", "membership", "weights", "text",
     "machine", "models", "hosting", "instances", "serving", "node", "runner", "engine", "fetcher", "api", "client",
-    "balancing", "bench", "doctor", "cli", "files", "inspection",
+    "balancing", "bench", "doctor", "cli", "files", "inspection", "services",
 }  # fmt: skip
 MODULES = {
     "__init__.py",

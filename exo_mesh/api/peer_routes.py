@@ -1,4 +1,4 @@
-"""The routes that tend a single peer through any node: drain it, and read its log."""
+"""The routes that tend a single peer through any node: drain it, read its log, wake its machine; and our own sleep."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ class PeerRoutes:
                 "GET", ("/admin/log",), self.log, ADMIN, "The last log records of a node", errors=(400, 404, 503),
                 query={**peer, "n": f"most records, 1 to {MAX_RECORDS}; 100 by default"},
             ),
+            Route("POST", ("/admin/sleep",), self.sleep, ADMIN, "Tell the peers that this machine goes to sleep"),
+            Route("POST", ("/admin/awake",), self.awake, ADMIN, "Come back after /admin/sleep"),
+            Route(
+                "POST", ("/admin/wake",), self.wake, ADMIN, "Wake the machine of a peer by Wake-on-LAN",
+                errors=(400, 404), query={"node_id": "id or name of a peer that was here once"},
+            ),
         ]
         # fmt: on
 
@@ -54,6 +60,25 @@ class PeerRoutes:
             raise InputError(f"n must be a whole number from 1 to {MAX_RECORDS}, not {text[:20]!r}", param="n")
         found = await self._service.peer_desk.log(wanted, int(text))
         return _no_peer(wanted) if found is None else json_response({"object": "list", "data": found})
+
+    async def sleep(self, request: web.Request) -> web.Response:
+        """POST /admin/sleep: the node keeps silent until its machine has slept and woken, for a minute at most."""
+        return json_response({"status": "asleep", "told": await self._service.sleeps.sleep()})
+
+    async def awake(self, request: web.Request) -> web.Response:
+        """POST /admin/awake"""
+        self._service.sleeps.awake()
+        return json_response({"status": "awake"})
+
+    async def wake(self, request: web.Request) -> web.Response:
+        """POST /admin/wake?node_id=…: from here, and from peers that are in a network of that machine."""
+        wanted = request.query.get("node_id", "")
+        found = await self._service.sleeps.wake(wanted)
+        if found is None:
+            return plain_error("not_found", f"no peer {wanted[:80]!r} was ever met by this node", "node_id")
+        peer = found.peer
+        status = "here" if found.is_here else "sent"
+        return json_response({"status": status, "node_id": peer.id, "name": peer.name, "senders": list(found.senders)})
 
     async def _drain(self, request: web.Request, *, on: bool) -> web.Response:
         wanted = request.query.get("node_id", "")

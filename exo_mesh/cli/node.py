@@ -4,6 +4,9 @@ Streams may finish before a stop or restart (--stop-grace of that node). `log-le
 node; `log-level default` ends it, `log-level` shows it. `exo-mesh config mesh log_level=debug` is for the whole mesh.
 `processes` lists the nodes, runners and helpers that run on this machine, also those that answer nobody any more;
 `kill-all` ends them: SIGTERM, and SIGKILL for what is left after --grace. Both need no node that answers.
+
+`sleep` tells the peers that this machine goes to sleep, so that they show it as asleep; `awake` that it is back, which
+the node also finds out by itself. A service of systemd calls them; see docs/services.md.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from exo_mesh.client.api_client import ApiClient
 from exo_mesh.doctor.sweep import sweep
 from exo_mesh.settings.config import ConfigError, home_of
 
+SLEEP = ("sleep", "awake")
 LEVELS = ("debug", "info", "warning", "error")
 DEFAULT = "default"
 _ON_MACHINE = ("processes", "kill-all")
@@ -27,7 +31,7 @@ _ON_MACHINE = ("processes", "kill-all")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The action and its flags."""
-    actions = ("stop", "restart", "log-level", *_ON_MACHINE)
+    actions = ("stop", "restart", "log-level", *SLEEP, *_ON_MACHINE)
     parser.add_argument("action", choices=actions, help="restart: in the same process, with the same flags")
     parser.add_argument("level", nargs="?", choices=(*LEVELS, DEFAULT), help="for log-level: which lines are written")
     parser.add_argument("--peer", metavar="NAME", help="name or id of the node; the one that is asked by default")
@@ -46,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     client = ApiClient(args.api_url, args.home)
     if args.action == "log-level":
         return _log_level(client, args)
+    if args.action in SLEEP:
+        return _sleep(client, args)
     query = f"?node_id={urllib.parse.quote(args.peer, safe='')}" if args.peer else ""
     told = client.post(f"/admin/{args.action}{query}", {})
     print_json(told) if args.json else print(f"{told['status']} {args.peer or told['node_id'][:8]}")
@@ -57,6 +63,16 @@ def _on_machine(args: argparse.Namespace) -> int:
     swept = sweep(home_of(os.environ), Path(args.home) if args.home else None, grace_s)
     print_json(swept.values) if args.json else print(swept.text)
     return exit_codes.FAILED if swept.left else exit_codes.OK
+
+
+def _sleep(client: ApiClient, args: argparse.Namespace) -> int:
+    """Of the machine of the node that is asked."""
+    if args.peer:
+        raise ConfigError(f"node {args.action} is about the machine of this node: leave out --peer")
+    told = client.post(f"/admin/{args.action}", {})
+    text = "awake" if args.action == "awake" else f"told {told['told']} peers that this machine goes to sleep"
+    print_json(told) if args.json else print(text)
+    return exit_codes.OK
 
 
 def _log_level(client: ApiClient, args: argparse.Namespace) -> int:

@@ -61,5 +61,6 @@ def _peer_rows(state: dict[str, Any]) -> list[list[object]]:
     live = {peer["id"] for peer in state["view"]["peers"]}
     for gone in state["health"].get("peer_health", ()):
         if gone["id"] not in live:
-            rows.append([gone["name"], gone["id"][:8], gone["level"], "", "", "", ""])
+            asleep = any(reason["code"] == "asleep" for reason in gone["reasons"])
+            rows.append([gone["name"], gone["id"][:8], "asleep" if asleep else gone["level"], "", "", "", ""])
     return rows

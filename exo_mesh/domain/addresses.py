@@ -6,6 +6,7 @@ An address is "host:port" with IPv6 in brackets; a link-local one may carry the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -235,3 +236,16 @@ def best_path(paths: Sequence[Path], current: str | None = None) -> Path | None:
     gain_ms = held.cost_ms(with_goodput=fair) - best.cost_ms(with_goodput=fair)
     clearly = gain_ms > MIN_GAIN_MS and gain_ms > (1 - SWITCH_BELOW) * held.cost_ms(with_goodput=fair)
     return best if clearly else held
+
+
+MAX_MACS = 8
+"""Network cards of one machine."""
+
+_MAC = re.compile(r"(?:[0-9a-f]{2}:){5}[0-9a-f]{2}")
+
+
+def valid_macs(macs: Iterable[str]) -> tuple[str, ...]:
+    """Those that are MAC addresses of a single card, at most MAX_MACS."""
+    lower = dict.fromkeys(mac.lower().replace("-", ":") for mac in macs)
+    usable = [mac for mac in lower if _MAC.fullmatch(mac) and any(bytes.fromhex(mac.replace(":", "")))]
+    return tuple(mac for mac in usable if not int(mac[:2], 16) & 1)[:MAX_MACS]  # an odd first byte is a group

@@ -98,7 +98,7 @@ class PeerInfo:
     for each model of both, the engines here that run its architecture, the one it would use first; a peer of an older
     version does not say. fetches: from where it gets files of models, see FETCHES. files_port: where other peers read
     its files, 0 if they cannot. has_store: it is the host of the model store. protocol: the oldest version of the
-    protocol that it speaks; newest_protocol: the newest, 0 if it speaks only the one.
+    protocol that it speaks; newest_protocol: the newest, 0 if it speaks only the one. macs: of its network cards.
     """
 
     id: str
@@ -119,6 +119,7 @@ class PeerInfo:
     partial_models: tuple[str, ...] = ()
     has_store: bool = False
     newest_protocol: int = 0
+    macs: tuple[str, ...] = ()
 
     @property
     def protocols(self) -> ProtocolRange:

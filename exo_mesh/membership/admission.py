@@ -111,7 +111,7 @@ class Admission:
 
     def answer_verdict(self, verdict: Update, teller: ControlPort) -> None:
         """A peer tells that this node is held for dead: come back, unless that is being done."""
-        if not self._rising:
+        if not self._rising and not self._roster.is_asleep:
             self._rising = True
             self._roster.tasks.start(self._come_back(verdict, teller), "coming back")
 
@@ -125,6 +125,8 @@ class Admission:
     async def _hello_with(self, client: ControlPort) -> pb.HelloReply:
         """Say hello; if we are held for dead there, refute that and say it again."""
         roster = self._roster
+        if roster.is_asleep:  # what was under way when the machine was said to sleep must not bring it back
+            raise TransportError("this machine goes to sleep")
         reply = pb.HelloReply()
         for _ in range(2):
             request = pb.HelloRequest(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)

@@ -137,6 +137,9 @@ class PeerClient(ControlPort, Protocol):
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         """Stop the peer, or restart it; returns when it knows. MeshError if it is not `node_id`."""
 
+    async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
+        """Let the peer send Wake-on-LAN packets for another machine; in how many networks it did."""
+
     async def drain(self, node_id: str, *, on: bool) -> None:
         """Let the peer take nothing new, or take requests again. MeshError if it is not `node_id`."""
 

@@ -15,6 +15,7 @@ from exo_mesh.membership.detector import Timing
 from exo_mesh.membership.door import Door
 from exo_mesh.membership.fences import Fence
 from exo_mesh.membership.gossip import GossipQueue, retransmissions
+from exo_mesh.membership.known_peers import KnownPeers
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.records import Records
@@ -78,6 +79,9 @@ class Roster:
         self.tasks = TaskOwner()
         self._on_leave = on_leave
         self.wall_clock: Clock = time.time
+        self.known = KnownPeers()
+        self.is_asleep = False
+        """This machine sleeps, or is about to: the node keeps silent."""
         self._lost: dict[str, tuple[str, float, PeerInfo]] = {}
         self._gone: dict[str, tuple[float, PeerInfo]] = {}
 
@@ -158,6 +162,7 @@ class Roster:
         self.peers[info.id] = Peer(info, addresses, self.dial(addresses[0]), self.clock())
         self._lost.pop(info.id, None)
         self._refusals.joined(info.id, addresses)
+        self.known.met(info)
         self.tell_of(info.id)
         _log.info("peer %s (%s) joined from %s", info.name, info.id[:8], addresses[0])
         return AdmitResult.NEW
@@ -171,6 +176,7 @@ class Roster:
     def remove(self, peer: Peer, why: str, level: int = logging.WARNING, *, is_lost: bool = False) -> None:
         """Forget a peer and all that it wrote. is_lost: it may be there after all, so its address is tried again."""
         del self.peers[peer.id]
+        self.known.met(self._newest_info(peer))
         self._gone[peer.id] = (self.clock(), peer.info)
         while len(self._gone) > MAX_LOST:
             del self._gone[next(iter(self._gone))]
@@ -181,6 +187,11 @@ class Roster:
         _log.log(level, "peer %s (%s) %s", peer.info.name, peer.id[:8], why)
         self._on_leave(peer.info, records)
         self.changed.beat()
+
+    def _newest_info(self, peer: Peer) -> PeerInfo:
+        """What the peer said of itself last."""
+        record = self.view.get(RecordKey("peer", peer.id, peer.id))
+        return record.value if record is not None and isinstance(record.value, PeerInfo) else peer.info
 
     def a_lost_address(self, now: float) -> str | None:
         """One address at which a peer that was given up may be again."""

@@ -28,6 +28,7 @@ from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort, PeerClient
 from exo_mesh.membership.probing import Probing
 from exo_mesh.membership.roster import Roster
+from exo_mesh.membership.sleeping import GOODBYE_S, SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.membership.swim import SwimState, Update
 from exo_mesh.proto import control_pb2 as pb
@@ -44,8 +45,6 @@ FANOUT = 3
 
 OUT_OF_REACH = 3
 """Times the timeout of a probe without an answer; that timeout grows while this machine itself is slow."""
-
-GOODBYE_S = 0.5
 
 
 async def _nothing() -> None:
@@ -95,6 +94,7 @@ class Membership:
         self._dialer = Dialer(self._admission.say_hello, self._tasks, clock)
         self._sync_at = self._tell_at = 0.0
         self.stops = StopDesk(roster)
+        self.sleeps = SleepDesk(roster)
 
     # what the node sees
 
@@ -241,6 +241,8 @@ class Membership:
 
     def suggest(self, address: str) -> None:
         """There may be a node at "host:port": say hello unless it is known or was tried a moment ago."""
+        if self._roster.is_asleep:
+            return
         peers = self._roster.peers.values()
         known = any(address == peer.client.address or address in peer.addresses for peer in peers)
         if not known and address not in self.own.addresses and self._roster.door.may_dial(address):
@@ -273,6 +275,8 @@ class Membership:
         held = self._roster.swim.member(request.peer_id)
         if held is not None and held.life.incarnation == request.incarnation:
             self._news.learn(Update(request.peer_id, SwimState.LEFT, held.life), None)
+            if request.asleep:
+                self._roster.known.fell_asleep(request.peer_id, self._roster.wall_clock())
         return pb.GoodbyeReply()
 
     # what goes on
@@ -287,7 +291,8 @@ class Membership:
         roster = self._roster
         tick_s = min(roster.timing.gossip_s, roster.timing.period_s / 4)
         while True:
-            self._step(roster.clock())
+            if not roster.is_asleep:
+                self._step(roster.clock())
             roster.has_fresh_news = False
             await asyncio.sleep(MIN_PAUSE_S)
             if not roster.has_fresh_news:

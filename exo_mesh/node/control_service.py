@@ -195,6 +195,9 @@ class ControlService:
         self._membership.stops.ask(restart=request.restart)
         return pb.StopNodeReply()
 
+    async def wake(self, request: pb.WakeRequest) -> pb.WakeReply:
+        return self._membership.sleeps.answer_wake(request)
+
     async def drain(self, request: pb.DrainRequest) -> pb.DrainReply:
         if request.node_id != self._membership.own.id:
             raise InputError("another node is meant")

@@ -284,6 +284,9 @@ class Health:
             told = readings[peer.id].reasons if peer.id in readings else ()
             found.append(_described(peer.id, peer.info.name, told))
         found += [_described(info.id, info.name, [_unreachable(info, gone_s)]) for info, gone_s in membership.lost]
+        found += [
+            _described(one.id, one.name, [_asleep(one.name, slept_s)]) for one, slept_s in membership.sleeps.asleep
+        ]
         return found
 
     def _describe_instance(self, instance: InstanceInfo, readings: Mapping[str, Telemetry]) -> dict[str, Any]:
@@ -319,3 +322,9 @@ def _described(peer_id: str, name: str, reasons: Iterable[Reason]) -> dict[str, 
 def _unreachable(info: PeerInfo, gone_s: float) -> Reason:
     remedy = "see whether it runs and is connected; it joins again by itself, and is forgotten after ten minutes"
     return Reason("unreachable", HealthLevel.FAILED, f"it has not answered for {gone_s:.0f} s", remedy)
+
+
+def _asleep(name: str, slept_s: float) -> Reason:
+    span = f"{slept_s / 3600:.1f} h" if slept_s >= 3600 else f"{slept_s / 60:.0f} min"
+    remedy = f"exo-mesh wake {name}: a peer of its network sends it a Wake-on-LAN packet"
+    return Reason("asleep", HealthLevel.OK, f"its machine went to sleep {span} ago", remedy)

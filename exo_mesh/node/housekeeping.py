@@ -11,6 +11,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.thunderbolt import rdma_ports
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine
+from exo_mesh.machine.awake import SleepLock, commands_here
 from exo_mesh.machine.disk import Disk
 from exo_mesh.machine.pressure import MemoryMonitor
 from exo_mesh.machine.thunderbolt_readings import has_thunderbolt_tools, read_thunderbolt
@@ -19,6 +20,7 @@ from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.downloads.service import Downloads
 from exo_mesh.node.gauges import describe_node, show_downloads, show_machine, show_mesh
 from exo_mesh.node.health import Health
+from exo_mesh.node.observation import Observation
 from exo_mesh.telemetry.metrics import Metrics
 
 RESCAN_EVERY_S = 10.0
@@ -111,3 +113,12 @@ async def keep_rdma_ports(membership: Membership) -> None:
         if ports != membership.own.rdma_ports:
             membership.describe(replace(membership.own, rdma_ports=ports))
         await asyncio.sleep(CABLES_EVERY_S)
+
+
+async def keep_awake(observation: Observation, downloads: Downloads) -> None:
+    """Until cancelled, keep this machine from going to sleep while it works; returns at once where nothing can."""
+
+    def work() -> str:
+        return observation.work() or ("files are being fetched" if downloads.tally.running else "")
+
+    await SleepLock(work, commands_here()).keep()

@@ -15,8 +15,10 @@ from typing import Any
 from exo_mesh import OLDEST_PROTOCOL, PROTOCOL_VERSION, __version__
 from exo_mesh.clock import Clock, monotonic
 from exo_mesh.discovery.choose import discoveries_for
+from exo_mesh.discovery.interfaces import recent_interfaces
 from exo_mesh.discovery.port import Announcement, Discovery
 from exo_mesh.discovery.static import StaticDiscovery
+from exo_mesh.discovery.wake_on_lan import own_macs
 from exo_mesh.domain.device import PeerInfo, Telemetry
 from exo_mesh.domain.download import DownloadEntry
 from exo_mesh.domain.model import ModelCard
@@ -47,13 +49,14 @@ from exo_mesh.membership.parts import SharingParts
 from exo_mesh.membership.paths import PathKeeper
 from exo_mesh.membership.peers import VERSIONS_PER_INCARNATION
 from exo_mesh.membership.service import Membership
+from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.models.parts import ModelParts
 from exo_mesh.node.control_service import ControlService
 from exo_mesh.node.describe import describe_instance, peers_of
 from exo_mesh.node.health import Health
-from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_house, keep_rdma_ports
+from exo_mesh.node.housekeeping import announce_models, keep_addresses, keep_awake, keep_house, keep_rdma_ports
 from exo_mesh.node.model_desk import ModelDesk
 from exo_mesh.node.observation import Observation
 from exo_mesh.node.service import ModelEntry
@@ -281,6 +284,7 @@ class Node:
                 files_port=self._models.exchange.port,
                 has_store=self._models.downloads.rules.store.is_here,
                 static_rank=self._static_rank,
+                macs=own_macs(recent_interfaces()),
             )
         )
         self._hosting.host.start()
@@ -298,6 +302,7 @@ class Node:
         _log.info("node %s (%s) listens on %s:%d", settings.name, self.node_id[:8], settings.host, port)
 
     def _start_tasks(self, port: int) -> None:
+        settings = self.settings
         work = partial(
             keep_house,
             self._models.catalogue,
@@ -317,14 +322,17 @@ class Node:
         find = partial(self._desk.find, may_download=True)
         self._tasks.start(self._owning.instances.preload(self.settings.preload, find), "preloading")
         self._tasks.start(self._models.resume_pulls(self.membership), "unfinished pulls")
-        types = self.settings.interface_type_filter
-        keep(partial(keep_addresses, self.membership, self.settings.host, port, types), "own addresses")
+        types = settings.interface_type_filter
+        keep(partial(keep_addresses, self.membership, settings.host, port, types), "own addresses")
         keep(partial(keep_rdma_ports, self.membership), "Thunderbolt ports")
         keep(self._hosting.monitor.run, "memory monitor")
+        if not settings.allow_sleep:
+            keep(partial(keep_awake, self.observation, self._models.downloads), "staying awake")
         self._machine.meter.start(self.metrics.hardware)
         keep(partial(keep_ring_energy, self.membership, self._hosting.host, self.metrics.hardware), "energy of rings")
         keep(PathKeeper(self.membership, clock=self._clock).run, "paths")
         keep(self.keys.keep, "API keys")
+        keep(partial(self.sleeps.keep, settings.home), "peers that can be woken")
         keep(self.shared.keep, "shared settings")
         keep(self._models.keep_cards, "model cards")
         keep(self.inspection.keep_traces, "traces")
@@ -332,7 +340,7 @@ class Node:
             keep(self.inspection.exporter.keep, "export of traces")
         if self._credentials is not None:
             host, renew_files = self._hosting.host, self._models.exchange.renew
-            renewal = Renewal(self.settings, self._credentials, self.membership, host, renew_files)
+            renewal = Renewal(settings, self._credentials, self.membership, host, renew_files)
             keep(renewal.keep, "renewal of the certificate")
 
     async def _start_discoveries(self, port: int) -> None:
@@ -500,6 +508,10 @@ class Node:
     @property
     def stops(self) -> StopDesk:
         return self.membership.stops
+
+    @property
+    def sleeps(self) -> SleepDesk:
+        return self.membership.sleeps
 
     @property
     def peer_desk(self) -> PeerDesk:

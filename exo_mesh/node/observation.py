@@ -95,6 +95,12 @@ class Observation:
         phase = self._phase()
         return self._health.describe("draining" if phase == "ok" and self._host.draining else phase)
 
+    def work(self) -> str:
+        """The requests that this machine works for, in words; "" if there are none."""
+        if requests := len(self._serving.journal):
+            return f"{requests} requests that entered here"
+        return "a stage works for a request" if self._host.is_in_use() else ""
+
     def drain_state(self) -> dict[str, Any]:
         requests = len(self._serving.journal)
         sequences = sum(stage.beat.sequences for stage in self._host.beats())

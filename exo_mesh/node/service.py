@@ -13,6 +13,7 @@ from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.hosting.peer_desk import PeerDesk
 from exo_mesh.inspection.service import InspectionService
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.sleeping import SleepDesk
 from exo_mesh.membership.stopping import StopDesk
 from exo_mesh.models.cards.profile import CapabilityProfile
 from exo_mesh.models.cards.toml_card import TomlCard
@@ -219,6 +220,10 @@ class MeshService(Protocol):
     @property
     def stops(self) -> StopDesk:
         """Stops and restarts nodes."""
+
+    @property
+    def sleeps(self) -> SleepDesk:
+        """Lets this machine sleep, and wakes peers."""
 
     @property
     def peer_desk(self) -> PeerDesk:

@@ -88,7 +88,7 @@ class ModelEngines(_message.Message):
     def __init__(self, model: _Optional[str] = ..., engines: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PeerInfo(_message.Message):
-    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "newest_protocol")
+    __slots__ = ("id", "incarnation", "name", "version", "protocol", "namespace", "addresses", "api_url", "devices", "models", "model_engines", "rdma_ports", "static_rank", "fetches", "files_port", "partial_models", "has_store", "macs", "newest_protocol")
     ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class PeerInfo(_message.Message):
     FILES_PORT_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_MODELS_FIELD_NUMBER: _ClassVar[int]
     HAS_STORE_FIELD_NUMBER: _ClassVar[int]
+    MACS_FIELD_NUMBER: _ClassVar[int]
     NEWEST_PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     id: str
     incarnation: int
@@ -124,8 +125,9 @@ class PeerInfo(_message.Message):
     files_port: int
     partial_models: _containers.RepeatedScalarFieldContainer[str]
     has_store: bool
+    macs: _containers.RepeatedScalarFieldContainer[str]
     newest_protocol: int
-    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., newest_protocol: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[int] = ..., namespace: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., api_url: _Optional[str] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., models: _Optional[_Iterable[str]] = ..., model_engines: _Optional[_Iterable[_Union[ModelEngines, _Mapping]]] = ..., rdma_ports: _Optional[_Iterable[_Union[RdmaPort, _Mapping]]] = ..., static_rank: _Optional[_Union[StaticRank, _Mapping]] = ..., fetches: _Optional[str] = ..., files_port: _Optional[int] = ..., partial_models: _Optional[_Iterable[str]] = ..., has_store: bool = ..., macs: _Optional[_Iterable[str]] = ..., newest_protocol: _Optional[int] = ...) -> None: ...
 
 class RdmaPort(_message.Message):
     __slots__ = ("device", "active", "uuid", "other_uuid", "speed", "max_queue_pairs", "bridged")
@@ -575,12 +577,14 @@ class ExchangeReply(_message.Message):
     def __init__(self, unknown_sender: bool = ..., summary: _Optional[_Iterable[_Union[OwnerSummary, _Mapping]]] = ..., newer: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., telemetry: _Optional[_Iterable[_Union[Telemetry, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[PeerUpdate, _Mapping]]] = ..., fences_digest: _Optional[int] = ..., fences: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ...) -> None: ...
 
 class GoodbyeRequest(_message.Message):
-    __slots__ = ("peer_id", "incarnation")
+    __slots__ = ("peer_id", "incarnation", "asleep")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ASLEEP_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     incarnation: int
-    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    asleep: bool
+    def __init__(self, peer_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., asleep: bool = ...) -> None: ...
 
 class GoodbyeReply(_message.Message):
     __slots__ = ()
@@ -987,6 +991,22 @@ class StopNodeRequest(_message.Message):
 class StopNodeReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class WakeRequest(_message.Message):
+    __slots__ = ("peer_id", "macs", "addresses")
+    PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    MACS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    peer_id: str
+    macs: _containers.RepeatedScalarFieldContainer[str]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_id: _Optional[str] = ..., macs: _Optional[_Iterable[str]] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class WakeReply(_message.Message):
+    __slots__ = ("num_networks",)
+    NUM_NETWORKS_FIELD_NUMBER: _ClassVar[int]
+    num_networks: int
+    def __init__(self, num_networks: _Optional[int] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("on", "node_id")

@@ -134,6 +134,11 @@ class ControlStub(object):
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=exo__mesh_dot_proto_dot_control__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.Wake = channel.unary_unary(
+                '/exo_mesh.Control/Wake',
+                request_serializer=exo__mesh_dot_proto_dot_control__pb2.WakeRequest.SerializeToString,
+                response_deserializer=exo__mesh_dot_proto_dot_control__pb2.WakeReply.FromString,
+                _registered_method=True)
         self.ReadLog = channel.unary_unary(
                 '/exo_mesh.Control/ReadLog',
                 request_serializer=exo__mesh_dot_proto_dot_control__pb2.ReadLogRequest.SerializeToString,
@@ -334,6 +339,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Wake(self, request, context):
+        """Sends Wake-on-LAN packets for a machine, if this one is in a network of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReadLog(self, request, context):
         """The last log records of this peer.
         """
@@ -513,6 +525,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=exo__mesh_dot_proto_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=exo__mesh_dot_proto_dot_control__pb2.DrainReply.SerializeToString,
+            ),
+            'Wake': grpc.unary_unary_rpc_method_handler(
+                    servicer.Wake,
+                    request_deserializer=exo__mesh_dot_proto_dot_control__pb2.WakeRequest.FromString,
+                    response_serializer=exo__mesh_dot_proto_dot_control__pb2.WakeReply.SerializeToString,
             ),
             'ReadLog': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadLog,
@@ -1110,6 +1127,33 @@ class Control(object):
             '/exo_mesh.Control/Drain',
             exo__mesh_dot_proto_dot_control__pb2.DrainRequest.SerializeToString,
             exo__mesh_dot_proto_dot_control__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Wake(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/exo_mesh.Control/Wake',
+            exo__mesh_dot_proto_dot_control__pb2.WakeRequest.SerializeToString,
+            exo__mesh_dot_proto_dot_control__pb2.WakeReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -126,6 +126,7 @@ class Settings:
     token_timeout: int = 30
     response_timeout: int = 300
     stop_grace: int = 30
+    allow_sleep: bool = False
     trace_sample: float = 0.01
     trace_retention_days: int = 3
     otlp_endpoint: str = ""
@@ -379,6 +380,8 @@ SETTINGS: Mapping[str, Setting] = {
                 values.whole(1, 10**6), toml=(int,)),
         Setting("stop_grace", "SECONDS", "how long a stopped node lets its streams go on; a second signal ends them",
                 values.whole(0, 86400), toml=(int,)),
+        Setting("allow_sleep", "", "let this machine go to sleep while requests run", values.switched_on,
+                toml=(bool,), show=lambda on: str(on).lower()),
         Setting("trace_sample", "SHARE", "share of requests whose way is written down, for GET /v1/traces",
                 values.share, toml=(int, float)),
         Setting("trace_retention_days", "DAYS", "how long traces are kept; 0: until newer ones need their place",

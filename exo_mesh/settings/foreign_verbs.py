@@ -50,6 +50,9 @@ VERB_HINTS = {
     "monitor": "`exo-mesh top` shows the mesh live",
     "tui": "`exo-mesh top` shows the mesh live",
     "dashboard": "`exo-mesh top` shows the mesh live; http://127.0.0.1:52415 is its page",
+    "install": "`exo-mesh service install` makes a node a service of this machine",
+    "daemon": "`exo-mesh service install` makes a node a service of this machine",
+    "sleep": "`exo-mesh node sleep` tells the peers that this machine goes to sleep",
     "update": "`pip install --upgrade exo-mesh`, then `exo-mesh node restart` on one machine after the other",
     "upgrade": "`pip install --upgrade exo-mesh`, then `exo-mesh node restart` on one machine after the other",
 }

@@ -14,7 +14,7 @@ PRIVATE_UMASK = 0o077
 
 _OWN = (
     "node_id*", "api_keys.toml", "config.toml", "mesh_settings.json", "hub_token", "logs", "runners", "quarantine",
-    "surveys", "selftests", "text",
+    "known_peers.json", "surveys", "selftests", "text",
 )  # fmt: skip
 """What a node makes in its home. `models` is left out: a user may share it with other programs."""
 

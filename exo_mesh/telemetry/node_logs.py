@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,9 @@ from typing import IO, Any, Protocol
 
 from exo_mesh.telemetry.line_writer import LineWriter, RotatingFile, StreamSink
 from exo_mesh.telemetry.logs import ConsoleFormatter, JsonFormatter, Output, install, set_level
+
+STDOUT, STDERR = 1, 2
+"""File descriptors of every process; what stands for them in `sys` may be no file, as in tests."""
 
 CONSOLE, JSON, BOTH = "console", "json", "both"
 """For people on standard error; for programs on standard output; both."""
@@ -70,8 +72,8 @@ class NodeLogs:
         self._own_level: str | None = None
         self._path: Path | None = None if file is None else file.path
         self._changing = threading.Lock()
-        self._stderr = LineWriter(StreamSink(sys.stderr.fileno()), "standard error")
-        self._stdout = LineWriter(StreamSink(sys.stdout.fileno()), "standard output")
+        self._stderr = LineWriter(StreamSink(STDERR), "standard error")
+        self._stdout = LineWriter(StreamSink(STDOUT), "standard output")
         self._file = None if file is None else LineWriter(file, f"the log file {file.path}")
         self._handler = install(self._outputs(), level)
         self._handler.on_close = self.close

@@ -225,6 +225,10 @@ class ControlClient:
     async def stop_node(self, node_id: str, *, restart: bool) -> None:
         await self._call(self._stub.StopNode, pb.StopNodeRequest(restart=restart, node_id=node_id), CALL_S)
 
+    async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
+        reply: pb.WakeReply = await self._call(self._stub.Wake, request, timeout_s)
+        return reply.num_networks
+
     async def drain(self, node_id: str, *, on: bool) -> None:
         await self._call(self._stub.Drain, pb.DrainRequest(on=on, node_id=node_id), CALL_S)
 

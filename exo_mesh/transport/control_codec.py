@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, islice
 
+from exo_mesh.domain.addresses import MAX_MACS, valid_macs
 from exo_mesh.domain.device import FETCHES, Device, EngineInfo, HopReading, PeerInfo, RdmaPort, StaticRank, Telemetry
 from exo_mesh.domain.download import DownloadInfo, DownloadState
 from exo_mesh.domain.health import MAX_REASONS, MAX_TEXT, HealthLevel, Reason
@@ -93,6 +94,7 @@ def peer_to_proto(peer: PeerInfo) -> pb.PeerInfo:
         partial_models=peer.partial_models[: _num_within(peer.partial_models)],
         has_store=peer.has_store,
         newest_protocol=peer.newest_protocol,
+        macs=peer.macs,
     )
 
 
@@ -126,6 +128,7 @@ def peer_from_proto(message: pb.PeerInfo) -> PeerInfo:
         partial_models=tuple(message.partial_models[:MAX_ITEMS]),
         has_store=message.has_store,
         newest_protocol=message.newest_protocol,
+        macs=valid_macs(message.macs[:MAX_MACS]),
     )
 
 

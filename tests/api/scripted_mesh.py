@@ -33,6 +33,8 @@ from exo_mesh.domain.request import (
 from exo_mesh.errors import CancelledRequestError, FetchError, MeshError, NotFetchedError, UnknownModelError
 from exo_mesh.fetcher.wire import HubModel
 from exo_mesh.instances.spec import InstanceSpec
+from exo_mesh.membership.known_peers import KnownPeer
+from exo_mesh.membership.sleeping import WakeCall
 from exo_mesh.models.cards.toml_card import TomlCard
 from exo_mesh.node.service import ModelEntry, StoreService
 from exo_mesh.security.api_tls import ApiTls
@@ -238,6 +240,10 @@ class ScriptedMesh:
         return self
 
     @property
+    def sleeps(self) -> ScriptedSleepDesk:
+        return ScriptedSleepDesk()
+
+    @property
     def peer_desk(self) -> ScriptedPeerDesk:
         return ScriptedPeerDesk(self)
 
@@ -426,3 +432,16 @@ async def served(
             await server.openai.close()
     await server_of_api.stop()
     listening.close()
+
+
+class ScriptedSleepDesk:
+    """Two peers hear of a sleep; the peer "sleeper" can be woken, and nobody else is known."""
+
+    async def sleep(self) -> int:
+        return 2
+
+    def awake(self) -> None:
+        pass
+
+    async def wake(self, wanted: str) -> WakeCall | None:
+        return WakeCall(KnownPeer("n9", "sleeper"), ("n1",)) if wanted == "sleeper" else None

@@ -15,6 +15,7 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.machine.pressure import Floors, PressureLevel, Snapshot
+from exo_mesh.membership.known_peers import KnownPeer
 from exo_mesh.node.health import ALONE_S, Health
 from exo_mesh.settings.config import Settings
 
@@ -38,6 +39,7 @@ class World:
     peers: list[Any] = field(default_factory=list)
     readings: dict[str, Telemetry] = field(default_factory=dict)
     lost: list[tuple[PeerInfo, float]] = field(default_factory=list)
+    asleep: list[tuple[KnownPeer, float]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     guarded: list[Reason] = field(default_factory=list)
     disk: Reason | None = None
@@ -53,7 +55,7 @@ class World:
     def health(self) -> Health:
         membership: Any = SimpleNamespace(
             own=info("me"), peers=self.peers, num_peers=len(self.peers), telemetry=self.readings, lost=self.lost,
-            refusals=self.refusals, id_taken_by=self.id_taken_by,
+            refusals=self.refusals, id_taken_by=self.id_taken_by, sleeps=SimpleNamespace(asleep=self.asleep),
             busy=lambda peer_id: self.busy.get(peer_id, 0.1),
         )  # fmt: skip
         last = Snapshot(0.0, 24 * 10**9, 300_000_000)
@@ -206,6 +208,16 @@ def test_a_long_lived_task_that_ended_is_named() -> None:
     shown = World(peers=[a_peer("other")], ended={"housekeeping": "KeyError"}).shown()
     assert (shown["status"], shown["reasons"][0]["code"]) == ("degraded", "task_ended")
     assert "'housekeeping'" in shown["reasons"][0]["message"] and "KeyError" in shown["reasons"][0]["message"]
+
+
+def test_a_peer_whose_machine_sleeps_is_asleep_and_can_be_woken() -> None:
+    world = World(asleep=[(KnownPeer("p9", "studio-2", asleep_at=1.0), 7200.0)])
+    shown = world.health().describe("ok")["peer_health"][-1]
+    assert (shown["name"], shown["level"]) == ("studio-2", "ok")
+    assert [(one["code"], one["message"]) for one in shown["reasons"]] == [
+        ("asleep", "its machine went to sleep 2.0 h ago")
+    ]
+    assert "exo-mesh wake studio-2" in shown["reasons"][0]["remedy"]
 
 
 def test_macs_that_are_bridged_in_a_loop_are_named_and_a_line_of_them_is_well() -> None:

@@ -29,5 +29,8 @@ class MembershipHandler:
     async def goodbye(self, request: pb.GoodbyeRequest) -> pb.GoodbyeReply:
         return self._membership.answer_goodbye(request)
 
+    async def wake(self, request: pb.WakeRequest) -> pb.WakeReply:
+        return self._membership.sleeps.answer_wake(request)
+
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} is not the membership's business")

@@ -208,6 +208,10 @@ class SimClient(PeerClient):
         request = pb.StopNodeRequest(restart=restart, node_id=node_id)
         await self._call(lambda handler: handler.stop_node(request), restart, 5.0)
 
+    async def wake(self, request: pb.WakeRequest, timeout_s: float) -> int:
+        reply: pb.WakeReply = await self._call(lambda handler: handler.wake(request), request, timeout_s)
+        return reply.num_networks
+
     async def drain(self, node_id: str, *, on: bool) -> None:
         await self._call(lambda h: h.drain(pb.DrainRequest(on=on, node_id=node_id)), on, 5.0)
 

@@ -91,8 +91,14 @@ def _peers(document: Mapping[str, Any], names: Mapping[str, str], width: int) ->
         rows.append(_peer_row(names[peer_id] + here, levels.get(peer_id, "ok"), peer, width, measured))
     for gone in health.get("peer_health", ()):
         if gone["id"] not in document["peers"]:
-            cells = (gone["name"], Text(gone["level"], STATES.get(gone["level"], "red")), *[""] * (len(columns) - 2))
-            rows.append(TableRow(cells, (gone["name"], gone["level"], *[0.0] * (len(columns) - 2))))
+            asleep = any(reason["code"] == "asleep" for reason in gone["reasons"])
+            state = "asleep" if asleep else gone["level"]
+            cells = (
+                gone["name"],
+                Text(state, "dim" if asleep else STATES.get(state, "red")),
+                *[""] * (len(columns) - 2),
+            )
+            rows.append(TableRow(cells, (gone["name"], state, *[0.0] * (len(columns) - 2))))
     return Section("PEERS", columns, rows)
 
 

@@ -1,0 +1,44 @@
+"""Wake the machine of a peer that sleeps: nodes in its network send it Wake-on-LAN packets.
+
+The peer must have been in the mesh once, and Wake-on-LAN must be on in its firmware and system.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+import urllib.parse
+
+from exo_mesh.cli import exit_codes
+from exo_mesh.cli.parser import add_api_flags
+from exo_mesh.client.api_client import ApiClient
+
+_POLL_S = 0.5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """PEER, `--wait`, `--api-url`."""
+    parser.add_argument("peer", metavar="PEER", help="its name or id")
+    text = "how long to wait until it is in the mesh again (60); 0: do not wait"
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=text)
+    add_api_flags(parser, json=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """POST /admin/wake, then wait for the peer; exit code 1 if it has not come."""
+    client = ApiClient(args.api_url, args.home)
+    found = client.post(f"/admin/wake?node_id={urllib.parse.quote(args.peer, safe='')}", {})
+    if found["status"] == "here":
+        print(f"{found['name']} is awake and in the mesh")
+        return exit_codes.OK
+    print(f"sent packets for {found['name']} from {', '.join(found['senders'])}")
+    end = time.monotonic() + args.wait
+    while args.wait and time.monotonic() < end:
+        time.sleep(_POLL_S)
+        if any(peer["id"] == found["node_id"] for peer in client.get("/state")["view"]["peers"]):
+            print(f"{found['name']} is in the mesh again")
+            return exit_codes.OK
+    if args.wait:
+        print(f"{found['name']} has not come within {args.wait:g} s: is Wake-on-LAN on in its firmware and system?")
+        return exit_codes.FAILED
+    return exit_codes.OK
