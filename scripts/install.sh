@@ -23,6 +23,7 @@ TEXT
 ENGINE_EXTRAS="mlx torch"
 OLDEST_PYTHON=3.11
 OLDEST_GLIBC=2.35 # of MLX's wheels for Linux
+OLDEST_GLIBC_OF_ALL=2.31 # of the wheels that every node needs
 OLDEST_MACOS=14.0 # of MLX's wheels for macOS
 # Libraries that a user may have built for a GPU or chosen with care: what is installed is kept as it is.
 ENGINE_LIBRARIES="torch mlx mlx-lm mlx-cpu mlx-metal mlx-cuda mlx-cuda-12 mlx-cuda-13 llama-cpp-python xllamacpp"
@@ -78,10 +79,15 @@ choose_extras() { # sets `extras` and `why`, and prints notes about this machine
     esac
 }
 
+note_compilers() {
+    say "note: not every library has a wheel for this machine; pip compiles the rest, which takes a C and a Rust compiler"
+}
+
 choose_for_macos() {
     macos=$(sw_vers -productVersion)
     if [ "$machine" != arm64 ]; then
         extras=none why="MLX and PyTorch have no wheels for Intel Macs: the NumPy engine computes here"
+        note_compilers
     elif is_older "$macos" "$OLDEST_MACOS"; then
         extras=torch why="MLX has no wheel for macOS $macos (it needs $OLDEST_MACOS or newer): PyTorch computes here"
     else
@@ -93,15 +99,20 @@ choose_for_linux() {
     glibc=$(glibc_version)
     if [ -z "$glibc" ]; then
         extras=none why="this machine has no glibc, and neither MLX nor PyTorch has a wheel without: the NumPy engine computes here"
+        note_compilers
     elif has_nvidia; then
         extras=torch why="an NVIDIA GPU: PyTorch computes on it"
     elif is_older "$glibc" "$OLDEST_GLIBC"; then
         extras=none why="MLX has no wheel for glibc $glibc (it needs $OLDEST_GLIBC or newer): the NumPy engine computes here"
-        is_older "$glibc" 2.28 || why="$why; --extras torch is faster"
+        if is_older "$glibc" "$OLDEST_GLIBC_OF_ALL"; then note_compilers; fi
+        why="$why; --extras torch is faster"
     else
         case $machine in
         x86_64 | aarch64 | arm64) extras=mlx why="glibc $glibc, no NVIDIA GPU: MLX computes on the CPU; --extras torch is faster and takes gigabytes" ;;
-        *) extras=none why="MLX has no wheel for $machine: the NumPy engine computes here" ;;
+        *)
+            extras=none why="MLX has no wheel for $machine: the NumPy engine computes here"
+            note_compilers
+            ;;
         esac
     fi
     [ ! -e /dev/kfd ] || say "note: an AMD GPU needs PyTorch's build for ROCm, see docs/installation.md"

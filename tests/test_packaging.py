@@ -51,6 +51,13 @@ def test_it_has_every_module_and_no_tests_or_tools(wheel: zipfile.ZipFile) -> No
     )
 
 
+def test_it_has_every_file_that_lies_beside_the_modules(wheel: zipfile.ZipFile) -> None:
+    """A new kind of file needs a pattern under tool.setuptools.package-data."""
+    wanted = {str(path.relative_to(ROOT)) for path in (ROOT / "exo_mesh").rglob("*") if path.is_file()}
+    missing = wanted - set(wheel.namelist())
+    assert {name for name in missing if "__pycache__" not in name and not name.endswith("/README.md")} == set()
+
+
 def test_it_has_the_command_and_the_engines(wheel: zipfile.ZipFile) -> None:
     entry_points = configparser.ConfigParser()
     entry_points.read_string(metadata_file(wheel, "entry_points.txt"))

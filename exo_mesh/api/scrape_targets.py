@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from aiohttp import web
 
 from exo_mesh.api.context import ApiContext
@@ -15,6 +16,13 @@ from exo_mesh.api.routes import USE, Route, RouteTable
 
 _HOST = re.compile(r"[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 """Peers write their own records, so nothing else is taken for a host."""
+
+
+class ScrapeTarget(msgspec.Struct):
+    """One entry of http_sd_configs."""
+
+    targets: list[str]
+    labels: dict[str, str]
 
 
 class ScrapeTargetRoutes:
@@ -26,7 +34,14 @@ class ScrapeTargetRoutes:
     def table(self) -> RouteTable:
         """The routes."""
         return [
-            Route("GET", ("/v1/prometheus/targets",), self.targets, USE, "The APIs of all nodes, for http_sd_configs"),
+            Route(
+                "GET",
+                ("/v1/prometheus/targets",),
+                self.targets,
+                USE,
+                "The APIs of all nodes, for http_sd_configs",
+                reply=list[ScrapeTarget],
+            ),
         ]
 
     async def targets(self, request: web.Request) -> web.Response:

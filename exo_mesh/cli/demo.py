@@ -16,7 +16,7 @@ from exo_mesh.cli import exit_codes
 from exo_mesh.cli.screen import DEMO_MODEL, FIRST_QUESTION
 from exo_mesh.client.child_node import ChildNode
 from exo_mesh.client.local_mesh import LocalMesh, local_mesh
-from exo_mesh.errors import EngineError
+from exo_mesh.errors import MeshError
 from exo_mesh.settings.config import ConfigError
 
 if TYPE_CHECKING:
@@ -49,23 +49,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _usable_engine(name: str) -> str:
-    """The engine of that name, or the best one here. Raises ConfigError with what to install if it cannot run here."""
+    """The engine of that name, or with "auto" the best one here. Raises ConfigError with what to install."""
     from exo_mesh.engine.registry import load_registry
 
-    registry = load_registry()
-    if name == "auto":
-        try:
-            return registry.choose().name
-        except EngineError as exc:
-            raise ConfigError(str(exc)) from exc
-    if name in registry.broken:
-        raise ConfigError(f"the engine {name} does not import: {registry.broken[name]}")
-    if name not in registry.providers:
-        raise ConfigError(f"--engine {name}: not installed; there is {', '.join(sorted(registry.providers)) or 'none'}")
-    look = registry.providers[name].availability()
-    if not look.available:
-        raise ConfigError(f"--engine {name} cannot run here: {look.reason}. {look.remedy}".rstrip())
-    return name
+    try:
+        return load_registry().choose(name).name
+    except MeshError as exc:
+        raise ConfigError(f"--engine {name}: {exc}") from exc
 
 
 def _demonstrate(mesh: LocalMesh, args: argparse.Namespace, screen: DemoScreen) -> int:

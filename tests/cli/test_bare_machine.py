@@ -83,6 +83,31 @@ def test_an_engine_that_cannot_run_here_is_refused_by_a_node_with_what_helps(pyt
     assert "dummy" in said.stderr, "it lists what there is"
 
 
+OLD_GLIBC = """
+import platform, sys
+platform.libc_ver = lambda *_, **__: ("glibc", "2.31")
+from exo_mesh.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc is Linux's")
+def test_a_node_on_an_old_glibc_says_at_its_start_that_mlx_has_no_wheel(python: Path, tmp_path: Path) -> None:
+    flags = ["--host", "127.0.0.1", "--grpc-port", "0", "--api-port", "0", "--discovery", "none"]
+    with subprocess.Popen(
+        [str(python), "-c", OLD_GLIBC, "serve", "--log-format", "json", *flags],
+        stdout=subprocess.PIPE, text=True, env=clean_environ(tmp_path), cwd=tmp_path,
+    ) as node:  # fmt: skip
+        assert node.stdout is not None
+        ready = next(json.loads(line) for line in node.stdout if '"event": "ready"' in line)
+        node.terminate()
+    assert ready["engine"] == "numpy"
+    assert [
+        note for note in ready["notes"] if note.startswith("MLX has no wheel for glibc 2.31 (it needs 2.35 or newer)")
+    ]
+
+
 @pytest.mark.extended
 def test_its_nodes_join_and_serve_the_dummy(python: Path, tmp_path: Path) -> None:
     with mesh(tmp_path, [["--min-peers", "2"]] * 2, engine="dummy") as peers:

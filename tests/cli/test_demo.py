@@ -74,11 +74,14 @@ class Provider:
 @pytest.mark.parametrize(
     ("registry", "message"),
     [
-        (Registry({}, {}), "exo-mesh: --engine mlx: not installed; there is none\n"),
-        (Registry({}, {"mlx": "no module x"}), "exo-mesh: the engine mlx does not import: no module x\n"),
+        (Registry({}, {}), "exo-mesh: --engine mlx: no engine 'mlx'; installed: none\n"),
+        (
+            Registry({}, {"mlx": "no module x"}),
+            "exo-mesh: --engine mlx: engine mlx is installed but does not import: no module x\n",
+        ),
         (
             Registry({"mlx": Provider(Availability(False, "mlx is not installed", "Try pip install."))}, {}),  # type: ignore[dict-item]
-            "exo-mesh: --engine mlx cannot run here: mlx is not installed. Try pip install.\n",
+            "exo-mesh: --engine mlx: engine mlx cannot run here: mlx is not installed (Try pip install.)\n",
         ),
     ],
 )

@@ -95,6 +95,12 @@ def test_it_chooses_the_engine_by_the_mac(home: Path, version: str, machine: str
     assert extras_of(install(home, "--dry-run")).startswith(chosen)
 
 
+@pytest.mark.parametrize(("glibc", "noted"), [("2.28", True), (None, True), ("2.31", False), ("2.36", False)])
+def test_where_libraries_must_be_compiled_it_says_so(home: Path, glibc: str | None, noted: bool) -> None:
+    linux(home, glibc)
+    assert ("which takes a C and a Rust compiler" in install(home, "--dry-run").stdout) is noted
+
+
 def test_mlx_on_an_old_glibc_is_refused_with_one_sentence(home: Path) -> None:
     linux(home, "2.31")
     said = install(home, "--dry-run", "--extras", "mlx")
@@ -160,6 +166,17 @@ def test_its_floors_and_extras_are_those_of_the_package() -> None:
     assert f">={values['OLDEST_PYTHON']}" == project["requires-python"]
     assert (values["OLDEST_GLIBC"], values["OLDEST_MACOS"]) == (floors.GLIBC_FLOOR, floors.MACOS_FLOOR)
     assert set(values["ENGINE_EXTRAS"].split()) <= project["optional-dependencies"].keys()
+
+
+def test_the_page_names_each_extra_and_true_floors() -> None:
+    page = (ROOT / "docs/installation.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = page.partition("| extra | brings | floors |")[2].partition("\n\n")[0]
+    assert set(project["optional-dependencies"]) <= set(re.findall(r"`([a-z]+)`", rows))
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    known = {(floor.library, floor.needed) for one in lists for floor in floors.floors_in(one)}
+    named = re.findall(r"(aiohttp|grpcio|protobuf|numpy|mlx|mlx-lm|torch|transformers|matplotlib) ([0-9.]+[0-9])", rows)
+    assert len(named) >= 9 and set(named) <= known
 
 
 def test_shellcheck_finds_nothing() -> None:

@@ -70,12 +70,5 @@ def test_a_signal_reaches_the_node(tmp_path: Path) -> None:
 
 def test_elsewhere_nothing_changes(tmp_path: Path) -> None:
     code = "import os; before = os.getpid()" + TEXT + "print(os.getpid() == before)"
-    said = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-        env=clean_environ(tmp_path),
-    )
-    assert said.stdout == "True\n"
+    command = [sys.executable, "-c", code]
+    assert subprocess.check_output(command, text=True, timeout=30, env=clean_environ(tmp_path)) == "True\n"
