@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from exo_mesh.balancing.writing import VARIANTS, Site, Upstream, site_text, upstream_text
+from tools.checked_in import ROOT, keep_up_to_date
 
-FOLDER = Path(__file__).resolve().parents[1] / "nginx"
+FOLDER = ROOT / "nginx"
 EXAMPLE = [
     Upstream("192.168.1.11:52415", "studio", memory_bytes=96 << 30),
     Upstream("192.168.1.12:52415", "linux-box", memory_bytes=64 << 30),
@@ -32,18 +32,7 @@ def shipped() -> dict[str, str]:
 
 
 def main() -> int:
-    """0 if nothing was to do, or if it was done."""
-    stale = [name for name, text in shipped().items() if not _is(FOLDER / name, text)]
-    if "--check" in sys.argv[1:]:
-        print(*(f"nginx/{name} is out of date" for name in stale), sep="\n", file=sys.stderr)
-        return 1 if stale else 0
-    for name in stale:
-        (FOLDER / name).write_text(shipped()[name])
-    return 0
-
-
-def _is(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text() == text
+    return keep_up_to_date("tools.write_nginx", __doc__, FOLDER, shipped())
 
 
 if __name__ == "__main__":

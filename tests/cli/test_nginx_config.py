@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from exo_mesh.errors import MeshError
 from tests.support.nginx import NGINX, SHIPPED
 from tests.support.proxies import CADDY, HAPROXY
 from tools.write_nginx import SITES, shipped
-from tools.write_nginx import main as write_nginx
 
 needs_nginx = pytest.mark.skipif(NGINX is None, reason="not installed: nginx")
 
@@ -34,11 +32,6 @@ def state(*peers: dict[str, Any], draining: str = "") -> dict[str, Any]:
 
 def peer(name: str, api_url: str | None) -> dict[str, Any]:
     return {"id": name * 4, "name": name, "api_url": api_url}
-
-
-def test_the_checked_in_files_are_what_the_verb_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["write_nginx", "--check"])
-    assert write_nginx() == 0, "run python -m tools.write_nginx"
 
 
 @needs_nginx

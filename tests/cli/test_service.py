@@ -23,7 +23,7 @@ from exo_mesh.services.waiting import wait_for_port
 from tests.support.real_systemd import RealSystemd, real_systemd, why_not
 from tools import systemd_units
 
-UNITS = systemd_units.ROOT
+UNITS = systemd_units.FOLDER
 PROGRAM = systemd_units.PROGRAM
 HARDENED = ["exo-mesh.service", "exo-mesh-sleep.service", "user/exo-mesh.service"]
 has_systemctl = pytest.mark.skipif(not shutil.which("systemctl"), reason="systemctl is not installed")

@@ -157,6 +157,17 @@ def test_the_generated_code_is_up_to_date() -> None:
     assert start("tools.generate_protos", "--check") == "generated code is up to date\n"
 
 
+@pytest.mark.parametrize("what", ["nginx", "units"])
+def test_what_is_checked_in_is_up_to_date(what: str) -> None:
+    shown = start("tools.write_nginx", "--check") if what == "nginx" else start("tools.systemd_units", "--check")
+    assert shown == ""
+
+
+@pytest.mark.extended
+def test_the_cost_of_power_readings_is_measured() -> None:
+    assert "loop" in start("tools.power_cost", "--recorded")
+
+
 @installed("grafana_foundation_sdk")
 def test_the_dashboards_are_up_to_date() -> None:
     assert start("tools.dashboards", "--check") == ""
