@@ -1,4 +1,4 @@
-"""The APIs of all nodes as Prometheus wants to be told of them: the format of its http_sd_configs."""
+"""The addresses of all nodes for Prometheus, in the format of its http_sd_configs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class _Hop:
     down: int = 0
     """Looks in a row at which the stream was not up."""
     is_lost: bool = False
-    """The owner of the ring has been told so."""
+    """The loss is reported to the owner of the ring."""
 
 
 class Hops:

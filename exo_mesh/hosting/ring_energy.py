@@ -25,7 +25,7 @@ async def keep_ring_energy(membership: Membership, host: StageHost, metrics: Har
 
 
 def take_window(membership: Membership, host: StageHost, energy: RingEnergy) -> None:
-    """End a window: tokens and energy as all peers told them last."""
+    """End a window, with the last reported tokens and energy of all peers."""
     machines = {
         peer_id: MachineEnergy(reading.hardware.machine.energy_j, reading.hardware.machine_digest)
         for peer_id, reading in membership.telemetry.items()

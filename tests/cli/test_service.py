@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import plistlib
+import pwd
 import re
 import shutil
 import socket
@@ -203,7 +204,7 @@ def test_an_environment_that_the_sandbox_hides_is_refused_with_a_remedy(
     ("path", "why"),
     [
         ("/home/me/venv/bin/exo-mesh", "ProtectHome hides the homes of people"),
-        ("/root/.local/bin/exo-mesh", "ProtectHome hides the homes of people"),
+        (f"{pwd.getpwuid(0).pw_dir}/.local/bin/exo-mesh", "ProtectHome hides the homes of people"),
         ("/run/user/1000/x", "ProtectHome hides the homes of people"),
         ("/var/tmp/x", "the service has a /var/tmp of its own"),
         ("/etc", ""),
@@ -459,7 +460,7 @@ def test_a_real_logind_holds_the_lock_until_the_node_is_killed(tmp_path: Path) -
         systemd.write("/run/units/dbus.service", BUS)
         systemd.write("/run/units/systemd-logind.service", LOGIND)
         # as root: anybody else needs polkit, which says yes to locks against idle sleep
-        systemd.write(f"{DROP_INS}/root.conf", "[Service]\nDynamicUser=no\nUser=root\nRestart=no\n")
+        systemd.write(f"{DROP_INS}/as-root.conf", "[Service]\nDynamicUser=no\nUser=root\nRestart=no\n")
         systemd.write("/etc/default/exo-mesh", SETTINGS)
         systemd.run("systemctl", "daemon-reload")
         systemd.run("systemctl", "start", "dbus", "systemd-logind")

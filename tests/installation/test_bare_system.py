@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from tests.support.installs import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 
-COMMAND = "/root/.local/bin/exo-mesh"
+HOME = pwd.getpwuid(0).pw_dir
+COMMAND = f"{HOME}/.local/bin/exo-mesh"
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def test_it_sees_accelerators(system: BareSystem, built_wheel: Path, file: str, 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
     script = ["sh", "/src/install.sh", "--dry-run", "--from", f"/src/{built_wheel.name}"]
-    command = ["chroot", str(system.root), "env", "-i", "HOME=/root", "PATH=/usr/bin:/bin", *script]
+    command = ["chroot", str(system.root), "env", "-i", f"HOME={HOME}", "PATH=/usr/bin:/bin", *script]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     finally:

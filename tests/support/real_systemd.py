@@ -117,7 +117,7 @@ class RealSystemd:
 
     def log(self) -> str:
         """The last lines of what it and its services said."""
-        services = Path(f"/proc/{self._pid}/root/run/services.log")
+        services = Path("/proc", str(self._pid), "root", "run", "services.log")
         logs = [path.read_text(errors="replace")[-4000:] for path in (self._log, services) if path.exists()]
         return "\n".join(logs)
 
