@@ -117,15 +117,15 @@ class StageReport(msgspec.Struct, frozen=True, array_like=True):
     kv_tokens: int = 2**31
 
 
-class MemoryStanding(NamedTuple):
+class MemoryStatus(NamedTuple):
     """What a rank of a tensor group says of its memory; see StageReport. The group has what its poorest rank has."""
 
     pressure: int = 0
     kv_tokens: int = 2**31
 
-    def worse(self, other: MemoryStanding) -> MemoryStanding:
+    def worse(self, other: MemoryStatus) -> MemoryStatus:
         """What both of them have."""
-        return MemoryStanding(max(self.pressure, other.pressure), min(self.kv_tokens, other.kv_tokens))
+        return MemoryStatus(max(self.pressure, other.pressure), min(self.kv_tokens, other.kv_tokens))
 
 
 class Frame(msgspec.Struct, frozen=True):

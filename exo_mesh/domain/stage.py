@@ -21,7 +21,7 @@ class ReserveAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class StageStanding:
+class StageStatus:
     """held: the layers of a runner that is well, or None. usable_bytes: what a stage of the instance could get here,
     with what it has. linked: the hop from this stage to the next one is up. rolls_back: its KV can be cut back.
     promised: the highest ballot that the peer has promised itself to."""

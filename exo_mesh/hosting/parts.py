@@ -9,7 +9,7 @@ from exo_mesh.clock import Clock
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.local_models import LocalModels
 from exo_mesh.hosting.peer_desk import PeerDesk
-from exo_mesh.hosting.stage_host import HostLimits, Keeping, StageHost
+from exo_mesh.hosting.stage_host import HostLimits, RunnerHistory, StageHost
 from exo_mesh.machine import this_machine
 from exo_mesh.machine.parts import MachineParts
 from exo_mesh.machine.pressure import MemoryMonitor
@@ -24,7 +24,7 @@ class HostingParts:
     """The stages here, what is kept of their runners, and who tells them how short of memory the machine is."""
 
     host: StageHost
-    keeping: Keeping
+    runner_history: RunnerHistory
     monitor: MemoryMonitor
     peer_desk: PeerDesk
 
@@ -49,7 +49,7 @@ class HostingParts:
             return peer.info.name if peer is not None else peer_id[:8]
 
         metrics.stages.name_of = name_of
-        keeping = Keeping.at(settings, membership.own.id, machine.disk, clock)
+        runner_history = RunnerHistory.at(settings, membership.own.id, machine.disk, clock)
         host = StageHost(
             membership.own.id,
             settings,
@@ -64,7 +64,7 @@ class HostingParts:
             is_out_of_reach=membership.is_out_of_reach,
             fence_of=membership.fences.ballot,
             engine=lambda: next((device.engine for device in membership.own.devices), ""),
-            keep=keeping,
+            keep=runner_history,
         )
         monitor = MemoryMonitor(
             machine.system_memory,
@@ -73,4 +73,4 @@ class HostingParts:
             threshold=settings.memory_threshold,
             poll_s=settings.memory_poll_interval,
         )
-        return HostingParts(host, keeping, monitor, PeerDesk(membership, host))
+        return HostingParts(host, runner_history, monitor, PeerDesk(membership, host))

@@ -15,7 +15,7 @@ from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.footprint import gigabytes
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer, StageStanding
+from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring, sharded
 from exo_mesh.domain.wiring_rules import RING_VERBOSE
 from exo_mesh.errors import FetchError, InputError, MeshError, StageLostError
@@ -66,7 +66,7 @@ class HostLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class RunnerHistory:
     """What is kept of the runners here beyond their lives: whether to try again, what they went through, their pids."""
 
     guard: Guard
@@ -74,11 +74,11 @@ class Keeping:
     pid_files: PidFiles
 
     @staticmethod
-    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> Keeping:
+    def at(settings: Settings, own_id: str, disk: Disk, clock: Clock) -> RunnerHistory:
         """In the home of a node."""
         quarantine = Quarantine(settings.home / "quarantine" / f"{own_id}.json", disk)
         guard = Guard(own_id, quarantine, settings.engine_options, clock)
-        return Keeping(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
+        return RunnerHistory(guard, FlightRecorder(), PidFiles(settings.home / "runners" / own_id, disk))
 
 
 class StageHost:
@@ -106,7 +106,7 @@ class StageHost:
         engine: Callable[[], str] = lambda: "",
         is_out_of_reach: Callable[[str], bool] = lambda peer_id: False,
         fence_of: Callable[[str], Ballot] = lambda instance_id: NO_BALLOT,
-        keep: Keeping | None = None,
+        keep: RunnerHistory | None = None,
     ) -> None:
         self._own_id = own_id
         self._settings = settings
@@ -128,7 +128,7 @@ class StageHost:
         self._spares = SparePool(settings.spare_runners, engine, limits.command, self._environment)
         self._runners: dict[str, Runner] = {}
         self._started: dict[str, Lease] = {}
-        self._keep = keep or Keeping.at(settings, own_id, Disk(settings.home), clock)
+        self._keep = keep or RunnerHistory.at(settings, own_id, Disk(settings.home), clock)
         self._pace = RunnerPace()
         self._speed = SpeedMeter()
         self._turn = asyncio.Lock()
@@ -401,16 +401,16 @@ class StageHost:
             return f"ballot {ballot} of {instance_id} does not run here"
         return await why_unwell(runner)
 
-    async def standing(self, instance_id: str) -> StageStanding:
+    async def status(self, instance_id: str) -> StageStatus:
         """What this node has of an instance, of whatever plan."""
         runner, lease = self._runners.get(instance_id), self._started.get(instance_id)
         usable_bytes = self.usable_bytes() + self._reservations.held_bytes(instance_id)
         promised = self._reservations.promised(instance_id)
         if runner is None or lease is None or await self.look(instance_id, lease.plan.ballot):
-            return StageStanding(None, usable_bytes, promised=promised)
+            return StageStatus(None, usable_bytes, promised=promised)
         shard = lease.stage.shard
         linked = runner.beat is not None and runner.beat.linked
-        return StageStanding(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
+        return StageStatus(range(shard.start, shard.stop), usable_bytes, linked, runner.rolls_back, promised)
 
     async def release(self, instance_id: str, ballot: Ballot, beaten_by: Ballot = NO_BALLOT) -> None:
         """End the stage of this plan or of a lower ballot, and free its memory. Returns when its process is gone.

@@ -103,7 +103,7 @@ class Runner:
         self._heard_at = 0.0
         self._spawned_at = 0.0
         self._changed_by = math.inf
-        self._standing: dict[str, control_pb2.StageStatus] = {}
+        self._sent: dict[str, control_pb2.StageStatus] = {}
         self._ballot = start.plan.ballot
         self._start = start
         self._host = host
@@ -366,7 +366,7 @@ class Runner:
                 failed = report.failed
                 self._ends(REPORTED.get(failed.code) or self._crash(failed.message), failed.code, failed.message)
         if status.HasField("listening") or status.HasField("ready"):
-            self._standing[str(status.WhichOneof("status"))] = status
+            self._sent[str(status.WhichOneof("status"))] = status
         self.board.publish(status)
 
     def _go_on(self, changed: runner_pb2.Changed) -> None:
@@ -375,9 +375,9 @@ class Runner:
             return
         self._changed_by = math.inf
         self.flight.note("changed", resumed=changed.resumed)
-        self.board.publish(self._standing["listening"])
+        self.board.publish(self._sent["listening"])
         ready = control_pb2.StageStatus()
-        ready.CopyFrom(self._standing["ready"])
+        ready.CopyFrom(self._sent["ready"])
         ready.ready.resumed = changed.resumed
         self.board.publish(ready)
 

@@ -38,7 +38,13 @@ class Inspection:
         own = membership.own
         self._membership = membership
         self.diagnostics = Diagnostics(
-            membership, hosting.keeping.flights, serving.journal, hosting.monitor, disk, hosting.host.beats, health
+            membership,
+            hosting.runner_history.flights,
+            serving.journal,
+            hosting.monitor,
+            disk,
+            hosting.host.beats,
+            health,
         )
         days, directory = settings.trace_retention_days, settings.home / "traces" / own.id
         keeper = TraceKeeper(serving.router.traces, directory, disk, days * DAY_S if days else None)

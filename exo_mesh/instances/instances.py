@@ -27,10 +27,10 @@ from exo_mesh.errors import (
     TransportError,
 )
 from exo_mesh.instances.avoided_rings import Distrust
-from exo_mesh.instances.custody import Custody
+from exo_mesh.instances.owned_rings import OwnedRings
 from exo_mesh.instances.placer import BallotBeatenError, Placer, StageFailedError
 from exo_mesh.instances.recoverer import Recoverer
-from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper
+from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.short_peers import refusal_of, short_members
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.stage_phases import StagePhase
@@ -118,12 +118,12 @@ async def _tell(telling: Awaitable[bool]) -> None:
 
 
 class Instances:
-    """Everybody may use any instance in the view; the peer that placed one owns it (see `custody`)."""
+    """Everybody may use any instance in the view; the peer that placed one owns it (see `owned_rings`)."""
 
     def __init__(
         self,
         membership: Membership,
-        custody: Custody,
+        owned_rings: OwnedRings,
         placer: Placer,
         catalogue: Catalogue,
         recoverer: Recoverer,
@@ -131,7 +131,7 @@ class Instances:
         clock: Clock = monotonic,
     ) -> None:
         self._membership = membership
-        self._custody = custody
+        self._owned = owned_rings
         self._placer = placer
         self._catalogue = catalogue
         self._recoverer = recoverer
@@ -147,7 +147,7 @@ class Instances:
     async def stop(self) -> None:
         """Place no more, and leave what this node owns to others."""
         await self._tasks.close()
-        await self._custody.stop()
+        await self._owned.stop()
 
     def all(self) -> list[tuple[str, InstanceInfo]]:
         """(owner, instance) of the view, by instance id, without the deleted ones. The owner of each lives, and takes
@@ -195,7 +195,7 @@ class Instances:
         driver = instance.plan.peer_ids[-1]
         if self._membership.unanswered_s(driver):
             self._out_of_reach.add(driver)
-        self._custody.note(instance.plan.instance_id, instance.ballot)  # also when its record is gone by then
+        self._owned.note(instance.plan.instance_id, instance.ballot)  # also when its record is gone by then
 
     def is_trusted(self, instance: InstanceInfo) -> bool:
         return not (self._distrust.includes(instance, self._clock()) or self._is_out_of_reach(instance))
@@ -303,7 +303,7 @@ class Instances:
 
     def wish_idle(self, instance_id: str, idle_s: float) -> bool:
         """As keep_alive, of an instance that this node owns; False if it does not."""
-        return self._custody.wish_idle(instance_id, idle_s)
+        return self._owned.wish_idle(instance_id, idle_s)
 
     async def delete(self, instance_id: str) -> bool:
         """End an instance everywhere, whoever owns it; False if nobody does.
@@ -313,9 +313,9 @@ class Instances:
         """
         records = self._membership.view.records_of_instances()
         owners = {owner for owner, instance in records if instance.plan.instance_id == instance_id}
-        if not owners and self._custody.lapsed(instance_id) is None:
+        if not owners and self._owned.lapsed(instance_id) is None:
             return False
-        above = self._custody.above(instance_id)
+        above = self._owned.above(instance_id)
         fence = Fence(instance_id, Ballot(above.counter + LEAP, self._membership.own.id), FENCE_S)
         self._membership.take_fence(fence)
         waited = []
@@ -330,11 +330,11 @@ class Instances:
 
     async def delete_own(self, instance_id: str) -> bool:
         """End an instance that this node owns; False if it owns none of this id."""
-        keeper = self._custody.keepers.pop(instance_id, None)
-        if keeper is not None:
-            await self._custody.end(keeper, for_good=True)
+        monitor = self._owned.monitors.pop(instance_id, None)
+        if monitor is not None:
+            await self._owned.end(monitor, for_good=True)
             return True
-        if await self._custody.stop_recovery(instance_id):
+        if await self._owned.stop_recovery(instance_id):
             return True
         key = RecordKey("instance", instance_id, self._membership.own.id)
         record = self._membership.view.get(key)
@@ -364,7 +364,7 @@ class Instances:
                     return await self._place(card, spec, instance_id)
                 except BallotBeatenError as exc:
                     failure = exc
-                    self._custody.note(instance_id, exc.ballot)
+                    self._owned.note(instance_id, exc.ballot)
                     if exc.ballot.proposer == self._membership.own.id:
                         continue  # used before this node's present start: nobody places by it now
                     try:
@@ -383,11 +383,11 @@ class Instances:
         """A ring that failed here is somebody's, who may go on with what is left of it: wait for that. True if there is
         something new of it that is of use here."""
         give_up_at = asyncio.get_running_loop().time() + OWNER_S
-        while self._custody.is_awaited(instance_id):
+        while self._owned.is_awaited(instance_id):
             if self._is_there_again(instance_id):
                 return True
             is_late = asyncio.get_running_loop().time() > give_up_at or self._is_well_without_us(instance_id)
-            if is_late and not self._custody.is_recovering(instance_id):  # two recoveries here would end each other
+            if is_late and not self._owned.is_recovering(instance_id):  # two recoveries here would end each other
                 return False
             await self._membership.changed.wait(0.1)
         return self._is_there_again(instance_id)
@@ -422,26 +422,26 @@ class Instances:
         try:
             found = await self._mend(spec, instance_id, on_progress)
             if found is None:
-                stale = self._custody.keepers.pop(instance_id, None)
+                stale = self._owned.monitors.pop(instance_id, None)
                 if stale is not None:
-                    await self._custody.end(stale)
-                found = await self._placer.place(card, spec, instance_id, self._custody.above(instance_id), on_progress)
+                    await self._owned.end(stale)
+                found = await self._placer.place(card, spec, instance_id, self._owned.above(instance_id), on_progress)
         finally:
             self._progress.pop(spec.model, None)
-        self._custody.take(*found)
+        self._owned.take(*found)
         return found[1]
 
     async def _mend(
         self, spec: InstanceSpec, instance_id: str, on_progress: OnProgress
-    ) -> tuple[RingKeeper, InstanceInfo] | None:
+    ) -> tuple[RingMonitor, InstanceInfo] | None:
         """Go on with what is left of a ring that nobody has mended; None if there is none that suits, or it cannot be.
 
         Raises BallotBeatenError if somebody is at it by now."""
-        left = self._custody.lapsed(instance_id) or self._distrusted(instance_id)
+        left = self._owned.lapsed(instance_id) or self._distrusted(instance_id)
         if left is None or not suits(left, spec):
             return None
-        above = max(self._custody.above(instance_id), left.ballot)
-        stale = self._custody.keepers.pop(instance_id, None)
+        above = max(self._owned.above(instance_id), left.ballot)
+        stale = self._owned.monitors.pop(instance_id, None)
         if stale is not None:  # it would take what is done now for a loss
             await stale.close()
         try:

@@ -27,16 +27,16 @@ class StageLook(Enum):
     """The machine answers, and says that nobody listens: the process is gone. Silence says less."""
 
 
-async def look_at(plan: Plan, seat: Seat, doors: Sequence[str], members: Members) -> StageLook:
+async def look_at(plan: Plan, seat: Seat, addresses: Sequence[str], members: Members) -> StageLook:
     """Check a stage, or a rank of one, by evidence that does not come from its node; takes CONNECT_S at the most.
 
-    doors: "host:port" by which this node may reach its data port; none of a rank whose owner did not bring it up. Its
-    runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on. Where the
+    addresses: "host:port" by which this node may reach its data port; none of a rank whose owner did not bring it up.
+    Its runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on. Where the
     next stage is this node's own, only an answer that arrives here counts: the frames of the ring go the same way.
     """
-    lives = asyncio.create_task(_lives(plan, seat, doors, members))
+    lives = asyncio.create_task(_lives(plan, seat, addresses, members))
     try:
-        if doors and all(await asyncio.gather(*(members.is_refused(door, CONNECT_S) for door in doors))):
+        if addresses and all(await asyncio.gather(*(members.is_refused(address, CONNECT_S) for address in addresses))):
             return StageLook.REFUSED
         return StageLook.LIVES if await lives else StageLook.SILENT
     finally:
@@ -44,8 +44,8 @@ async def look_at(plan: Plan, seat: Seat, doors: Sequence[str], members: Members
         await asyncio.gather(lives, return_exceptions=True)
 
 
-async def _lives(plan: Plan, seat: Seat, doors: Sequence[str], members: Members) -> bool:
-    answers = [members.connects(door, CONNECT_S) for door in doors]
+async def _lives(plan: Plan, seat: Seat, addresses: Sequence[str], members: Members) -> bool:
+    answers = [members.connects(address, CONNECT_S) for address in addresses]
     if seat.rank:
         answers.append(_is_led(plan, seat, members))
     elif plan.stages[(seat.stage + 1) % len(plan.stages)].peer_id != members.own_id:
@@ -58,7 +58,7 @@ async def _is_linked_to(plan: Plan, index: int, members: Members) -> bool:
     if len(plan.stages) == 1:
         return False
     try:
-        return (await members.member(before.peer_id).standing(plan.instance_id)).linked
+        return (await members.member(before.peer_id).status(plan.instance_id)).linked
     except MeshError:
         return False
 
@@ -77,10 +77,10 @@ class SilentSeats:
     A look takes CONNECT_S where a machine is frozen. When the mesh agrees that its node is dead, the result is there.
     """
 
-    def __init__(self, plan: Plan, members: Members, doors: Callable[[Seat], Sequence[str]]) -> None:
+    def __init__(self, plan: Plan, members: Members, addresses: Callable[[Seat], Sequence[str]]) -> None:
         self._plan = plan
         self._members = members
-        self._doors = doors
+        self._addresses = addresses
         self._looks: dict[Seat, tuple[StageLook, int, float]] = {}
         self._under_way: dict[Seat, asyncio.Task[None]] = {}
         self._tasks = TaskOwner()
@@ -128,7 +128,7 @@ class SilentSeats:
 
     async def _look(self, seat: Seat) -> None:
         try:
-            look = await look_at(self._plan, seat, self._doors(seat), self._members)
+            look = await look_at(self._plan, seat, self._addresses(seat), self._members)
         finally:
             self._under_way.pop(seat, None)
         before, count, _ = self._looks.get(seat, (look, 0, 0.0))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan
-from exo_mesh.domain.stage import ReserveAnswer, StageStanding
+from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.domain.view import InstanceState
 from exo_mesh.errors import FetchError, MeshError, ModelError, ReservationError, TransportError
@@ -15,7 +15,7 @@ from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.service import Membership
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_to_proto, rank_to_proto
-from exo_mesh.transport.stage_codec import standing_from_proto
+from exo_mesh.transport.stage_codec import status_from_proto
 
 REACH_S = 2.0
 """How long a peer may take to say whether it reaches another one: it waits less than a second for that itself."""
@@ -47,8 +47,8 @@ class Member(Protocol):
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         """See StageHost.look."""
 
-    async def standing(self, instance_id: str) -> StageStanding:
-        """See StageHost.standing."""
+    async def status(self, instance_id: str) -> StageStatus:
+        """See StageHost.status."""
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         """See StageHost.release."""
@@ -93,8 +93,8 @@ class LocalMember:
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return await self._host.look(instance_id, ballot)
 
-    async def standing(self, instance_id: str) -> StageStanding:
-        return await self._host.standing(instance_id)
+    async def status(self, instance_id: str) -> StageStatus:
+        return await self._host.status(instance_id)
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._host.release(instance_id, ballot)
@@ -156,10 +156,10 @@ class RemoteMember:
         reply = await self._client.look_at_stage(request)
         return "" if reply.runs else reply.reason or "its stage does not run"
 
-    async def standing(self, instance_id: str) -> StageStanding:
+    async def status(self, instance_id: str) -> StageStatus:
         # the ballot of no plan: what runs here is told whatever its plan is
         request = pb.LookAtStageRequest(instance_id=instance_id, ballot=ballot_to_proto(NO_BALLOT))
-        return standing_from_proto(await self._client.look_at_stage(request))
+        return status_from_proto(await self._client.look_at_stage(request))
 
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         await self._client.release(pb.ReleaseRequest(instance_id=instance_id, ballot=ballot_to_proto(ballot)))
@@ -215,7 +215,7 @@ class Members:
         ]
         return max(newer, key=lambda one: one.ballot, default=None)
 
-    def doors(self, endpoint: str, peer_id: str) -> list[str]:
+    def addresses(self, endpoint: str, peer_id: str) -> list[str]:
         """ "host:port" of every way by which this node knows to reach the data port of a runner, the best first."""
         peer = self._membership.peer(peer_id)
         if peer is None:

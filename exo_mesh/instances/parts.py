@@ -13,10 +13,10 @@ from exo_mesh.domain.runner_limits import RunnerLimits
 from exo_mesh.engine.registry import Registry
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.instances.candidate_pool import CandidatePool, Here
-from exo_mesh.instances.custody import Custody
 from exo_mesh.instances.group_facts import GroupKnowledge
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
+from exo_mesh.instances.owned_rings import OwnedRings
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.membership.service import Membership
@@ -27,11 +27,11 @@ from exo_mesh.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True)
 class InstanceParts:
-    """members: the only way from here to stages. custody: the rings this node owns. instances: those of the mesh."""
+    """members: the only way from here to stages. owned_rings: those of this node. instances: those of the mesh."""
 
     members: Members
     placer: Placer
-    custody: Custody
+    owned_rings: OwnedRings
     instances: Instances
 
     @staticmethod
@@ -56,9 +56,9 @@ class InstanceParts:
         )
         placer = Placer(effective, membership, members, models.surveys, models.mixing, metrics, pool, limits, groups)
         recoverer = Recoverer(membership, members, models.catalogue, placer, models.mixing, metrics, limits)
-        custody = Custody(membership, members, recoverer, limits, settings.idle_unload)
-        instances = Instances(membership, custody, placer, models.catalogue, recoverer, rng, clock)
-        return InstanceParts(members, placer, custody, instances)
+        owned_rings = OwnedRings(membership, members, recoverer, limits, settings.idle_unload)
+        instances = Instances(membership, owned_rings, placer, models.catalogue, recoverer, rng, clock)
+        return InstanceParts(members, placer, owned_rings, instances)
 
 
 def plans_in_force(membership: Membership) -> Callable[[], list[Plan]]:

@@ -47,7 +47,7 @@ from exo_mesh.instances.candidate_pool import CandidatePool
 from exo_mesh.instances.group_facts import GroupKnowledge, times_of
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.outlook import FIGURES_S, finds_plan, judged, memory_in_use
-from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper, release_all
+from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor, release_all
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.instances.stage_phases import StagePhase
 from exo_mesh.instances.tensor_groups import wirings
@@ -146,7 +146,7 @@ class Placer:
         self._pool = pool
         self._runner_limits = runner_limits
         self._groups = groups
-        self._rising: dict[str, RingKeeper] = {}
+        self._rising: dict[str, RingMonitor] = {}
 
     async def propose(
         self,
@@ -260,7 +260,7 @@ class Placer:
 
     async def place(
         self, card: ModelCard, spec: InstanceSpec, instance_id: str, above: Ballot, on_progress: OnProgress
-    ) -> tuple[RingKeeper, InstanceInfo]:
+    ) -> tuple[RingMonitor, InstanceInfo]:
         """A ready ring of a ballot above `above`, and what to tell the mesh of it.
 
         A tensor group that does not come to be is tried once more, with other ports and new processes; then its members
@@ -283,17 +283,17 @@ class Placer:
             _log.info("placing %s: %s by ballot %s", instance_id, self._told(plan), plan.ballot)
             if reserved.note:
                 _log.warning("%s: %s", instance_id, reserved.note)
-            keeper = RingKeeper(
+            monitor = RingMonitor(
                 plan, self._members, on_progress, self._runner_limits, wirings=wirings(plan, reserved.collectives)
             )
             try:
-                instance = await self._bring_up(keeper)
+                instance = await self._bring_up(monitor)
             except FetchError as exc:
-                spec, unfetched, above = _without_lost(spec, keeper, exc), exc, plan.ballot
+                spec, unfetched, above = _without_lost(spec, monitor, exc), exc, plan.ballot
                 _log.warning("%s: %s; placing it without that peer", instance_id, exc)
                 continue
             except MeshError as exc:
-                if not self._groups.note_failure(plan, keeper.lost_seat, exc):
+                if not self._groups.note_failure(plan, monitor.lost_seat, exc):
                     self._give_up_if_hopeless(reserved, exc)
                     if isinstance(exc, EngineError):
                         raise StageFailedError(str(exc)) from exc
@@ -303,15 +303,15 @@ class Placer:
                 if failures == MAX_GROUP_FAILURES:
                     spec = self._groups.as_pipeline(spec, plan)
                 continue
-            times = times_of(card, plan, keeper.figures, self._hop_of(plan), CHUNK_TOKENS)
+            times = times_of(card, plan, monitor.figures, self._hop_of(plan), CHUNK_TOKENS)
             if not self._groups.note_success(card, spec, plan, times):
-                await keeper.release()
+                await monitor.release()
                 self._membership.put_instance(instance_id, None)
                 above = plan.ballot
                 continue
             self._metrics.placed(plan.model, "ready")
             _log.info("placed %s: %s in %.1f s", instance_id, self._told(plan), monotonic() - began)
-            return keeper, replace(instance, reason=reserved.note)
+            return monitor, replace(instance, reason=reserved.note)
 
     def _told(self, plan: Plan) -> str:
         """Who gets which layers, for the log."""
@@ -323,18 +323,18 @@ class Placer:
         over = f"{len(plan.member_ids)} peer{'s' if len(plan.member_ids) > 1 else ''}"
         return f"{plan.model} over {over} (layers {', '.join(parts)}), context of {plan.context_limit} tokens"
 
-    async def _bring_up(self, keeper: RingKeeper) -> InstanceInfo:
+    async def _bring_up(self, monitor: RingMonitor) -> InstanceInfo:
         """Tell the mesh that the ring is being loaded until it is. Raises the failure of a stage; nothing is left."""
-        instance_id = keeper.plan.instance_id
-        self._membership.put_instance(instance_id, InstanceInfo(keeper.plan, InstanceState.LOADING))
+        instance_id = monitor.plan.instance_id
+        self._membership.put_instance(instance_id, InstanceInfo(monitor.plan, InstanceState.LOADING))
         try:
-            self._rising[instance_id] = keeper
-            return await keeper.bring_up()
+            self._rising[instance_id] = monitor
+            return await monitor.bring_up()
         except BaseException as exc:
             outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
-            self._metrics.placed(keeper.plan.model, outcome)
+            self._metrics.placed(monitor.plan.model, outcome)
             try:
-                await keeper.release()  # which may be cancelled in its turn: two peers may delete at once
+                await monitor.release()  # which may be cancelled in its turn: two peers may delete at once
             finally:
                 self._membership.put_instance(instance_id, None)
             raise
@@ -343,8 +343,8 @@ class Placer:
 
     def phases(self, instance_id: str) -> Sequence[StagePhase]:
         """How far each stage of an instance is that this node brings up; () of others."""
-        keeper = self._rising.get(instance_id)
-        return () if keeper is None else keeper.phases
+        monitor = self._rising.get(instance_id)
+        return () if monitor is None else monitor.phases
 
     def _give_up_if_hopeless(self, reserved: Reserved, error: MeshError) -> None:
         """A model that crashed on one peer until that refused it, and then on others, will not do better on the next
@@ -459,13 +459,13 @@ class Placer:
         return max(known, default=DEFAULT_HOP_S)
 
 
-def _without_lost(spec: InstanceSpec, keeper: RingKeeper, error: FetchError) -> InstanceSpec:
+def _without_lost(spec: InstanceSpec, monitor: RingMonitor, error: FetchError) -> InstanceSpec:
     """The wish without the peer that could not get its files, for a ring of the same width. Raises `error` if it was
     left out already, or if somebody wants that very peer."""
-    seat = keeper.lost_seat
+    seat = monitor.lost_seat
     if seat is None or seat.peer_id in spec.exclude_peers or spec.pins:
         raise error
-    width = len(keeper.plan.member_ids)
+    width = len(monitor.plan.member_ids)
     return replace(spec, exclude_peers=(*spec.exclude_peers, seat.peer_id), min_peers=max(width, spec.min_peers or 1))
 
 

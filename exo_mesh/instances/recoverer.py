@@ -15,12 +15,12 @@ from exo_mesh.domain.placement import Candidate, Surroundings, with_caps
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.recovery import Recovery, recover
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer, StageStanding
+from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.view import InstanceInfo, InstanceState
 from exo_mesh.errors import DeadlineError, MeshError, PlacementError, ReservationError, StageLostError, TransportError
 from exo_mesh.instances.members import Members
 from exo_mesh.instances.placer import BallotBeatenError, Placer, ring_of
-from exo_mesh.instances.ring_keeper import OnProgress, RingKeeper
+from exo_mesh.instances.ring_monitor import OnProgress, RingMonitor
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.service import Membership
 from exo_mesh.models.catalogue import Catalogue
@@ -83,7 +83,7 @@ class Recoverer:
         suspects: Collection[str] = (),
         only_what_is_left: bool = False,
         cause: str = "request",
-    ) -> tuple[RingKeeper, InstanceInfo]:
+    ) -> tuple[RingMonitor, InstanceInfo]:
         """A ready ring that goes on with what is left of `old`, by a ballot above `above`. One with tensor groups is
         formed anew instead, for which this raises StageLostError.
 
@@ -96,7 +96,7 @@ class Recoverer:
         above = max(above, old.ballot)
         attempt = _Attempt(old, above, owned or above, set(suspects), set(old.member_ids), only_what_is_left)
         try:
-            keeper, instance, found = await self._try_plans(attempt, on_progress)
+            monitor, instance, found = await self._try_plans(attempt, on_progress)
         except BaseException as exc:
             outcome = exc.code if isinstance(exc, MeshError) else "cancelled"
             self._metrics.recovery_ended(old.model, cause, outcome)
@@ -109,11 +109,13 @@ class Recoverer:
         took_s = time.monotonic() - began
         loaded_bytes = found.total_load_bytes
         self._metrics.recovered(old.model, cause, trouble_s=trouble_s, took_s=took_s, loaded_bytes=loaded_bytes)
-        _tell(keeper, found, trouble_s, took_s)
+        _tell(monitor, found, trouble_s, took_s)
         await self._let_go(attempt, attempt.touched - set(found.plan.peer_ids))
-        return keeper, instance
+        return monitor, instance
 
-    async def _try_plans(self, attempt: _Attempt, on_progress: OnProgress) -> tuple[RingKeeper, InstanceInfo, Recovery]:
+    async def _try_plans(
+        self, attempt: _Attempt, on_progress: OnProgress
+    ) -> tuple[RingMonitor, InstanceInfo, Recovery]:
         instance_id = attempt.old.instance_id
         failure: MeshError = StageLostError(f"{instance_id} could not be recovered")
         if any(stage.group is not None for stage in attempt.old.stages):
@@ -124,18 +126,18 @@ class Recoverer:
             last = found.plan
             self._membership.put_instance(instance_id, InstanceInfo(last, InstanceState.LOADING))
             attempt.is_told = True
-            keeper = RingKeeper(last, self._members, on_progress, self._runner_limits, keep_kv_from=keep_kv_from)
+            monitor = RingMonitor(last, self._members, on_progress, self._runner_limits, keep_kv_from=keep_kv_from)
             try:
-                return keeper, await keeper.bring_up(), found
+                return monitor, await monitor.bring_up(), found
             except MeshError as exc:
                 failure = exc
                 _log.warning("%s by ballot %s: %s", instance_id, last.ballot, exc)
-                loser = keeper.lost_seat.peer_id if keeper.lost_seat is not None else ""
+                loser = monitor.lost_seat.peer_id if monitor.lost_seat is not None else ""
                 if loser and found.load_bytes[loser]:  # it was to load, and failed: another one may not
                     attempt.unable.add(loser)
-                await keeper.close()
+                await monitor.close()
             except BaseException:
-                await keeper.close()
+                await monitor.close()
                 raise
         raise failure
 
@@ -146,48 +148,48 @@ class Recoverer:
             raise PlacementError(f"the files of {last.model} have changed since {last.instance_id} was placed")
         cards = {engine: await self._placer.held(card, engine) for engine in last.engines}
         for _ in range(MAX_PLANS):
-            standings = await self._standings(last, attempt.unable)
-            self._refuse_beaten(attempt, standings)
-            if attempt.only_what_is_left and not any(standing.held for standing in standings.values()):
+            statuses = await self._statuses(last, attempt.unable)
+            self._refuse_beaten(attempt, statuses)
+            if attempt.only_what_is_left and not any(status.held for status in statuses.values()):
                 raise StageLostError(f"nothing is left of {last.instance_id}")
-            found = await self._solve(card, last, attempt, standings, Surroundings(cards=cards))
+            found = await self._solve(card, last, attempt, statuses, Surroundings(cards=cards))
             plan = found.plan
             attempt.above = plan.ballot
             attempt.touched |= set(plan.peer_ids)
             answers = await asyncio.gather(*(self._ask(plan, index) for index in range(len(plan.stages))))
             if all(isinstance(answer, ReserveAnswer) and answer.granted for answer in answers):
-                return found, _kept_from(found, standings)
+                return found, _kept_from(found, statuses)
             for peer_id, answer in zip(plan.peer_ids, answers, strict=True):
                 _learn(attempt, plan, peer_id, answer)
         raise PlacementError(f"{last.instance_id}: no plan held; " + "; ".join(attempt.refusals[-3:]))
 
-    def _refuse_beaten(self, attempt: _Attempt, standings: Mapping[str, StageStanding]) -> None:
+    def _refuse_beaten(self, attempt: _Attempt, statuses: Mapping[str, StageStatus]) -> None:
         """Raises BallotBeatenError if a member has promised itself to another living peer by a ballot that was not
         known here: that one is at it, or has done it, and its word is on its way."""
-        for peer_id, standing in standings.items():
-            proposer = standing.promised.proposer
-            if standing.promised > attempt.known and proposer != self._membership.own.id:
-                attempt.above = max(attempt.above, standing.promised)
+        for peer_id, status in statuses.items():
+            proposer = status.promised.proposer
+            if status.promised > attempt.known and proposer != self._membership.own.id:
+                attempt.above = max(attempt.above, status.promised)
                 if self._members.is_alive(proposer):
-                    message = f"{peer_id[:8]} has promised itself to ballot {standing.promised}"
-                    raise BallotBeatenError(message, peer_id=peer_id, ballot=standing.promised)
+                    message = f"{peer_id[:8]} has promised itself to ballot {status.promised}"
+                    raise BallotBeatenError(message, peer_id=peer_id, ballot=status.promised)
 
     async def _solve(
         self,
         card: ModelCard,
         last: Plan,
         attempt: _Attempt,
-        standings: Mapping[str, StageStanding],
+        statuses: Mapping[str, StageStatus],
         around: Surroundings,
     ) -> Recovery:
         spec = InstanceSpec(last.model)
         holders = self._placer.candidates(card, spec)
         everybody = self._placer.candidates(card, spec, may_fetch=True)
         # where those left lack files as well, a spare that has to fetch them is no slower
-        if standings.keys() <= {one.peer_id for one in holders}:
+        if statuses.keys() <= {one.peer_id for one in holders}:
             with contextlib.suppress(PlacementError):
-                return await self._solve_among(holders, card, last, attempt, standings, around)
-        return await self._solve_among(everybody, card, last, attempt, standings, around)
+                return await self._solve_among(holders, card, last, attempt, statuses, around)
+        return await self._solve_among(everybody, card, last, attempt, statuses, around)
 
     async def _solve_among(
         self,
@@ -195,19 +197,19 @@ class Recoverer:
         card: ModelCard,
         last: Plan,
         attempt: _Attempt,
-        standings: Mapping[str, StageStanding],
+        statuses: Mapping[str, StageStatus],
         around: Surroundings,
     ) -> Recovery:
         candidates = with_caps(candidates, attempt.caps)
         usable = {
-            peer_id: min(standing.usable_bytes, attempt.caps.get(peer_id, standing.usable_bytes))
-            for peer_id, standing in standings.items()
+            peer_id: min(status.usable_bytes, attempt.caps.get(peer_id, status.usable_bytes))
+            for peer_id, status in statuses.items()
         }
         found = await asyncio.to_thread(
             recover,
             card,
             last,
-            holding={peer_id: standing.held for peer_id, standing in standings.items() if standing.held is not None},
+            holding={peer_id: status.held for peer_id, status in statuses.items() if status.held is not None},
             usable_bytes=usable,
             spares=_spares(candidates, last, attempt),
             ballot=attempt.above.next_for(self._membership.own.id),
@@ -219,15 +221,15 @@ class Recoverer:
                 raise PlacementError(f"{last.instance_id}: " + "; ".join(outcome.unmixable.values()), reason="mixing")
         return found
 
-    async def _standings(self, plan: Plan, unable: Collection[str]) -> dict[str, StageStanding]:
+    async def _statuses(self, plan: Plan, unable: Collection[str]) -> dict[str, StageStatus]:
         """What the peers of a ring have of it; of those that answer."""
         asked = [peer_id for peer_id in plan.peer_ids if peer_id not in unable]
-        answers = await asyncio.gather(*(self._standing(plan.instance_id, peer_id) for peer_id in asked))
+        answers = await asyncio.gather(*(self._status(plan.instance_id, peer_id) for peer_id in asked))
         return {peer_id: answer for peer_id, answer in zip(asked, answers, strict=True) if answer is not None}
 
-    async def _standing(self, instance_id: str, peer_id: str) -> StageStanding | None:
+    async def _status(self, instance_id: str, peer_id: str) -> StageStatus | None:
         try:
-            return await self._members.member(peer_id).standing(instance_id)
+            return await self._members.member(peer_id).status(instance_id)
         except MeshError as exc:
             _log.info("%s: peer %s cannot be asked: %s", instance_id, peer_id[:8], exc)
             return None
@@ -277,20 +279,20 @@ def _learn(attempt: _Attempt, plan: Plan, peer_id: str, answer: ReserveAnswer | 
     _log.info("%s: peer %s refused: %s", plan.instance_id, peer_id[:8], reason)
 
 
-def _kept_from(found: Recovery, standings: Mapping[str, StageStanding]) -> int | None:
+def _kept_from(found: Recovery, statuses: Mapping[str, StageStatus]) -> int | None:
     """The stage from which on all keep the KV that they have: those after the last one that has to load, if all of them
     can cut it back to what came round."""
     peer_ids = found.plan.peer_ids
     fresh = [
         index
         for index, peer_id in enumerate(peer_ids)
-        if found.load_bytes[peer_id] or peer_id not in standings or not standings[peer_id].rolls_back
+        if found.load_bytes[peer_id] or peer_id not in statuses or not statuses[peer_id].rolls_back
     ]
     kept_from = max(fresh, default=-1) + 1
     return kept_from if kept_from < len(peer_ids) else None
 
 
-def _tell(keeper: RingKeeper, found: Recovery, trouble_s: float, took_s: float) -> None:
+def _tell(monitor: RingMonitor, found: Recovery, trouble_s: float, took_s: float) -> None:
     loads = [f"{gigabytes(size)} at {peer_id[:8]}" for peer_id, size in found.load_bytes.items() if size]
     _log.warning(
         "%s goes on by ballot %s: detected after %.2f s, recovered after %.2f s, loaded %s, %d requests go on in it",
@@ -299,5 +301,5 @@ def _tell(keeper: RingKeeper, found: Recovery, trouble_s: float, took_s: float) 
         trouble_s,
         took_s,
         " and ".join(loads) or "nothing",
-        keeper.resumed,
+        monitor.resumed,
     )

@@ -52,7 +52,11 @@ class Admission:
         caller = codec.peer_from_proto(request.peer)
         reply = pb.HelloReply(peer=codec.peer_to_proto(roster.own), refutation=roster.swim.life.refutation)
         addresses = addresses_of(caller, caller_host)
-        reply.reason = roster.door.refusal(roster.own, caller) or roster.door.obstacle(addresses) or self._crowd(caller)
+        reply.reason = (
+            roster.peer_filter.refusal(roster.own, caller)
+            or roster.peer_filter.obstacle(addresses)
+            or self._crowd(caller)
+        )
         if caller.id == roster.own.id:
             reply.id_in_use_by = roster.own.name
         elif not reply.reason and (reason := await self._clash(caller)):
@@ -85,7 +89,7 @@ class Admission:
             return False
         finally:
             await client.close()
-        reason = reply.reason if not reply.accepted else roster.door.refusal(roster.own, answered)
+        reason = reply.reason if not reply.accepted else roster.peer_filter.refusal(roster.own, answered)
         if reason:
             if not reply.HasField("verdict"):
                 who = f"{answered.name} at {address}"

@@ -151,7 +151,7 @@ class News:
         for record in changed:
             if isinstance(record.value, PeerInfo) and (peer := roster.peers.get(record.value.id)):
                 peer.info = replace(record.value, incarnation=peer.info.incarnation)
-                peer.learn(roster.door.dialable(peer.info.addresses))
+                peer.learn(roster.peer_filter.dialable(peer.info.addresses))
         if changed:
             roster.changed.beat()
         return changed
@@ -164,7 +164,7 @@ class News:
             if (
                 info.id != message.owner
                 or info.incarnation != life.incarnation
-                or roster.door.refusal(roster.own, info)
+                or roster.peer_filter.refusal(roster.own, info)
             ):
                 return
             if roster.admit(info, life, reached_at(info)) is AdmitResult.NEW:

@@ -12,10 +12,10 @@ from exo_mesh.clock import Clock
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.view import Record, RecordKey, View
 from exo_mesh.membership.detector import Timing
-from exo_mesh.membership.door import Door
 from exo_mesh.membership.fences import Fence
 from exo_mesh.membership.gossip import GossipQueue, retransmissions
 from exo_mesh.membership.known_peers import KnownPeers
+from exo_mesh.membership.peer_filter import PeerFilter
 from exo_mesh.membership.peers import ITSELF, MAX_PEERS, Peer
 from exo_mesh.membership.port import PeerClient
 from exo_mesh.membership.records import Records
@@ -59,10 +59,10 @@ class Roster:
         clock: Clock,
         rng: random.Random,
         dial: Callable[[str], PeerClient],
-        door: Door,
+        peer_filter: PeerFilter,
     ) -> None:
         self.own = own
-        self.door = door
+        self.peer_filter = peer_filter
         self.timing = timing
         self.clock = clock
         self.rng = rng
@@ -142,10 +142,10 @@ class Roster:
 
     def admit(self, info: PeerInfo, life: Life, addresses: list[str]) -> AdmitResult:
         """Take a peer in, unless it is known in this life or held for dead in it."""
-        if obstacle := self.door.obstacle(addresses):
+        if obstacle := self.peer_filter.obstacle(addresses):
             self.note_refusal(info.name, obstacle, peer_id=info.id)
             return AdmitResult.REFUSED
-        addresses = self.door.dialable(addresses)
+        addresses = self.peer_filter.dialable(addresses)
         known = self.peers.get(info.id)
         if known is not None:
             if known.info.incarnation >= info.incarnation:

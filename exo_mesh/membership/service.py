@@ -20,10 +20,10 @@ from exo_mesh.domain.view import CardInfo, InstanceInfo, Record, RecordKey, Reco
 from exo_mesh.membership.admission import Admission
 from exo_mesh.membership.detector import LAN, Timing
 from exo_mesh.membership.dialer import Dialer
-from exo_mesh.membership.door import Door
 from exo_mesh.membership.exchange import Exchange
 from exo_mesh.membership.fences import Fence, Fences
 from exo_mesh.membership.news import News
+from exo_mesh.membership.peer_filter import PeerFilter
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.port import ControlPort, PeerClient
 from exo_mesh.membership.probing import Probing
@@ -54,7 +54,7 @@ async def _nothing() -> None:
 class Membership:
     """Starts alone; `suggest` brings it together with others.
 
-    only_peers, only_links: see Door; by default everybody is taken in, and every address dialled.
+    only_peers, only_links: see PeerFilter; by default everybody is taken in, and every address dialled.
     dial(address) makes a client for "host:port", with the credentials of this node.
     on_leave(peer, records) is called when a peer has died or left, with the records of it that were in force;
     before_refute is awaited when the others hold this node for dead (it stood still, or was cut off), with the view up
@@ -83,7 +83,7 @@ class Membership:
             clock=clock,
             rng=rng or random.Random(),
             dial=dial,
-            door=Door(only_peers, only_links),
+            peer_filter=PeerFilter(only_peers, only_links),
         )
         self._tasks = roster.tasks
         self._read_telemetry = read_telemetry
@@ -245,7 +245,7 @@ class Membership:
             return
         peers = self._roster.peers.values()
         known = any(address == peer.client.address or address in peer.addresses for peer in peers)
-        if not known and address not in self.own.addresses and self._roster.door.may_dial(address):
+        if not known and address not in self.own.addresses and self._roster.peer_filter.may_dial(address):
             self._dialer.dial(address)
 
     # what other nodes ask

@@ -26,7 +26,7 @@ from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.serving.journal import Journal
 from exo_mesh.serving.stream_desk import StreamDesk
 from exo_mesh.transport.plan_codec import ballot_from_proto, ballot_to_proto, plan_from_proto, rank_from_proto
-from exo_mesh.transport.stage_codec import standing_to_proto
+from exo_mesh.transport.stage_codec import status_to_proto
 
 
 class ControlService:
@@ -135,11 +135,11 @@ class ControlService:
         return pb.LinkReply()
 
     async def look_at_stage(self, request: pb.LookAtStageRequest) -> pb.LookAtStageReply:
-        reason, standing = await asyncio.gather(
+        reason, status = await asyncio.gather(
             self._host.look(request.instance_id, ballot_from_proto(request.ballot)),
-            self._host.standing(request.instance_id),
+            self._host.status(request.instance_id),
         )
-        return standing_to_proto(standing, reason)
+        return status_to_proto(status, reason)
 
     async def release(self, request: pb.ReleaseRequest) -> pb.ReleaseReply:
         await self._host.release(request.instance_id, ballot_from_proto(request.ballot))

@@ -194,7 +194,7 @@ class Node:
             self.settings,
             self.membership,
             self._machine.disk,
-            hosting.keeping.guard,
+            hosting.runner_history.guard,
             hosting.monitor,
             placed,
             self._clock,
@@ -205,7 +205,7 @@ class Node:
     def _ended_tasks(self) -> dict[str, str]:
         """Long-lived tasks of this node and its parts that a bug has ended."""
         ended = [self._tasks.ended, self.membership.ended_tasks, self._hosting.host.ended_tasks]
-        ended += [self._owning.custody.ended_tasks, self._server.ended_tasks, self._models.exchange.ended_tasks]
+        ended += [self._owning.owned_rings.ended_tasks, self._server.ended_tasks, self._models.exchange.ended_tasks]
         ended += [discovery.ended_tasks for discovery in self._discoveries]
         return {name: exception for tasks in ended for name, exception in tasks.items()}
 
@@ -261,7 +261,7 @@ class Node:
         """Serve, and look for peers. Raises MeshErrors for what makes this node useless; what only makes it poorer
         (a discovery that cannot work, no engine) goes to `health`. phases: is told how far the start is."""
         settings, phases = self.settings, phases or StartPhases()
-        await asyncio.to_thread(self._hosting.keeping.pid_files.reap)
+        await asyncio.to_thread(self._hosting.runner_history.pid_files.reap)
         port = await self._server.start(settings.host, settings.grpc_port)
         phases.done("control port")
         device = await asyncio.to_thread(
@@ -288,7 +288,7 @@ class Node:
             )
         )
         self._hosting.host.start()
-        self._owning.custody.start()
+        self._owning.owned_rings.start()
         self._start_tasks(port)
         await self._start_discoveries(port)
         phases.done("discovery")
@@ -521,7 +521,7 @@ class Node:
         self._hosting.peer_desk.drain_here(on=on)
 
     def lift_quarantine(self) -> int:
-        return self._hosting.keeping.guard.lift()
+        return self._hosting.runner_history.guard.lift()
 
     # the inside
 
@@ -565,10 +565,10 @@ class Node:
         )
 
     def _peer_left(self, peer: PeerInfo, records: list[Record]) -> None:
-        self._owning.custody.owner_left(peer, records)
+        self._owning.owned_rings.owner_left(peer, records)
 
     async def _before_refute(self) -> None:
-        await self._owning.custody.free_beaten()
+        await self._owning.owned_rings.free_beaten()
 
     def _entry(self, name: str, peers: Sequence[str], card: ModelCard) -> ModelEntry:
         ready = tuple(instance.plan.instance_id for instance in self._owning.instances.of_model(name))

@@ -71,9 +71,9 @@ class Endpoint:
         self._ranks: RankLinks | None = None
         if setup.rank is not None and setup.rank.is_leader:
             ranks = self._ranks = RankLinks(_hello(setup), setup.rank.size, credentials)
-            worker.standing_of_others = lambda: ranks.standing
-        standing = (lambda: worker.standing) if setup.follows else None
-        self._receiver = RingReceiver(SPOKEN, plan.instance_id, plan.ballot, setup.before, worker.accept, standing)
+            worker.status_of_others = lambda: ranks.status
+        status = (lambda: worker.status) if setup.follows else None
+        self._receiver = RingReceiver(SPOKEN, plan.instance_id, plan.ballot, setup.before, worker.accept, status)
         self._service = DriverService(plan, worker)
 
     async def listen(self, binding: Binding) -> int:

@@ -25,7 +25,7 @@ from exo_mesh.proto import plan_pb2
 from exo_mesh.proto import runner_pb2 as pb
 from exo_mesh.runner.endpoint import Binding, Endpoint
 from exo_mesh.runner.engine_thread import EngineThread
-from exo_mesh.runner.pulse import EXIT_ORPHANED, Pulse
+from exo_mesh.runner.node_link import EXIT_ORPHANED, NodeLink
 from exo_mesh.runner.ranks import RankFiles
 from exo_mesh.runner.worker import Change, PreparedEngine, StageSetup, Worker
 from exo_mesh.security.credentials import RenewedCredentials
@@ -87,13 +87,13 @@ async def _serve(
     setup = _setup(start)
     worker = Worker(setup, thread, prepared)
     credentials = RenewedCredentials(tls_from_proto(start.tls)) if start.HasField("tls") else None
-    endpoint = Endpoint(setup, worker, credentials, lambda why: pulse.report(_hop_lost(why)))
+    endpoint = Endpoint(setup, worker, credentials, lambda why: node_link.report(_hop_lost(why)))
 
     def change(wanted: pb.ChangePlan) -> None:
         plan = plan_from_proto(wanted.plan)
 
         def done(resumed: int) -> None:
-            pulse.report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
+            node_link.report(pb.FromRunner(changed=pb.Changed(ballot=wanted.plan.ballot, resumed=resumed)))
 
         endpoint.change(Change(replace(setup, plan=plan, index=wanted.stage), wanted.keep_kv_from, done))
 
@@ -112,19 +112,19 @@ async def _serve(
             worker.press(command.pressure.level, free)
 
     files = RankFiles()
-    pulse = Pulse(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
-    pulse.start()
+    node_link = NodeLink(pipe, endpoint.heartbeat, obey, lambda: _call(loop, stopped.set), files.remove)
+    node_link.start()
     try:
         if setup.rank is not None:
             files.write(setup.rank)
-        _load(worker, pulse, files)
-        await _listen(worker, endpoint, pulse, Binding(start.host, start.port_first, start.port_last))
+        _load(worker, node_link, files)
+        await _listen(worker, endpoint, node_link, Binding(start.host, start.port_first, start.port_last))
         await _until_first(endpoint.run(), stopped.wait())
     except MeshError as exc:
-        return _failed(pulse, exc.code, without_paths(str(exc), setup.model_dir))
+        return _failed(node_link, exc.code, without_paths(str(exc), setup.model_dir))
     except Exception as exc:  # noqa: BLE001 - the end of the process: whatever it is, the node must hear of it
         _log.exception("the stage failed")
-        return _failed(pulse, EngineError.code, without_paths(f"{type(exc).__name__}: {exc}", setup.model_dir))
+        return _failed(node_link, EngineError.code, without_paths(f"{type(exc).__name__}: {exc}", setup.model_dir))
     await endpoint.close()
     await worker.close()
     return EXIT_STOPPED
@@ -142,12 +142,12 @@ def _setup(start: pb.StartStage) -> StageSetup:
     )
 
 
-def _load(worker: Worker, pulse: Pulse, files: RankFiles) -> None:
+def _load(worker: Worker, node_link: NodeLink, files: RankFiles) -> None:
     """Loading blocks the loop, so the endpoint opens after it: a caller is refused rather than left waiting."""
 
     def progress(done: int, total: int) -> None:
         files.remove()  # the ranks have met
-        pulse.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
+        node_link.report(pb.FromRunner(loading=pb.Loading(done=done, total=total)))
 
     try:
         worker.load(progress)
@@ -157,9 +157,9 @@ def _load(worker: Worker, pulse: Pulse, files: RankFiles) -> None:
     gc.freeze()  # the libraries' objects live for ever; without this each full collection looks at them for 0.1 s
 
 
-async def _listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, binding: Binding) -> None:
+async def _listen(worker: Worker, endpoint: Endpoint, node_link: NodeLink, binding: Binding) -> None:
     port = await endpoint.listen(binding)
-    pulse.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
+    node_link.report(pb.FromRunner(listening=pb.Listening(port=port, pid=os.getpid())))
     assert worker.engine is not None, "it has been loaded"
     declared, check = worker.engine.capabilities, worker.check
     ready = pb.Ready(
@@ -171,7 +171,7 @@ async def _listen(worker: Worker, endpoint: Endpoint, pulse: Pulse, binding: Bin
     )
     if check is not None:
         ready.group.CopyFrom(pb.GroupFigures(deadline_s=worker.deadline_s, **dataclasses.asdict(check)))
-    pulse.report(pb.FromRunner(ready=ready))
+    node_link.report(pb.FromRunner(ready=ready))
 
 
 def specs_to_proto(specs: Iterable[TensorSpec]) -> list[plan_pb2.TensorSpec]:
@@ -203,9 +203,9 @@ def _hop_lost(reason: str) -> pb.FromRunner:
     return pb.FromRunner(hop_lost=pb.HopLost(message=reason))
 
 
-def _failed(pulse: Pulse, code: str, message: str) -> int:
+def _failed(node_link: NodeLink, code: str, message: str) -> int:
     _log.error("%s: %s", code, message)
-    pulse.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
+    node_link.report(pb.FromRunner(failed=pb.Failed(code=code, message=message)))
     return EXIT_FAILED
 
 

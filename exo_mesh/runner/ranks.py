@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import reduce
 from pathlib import Path
 
-from exo_mesh.domain.frame import Frame, MemoryStanding
+from exo_mesh.domain.frame import Frame, MemoryStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.engine.contract import GroupCheck
 from exo_mesh.errors import RankLostError, StageLostError
@@ -78,9 +78,9 @@ class RankLinks:
         return len(self._links)
 
     @property
-    def standing(self) -> MemoryStanding:
+    def status(self) -> MemoryStatus:
         """Of the memory of the poorest of them, as they said last."""
-        return reduce(MemoryStanding.worse, (link.standing for link in self._links), MemoryStanding())
+        return reduce(MemoryStatus.worse, (link.status for link in self._links), MemoryStatus())
 
     def link_to(self, endpoints: Sequence[str]) -> None:
         """Where ranks 1, 2, ... listen, one endpoint for each."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from exo_mesh.domain.frame import Frame, MemoryStanding, StageReport
+from exo_mesh.domain.frame import Frame, MemoryStatus, StageReport
 from exo_mesh.domain.plan import Plan
 from exo_mesh.domain.request import GenerateRequest
 from exo_mesh.domain.tensor_group import RankWiring
@@ -165,7 +165,7 @@ class Worker:
 
     Begins by computing on the event loop's own thread: a frame then costs two thread switches less than with a compute
     thread beside it, which is more than all of its Python. While a frame is computed the loop stands still; gRPC's own
-    threads go on sending and receiving, and heartbeats come from another thread (`pulse`). Where steps are slow a frame
+    threads go on sending and receiving, and heartbeats come from another thread (NodeLink). Where steps are slow a frame
     is read before the one before it is computed, and none waits until the last one has been sent. Where more would wait
     the loop moves to a thread of its own (`engine_thread`): beside a driver whose steps are slow, which draws and
     answers between them, and where frames take long both to compute and to send.
@@ -193,7 +193,7 @@ class Worker:
         self.progress = 0
         self._pressure = 0
         self._free_bytes: int | None = None
-        self.standing_of_others: Callable[[], MemoryStanding] = MemoryStanding
+        self.status_of_others: Callable[[], MemoryStatus] = MemoryStatus
         """Of the other ranks, at the leader of a tensor group."""
         self.busy_s = self.load_s = 0.0
         self.clock = FrameClock()
@@ -414,10 +414,10 @@ class Worker:
         self._pressure, self._free_bytes = level, free_bytes
 
     @property
-    def standing(self) -> MemoryStanding:
+    def status(self) -> MemoryStatus:
         """Of this process's own memory. From any thread."""
         budget = self._budget
-        return MemoryStanding(self._pressure) if budget is None else MemoryStanding(self._pressure, budget.tokens)
+        return MemoryStatus(self._pressure) if budget is None else MemoryStatus(self._pressure, budget.tokens)
 
     def _compute_apart(self, frame: Frame, since: float) -> None:
         item: Item
@@ -437,7 +437,7 @@ class Worker:
         self._computing_since = 0.0
         self.busy_s += compute_s
         self._budget.computed(frame, self._free_bytes)
-        report = StageReport(compute_s, start - since, *self.standing.worse(self.standing_of_others()))
+        report = StageReport(compute_s, start - since, *self.status.worse(self.status_of_others()))
         return StageResult(
             result.frame.changed(reports=(*result.frame.reports, report)), result.logits, result.shutdown
         )

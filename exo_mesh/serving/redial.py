@@ -105,11 +105,11 @@ class Redial:
         self._in_vain = 0
         self._unheard = 0
 
-    def door(self, endpoint: str) -> str:
+    def address(self, endpoint: str) -> str:
         """Where to dial the driver, "host:port": at the best address of its peer, and after a dial to which nobody has
         answered at the next one. endpoint: as its peer reports it."""
-        doors = self._members.doors(endpoint, self._plan.peer_ids[-1])
-        return doors[self._unheard % len(doors)]
+        addresses = self._members.addresses(endpoint, self._plan.peer_ids[-1])
+        return addresses[self._unheard % len(addresses)]
 
     def heard(self) -> None:
         """The driver has said something."""

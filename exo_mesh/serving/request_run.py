@@ -249,8 +249,10 @@ class RequestRun:
             )
         self._prefill_total = len(request.prompt_ids) + len(request.resume_ids)
         silences = Silences(self._patience.first_s, self._patience.next_s, self._patience.queue_s)
-        door = redial.door(instance.endpoints[-1])
-        self._call = self._rings.call(door, instance, request, silences, self._begin_leg(instance), self._took_ballot)
+        address = redial.address(instance.endpoints[-1])
+        self._call = self._rings.call(
+            address, instance, request, silences, self._begin_leg(instance), self._took_ballot
+        )
         self._go(RunState.ON_RING)
 
     async def _look_elsewhere(self, refusal: MemoryPressureError) -> None:

@@ -49,7 +49,7 @@ class Rings:
         load = self._load(entry)
         ready = self.instances.ready_for(entry.model, load.tokens)
         if request.key_hash and len(ready) > 1:
-            asked = (self.drivers.recall(self._door_of(one), request.key_hash) for one in ready)
+            asked = (self.drivers.recall(self._address_of(one), request.key_hash) for one in ready)
             kept = [-1 if found is None else found for found in await asyncio.gather(*asked)]
             if max(kept) >= 0:
                 return ready[kept.index(max(kept))]
@@ -62,9 +62,9 @@ class Rings:
     def _load(self, entry: JournalEntry) -> Load:
         return Load(self.journal.outstanding(), len(entry.request.prompt_ids) + entry.request.max_tokens)
 
-    def _door_of(self, instance: InstanceInfo) -> str:
+    def _address_of(self, instance: InstanceInfo) -> str:
         """Where its driver is asked first, "host:port"."""
-        return self.members.doors(instance.endpoints[-1], instance.plan.peer_ids[-1])[0]
+        return self.members.addresses(instance.endpoints[-1], instance.plan.peer_ids[-1])[0]
 
     def progress(self, model: str) -> tuple[str, int, int]:
         """See Instances.progress."""
@@ -84,14 +84,14 @@ class Rings:
 
     def call(
         self,
-        door: str,
+        address: str,
         instance: InstanceInfo,
         request: GenerateRequest,
         silences: Silences,
         on_trace: Callable[[list[FrameTrace]], None],
         on_ballot: Callable[[Ballot], None],
     ) -> DriverCall:
-        """See DriverChannels.open. door: "host:port"."""
+        """See DriverChannels.open. address: "host:port"."""
         return self.drivers.open(
-            door, instance.plan, request, silences, on_trace=on_trace, on_ballot=on_ballot, clock=self.clock
+            address, instance.plan, request, silences, on_trace=on_trace, on_ballot=on_ballot, clock=self.clock
         )

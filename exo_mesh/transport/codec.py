@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 import msgspec
 import numpy as np
 
-from exo_mesh.domain.frame import Fault, Frame, MemoryStanding, Op, Row, StageReport, UnknownOp
+from exo_mesh.domain.frame import Fault, Frame, MemoryStatus, Op, Row, StageReport, UnknownOp
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.tensor import ITEM_BYTES, Tensor
 from exo_mesh.printable import printable
@@ -122,27 +122,27 @@ def decode_hello(message: bytes) -> pb.RingHello:
 
 
 class Acknowledged(NamedTuple):
-    """All frames up to last_step have arrived. standing: of the memory of the receiver. at_once: it was written before
+    """All frames up to last_step have arrived. status: of the memory of the receiver. at_once: it was written before
     anything was computed, so that its sender can time the hop; older peers never say so."""
 
     last_step: int
-    standing: MemoryStanding
+    status: MemoryStatus
     at_once: bool = False
 
 
-def encode_ack(last_step: int, standing: MemoryStanding | None = None, *, at_once: bool = False) -> bytes:
-    """standing: of a rank that follows the leader of its tensor group."""
+def encode_ack(last_step: int, status: MemoryStatus | None = None, *, at_once: bool = False) -> bytes:
+    """status: of a rank that follows the leader of its tensor group."""
     ack = pb.RingAck(last_step=last_step, at_once=at_once)
-    if standing is not None:
-        ack.pressure, ack.kv_tokens = standing
+    if status is not None:
+        ack.pressure, ack.kv_tokens = status
     return _ACK + ack.SerializeToString()
 
 
 def decode_ack(message: bytes) -> Acknowledged:
     """Raises MalformedError if this is no ack."""
     ack = _parse(message, _ACK, pb.RingAck)
-    kv_tokens = ack.kv_tokens if ack.HasField("kv_tokens") else MemoryStanding().kv_tokens
-    return Acknowledged(ack.last_step, MemoryStanding(ack.pressure, kv_tokens), ack.at_once)
+    kv_tokens = ack.kv_tokens if ack.HasField("kv_tokens") else MemoryStatus().kv_tokens
+    return Acknowledged(ack.last_step, MemoryStatus(ack.pressure, kv_tokens), ack.at_once)
 
 
 def _parse(message: bytes, tag: bytes, into: type[_Message]) -> _Message:

@@ -21,8 +21,8 @@ from exo_mesh.security.namespace import DEFAULT_NAMESPACE
 from exo_mesh.tasks import TaskOwner
 from exo_mesh.transport.channel_options import CONTROL_SERVER, bracketed
 from exo_mesh.transport.channels import bind, new_server
-from exo_mesh.transport.doorkeeper import Doorkeeper
 from exo_mesh.transport.gate import CODE_KEY, Gate
+from exo_mesh.transport.handshake_counter import HandshakeCounter
 from exo_mesh.transport.incoming import MAX_BYTES, STRANGER_BYTES, first_text, read_message
 from exo_mesh.transport.path_probe import PathProbeServicer
 from exo_mesh.transport.unknown_fields import require_known
@@ -109,7 +109,7 @@ class ControlServer:
         self._credentials = credentials
         self._peer_id = peer_id
         self._server: grpc.aio.Server | None = None
-        self._doorkeeper = Doorkeeper()
+        self._handshakes = HandshakeCounter()
         self._tasks = TaskOwner()
         self.port = 0
 
@@ -117,18 +117,18 @@ class ControlServer:
         """Bind and serve; answers the port. Raises TransportError if every port tried is taken."""
         last = min(port + (tries if port else 1), NUM_PORTS) - 1
         for candidate in range(port, last + 1):
-            doors = [self._doorkeeper, self._gate] if self._credentials else [self._gate]
+            doors = [self._handshakes, self._gate] if self._credentials else [self._gate]
             server = new_server(doors, CONTROL_SERVER)
             rpc.add_ControlServicer_to_server(_Servicer(self._handler), server)  # type: ignore[no-untyped-call]
             paths_rpc.add_PathsServicer_to_server(PathProbeServicer(self._peer_id), server)  # type: ignore[no-untyped-call]
             try:
-                self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials, self._doorkeeper.knock)
+                self.port = bind(server, f"{bracketed(host)}:{candidate}", self._credentials, self._handshakes.knock)
             except RuntimeError:  # grpc's word for "address in use"
                 continue
             await server.start()
             self._server = server
             if self._credentials is not None:
-                self._tasks.keep(self._doorkeeper.watch, "doorkeeper")
+                self._tasks.keep(self._handshakes.watch, "handshake counter")
             return self.port
         raise TransportError(f"no free port for the control endpoint on {host} from {port} to {last}")
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from exo_mesh.domain.frame import Frame, MemoryStanding
+from exo_mesh.domain.frame import Frame, MemoryStatus
 from exo_mesh.errors import StageLostError, TransportError
 from exo_mesh.proto import ring_pb2 as pb
 from exo_mesh.security.credentials import CredentialSource
@@ -69,7 +69,7 @@ class RingLink:
         self._call: _Call | None = None
         self._unacked: deque[Frame] = deque()
         self._unsent: deque[Frame] = deque()
-        self.standing = MemoryStanding()
+        self.status = MemoryStatus()
         """What the other end has said of its memory, if that is a rank of the same tensor group."""
         self.frames_out = 0
         self.bytes_out = 0
@@ -175,7 +175,7 @@ class RingLink:
         self.frames_out += 1
 
     def _acknowledge(self, ack: Acknowledged) -> None:
-        self.standing = ack.standing
+        self.status = ack.status
         while self._unacked and self._unacked[0].step <= ack.last_step:
             self._unacked.popleft()
         step, sent_at = 0, 0.0

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from exo_mesh.domain.frame import Frame, MemoryStanding
+from exo_mesh.domain.frame import Frame, MemoryStatus
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.errors import TransportError
 from exo_mesh.proto import ring_pb2 as pb
@@ -40,16 +40,16 @@ class RingReceiver:
         ballot: Ballot,
         from_stage: int,
         deliver: Callable[[Frame], Awaitable[None]],
-        standing: Callable[[], MemoryStanding] | None = None,
+        status: Callable[[], MemoryStatus] | None = None,
     ) -> None:
-        """standing: of the memory here, where the sender is the leader of the same tensor group: it is told with the
+        """status: of the memory here, where the sender is the leader of the same tensor group: it is told with the
         acknowledgements, and at once when it has changed."""
         self._spoken = spoken
         self._expected = (instance_id, from_stage)
         self._ballot = ballot
         self._deliver = deliver
-        self._standing = standing
-        self._told: MemoryStanding | None = None
+        self._status = status
+        self._told: MemoryStatus | None = None
         self._in_order = asyncio.Lock()
         self._last_step = 0
         self._stream = 0
@@ -132,12 +132,12 @@ class RingReceiver:
                 await self._accept(frame, context)
             else:
                 await self._accept(frame)
-            if self._standing is not None and self._standing() != self._told:
+            if self._status is not None and self._status() != self._told:
                 unacked_frames = unacked_bytes = 0
                 await context.write(self._ack())
 
     def _ack(self, *, at_once: bool = False) -> bytes:
-        self._told = None if self._standing is None else self._standing()
+        self._told = None if self._status is None else self._status()
         return encode_ack(self._last_step, self._told, at_once=at_once)
 
     async def _accept(self, frame: Frame, context: grpc.aio.ServicerContext[Any, Any] | None = None) -> None:

@@ -157,11 +157,11 @@ async def test_the_end_of_a_lost_ring_leaves_the_record_of_the_next_one(tmp_path
         async def hopeless(*arguments: object, **options: object) -> None:
             raise PlacementError("as the test wants")
 
-        recover, node._owning.custody._recoverer.recover = node._owning.custody._recoverer.recover, hopeless  # type: ignore
-        keeper = node._owning.custody.keepers[key.id]
+        recover, node._owning.owned_rings._recoverer.recover = node._owning.owned_rings._recoverer.recover, hopeless  # type: ignore
+        keeper = node._owning.owned_rings.monitors[key.id]
         keeper._lose(StageLostError("as the test wants"))
         await until(lambda: state_of(node, key) is InstanceState.FAILED)
-        node._owning.custody._recoverer.recover = recover  # type: ignore[method-assign]
+        node._owning.owned_rings._recoverer.recover = recover  # type: ignore[method-assign]
         assert (await node.create_instance(InstanceSpec(MODEL)))["ballot"][0] == 2
         await until(lambda: not any(task.get_name().startswith("end ") for task in asyncio.all_tasks()))
         assert state_of(node, key) is InstanceState.READY and len(runners()) == 1

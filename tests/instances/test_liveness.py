@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan, Seat
-from exo_mesh.domain.stage import StageStanding
+from exo_mesh.domain.stage import StageStatus
 from exo_mesh.domain.tensor_group import TensorGroup
 from exo_mesh.errors import TransportError
 from exo_mesh.instances.liveness import StageLook, look_at
@@ -44,8 +44,8 @@ class Others:
     async def look(self, instance_id: str, ballot: Ballot) -> str:
         return ""
 
-    async def standing(self, instance_id: str) -> StageStanding:
-        return StageStanding(range(1), 0, linked=self.linked)
+    async def status(self, instance_id: str) -> StageStatus:
+        return StageStatus(range(1), 0, linked=self.linked)
 
     async def connects(self, address: str, timeout_s: float) -> bool:
         return address in self.open

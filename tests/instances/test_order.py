@@ -15,7 +15,7 @@ from exo_mesh.domain.pinning import Pin
 from exo_mesh.domain.plan import Ballot
 from exo_mesh.domain.stage import ReserveAnswer
 from exo_mesh.errors import PlacementError
-from exo_mesh.instances import ownership, ring_keeper
+from exo_mesh.instances import ownership, ring_monitor
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.node.node import Node
 from tests.support.control_split import cabled_mesh
@@ -88,7 +88,7 @@ async def test_a_ring_whose_owner_is_cut_off_is_adopted_and_the_old_owner_gives_
         await until(lambda: len(ballots(nodes)) == 1 and len(nodes[2].membership.peers) == 2)
         (seen,) = instances(nodes[2])
         assert seen["owner"] == members[0] and seen["ballot"] == adopted["ballot"]
-        await until(lambda: not nodes[2]._owning.custody.keepers)
+        await until(lambda: not nodes[2]._owning.owned_rings.monitors)
         assert [stage["pid"] for stage in seen["stages"]] == [stage["pid"] for stage in placed["stages"]]
         assert set(runners()) == {stage["pid"] for stage in placed["stages"]}, "no stage was started again"
         assert len(await request) == 500
@@ -122,7 +122,7 @@ async def test_a_mesh_split_in_two_places_on_both_sides_and_heals_to_one_instanc
         await until(lambda: len(ballots(nodes)) == 1 and len(instances(nodes[0])) == 1)
         (survivor,) = instances(nodes[0])
         await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
-        assert sum(len(node._owning.custody.keepers) for node in nodes) == 1
+        assert sum(len(node._owning.owned_rings.monitors) for node in nodes) == 1
         await until(lambda: len({node.observation.state()["view"]["view_digest"] for node in nodes}) == 1)
         assert await tokens(nodes[1], a_request("after")) == texts[0]
 
@@ -148,7 +148,7 @@ async def test_both_sides_of_a_split_adopt_or_replace_rings_that_lie_on_their_si
         (survivor,) = instances(nodes[1])
         assert Ballot(*survivor["ballot"]) > Ballot(*placed["ballot"])
         await until(lambda: set(runners()) == {stage["pid"] for stage in survivor["stages"]})
-        assert sum(len(node._owning.custody.keepers) for node in nodes) == 1
+        assert sum(len(node._owning.owned_rings.monitors) for node in nodes) == 1
 
 
 @pytest.mark.extended
@@ -156,8 +156,8 @@ async def test_a_stage_that_nobody_owns_ends(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(ownership, "ORPHAN_S", 0.5)
     async with mesh(tmp_path, 2) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, pins=(Pin("n1", 0, 8),)))
-        (keeper,) = nodes[0]._owning.custody.keepers.values()
-        nodes[0]._owning.custody.keepers.clear()
+        (keeper,) = nodes[0]._owning.owned_rings.monitors.values()
+        nodes[0]._owning.owned_rings.monitors.clear()
         await keeper.close()
         nodes[0].membership.put_instance(keeper.plan.instance_id, None)
         await until(lambda: not runners())
@@ -169,7 +169,7 @@ async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One stage has promised itself to an adopter, the other has not; then the owner is there again."""
-    monkeypatch.setattr(ring_keeper, "REATTACH_S", 30.0)
+    monkeypatch.setattr(ring_monitor, "REATTACH_S", 30.0)
     sizes = (2000 * MB, 2000 * MB, MB)
     async with cabled_mesh(tmp_path, monkeypatch, 3, sizes, engine_options={"cost_ms": "5"}) as (cable, nodes):
         placed = await nodes[2].create_instance(InstanceSpec(MODEL, min_peers=2))
@@ -188,7 +188,7 @@ async def test_a_ring_that_was_adopted_in_part_goes_on_when_its_owner_comes_back
         cable.split({"n0", "n1"}, {"n2"})  # the streams of the owner break as well
         (lease,) = first._hosting.host.leases
         await until(lambda: lease.adopted.proposer == first.node_id)
-        assert not first._owning.custody.keepers, "no owner of one stage alone"
+        assert not first._owning.owned_rings.monitors, "no owner of one stage alone"
         cable.heal()
         await until(lambda: all(len(node.membership.peers) == 2 for node in nodes))
         await until(lambda: len(ballots(nodes)) == 1 and instances(nodes[0])[0]["ballot"] != placed["ballot"])

@@ -63,10 +63,10 @@ async def crash(node: Node, instance: dict[str, Any]) -> None:
     os.kill(pids(instance)[node.node_id], signal.SIGKILL)
     await node._server.stop(0)
     await node.membership._tasks.close()
-    for keeper in node._owning.custody.keepers.values():
+    for keeper in node._owning.owned_rings.monitors.values():
         await keeper.close()
-    node._owning.custody.keepers.clear()
-    await node._owning.custody._tasks.close()
+    node._owning.owned_rings.monitors.clear()
+    await node._owning.owned_rings._tasks.close()
     await node._hosting.host._tasks.close()
 
 
@@ -269,4 +269,4 @@ async def test_a_ring_that_failed_a_request_and_that_nobody_mends_is_made_anew_o
         await until(lambda: len(ready(nodes[0])) == 1 and ready(nodes[0])[0]["ballot"] != placed["ballot"])
         (after,) = ready(nodes[0])
         assert after["owner"] == nodes[asking].node_id and pids(after) == pids(placed)
-        await until(lambda: sum(len(node._owning.custody.keepers) for node in nodes) == 1)
+        await until(lambda: sum(len(node._owning.owned_rings.monitors) for node in nodes) == 1)

@@ -47,7 +47,7 @@ class World:
         return any(not node.membership.is_alive(gone.membership.own.id) for node in self.others(gone))
 
     def is_recovering(self, gone: SimNode) -> bool:
-        return any(node.custody._recoveries for node in self.others(gone))
+        return any(node.owned_rings._recoveries for node in self.others(gone))
 
     def is_whole_without(self, gone: SimNode) -> bool:
         rings = [self.ring(node) for node in self.others(gone)]
@@ -92,7 +92,7 @@ def test_a_ring_goes_on_soon_without_a_member_that_only_its_owner_does_not_reach
         owner, member = world.nodes[0], world.nodes[-1]
         began = loop.time()
         world.network.cut(owner.process, member.process)
-        recovering = await world.after(lambda: owner.custody._recoveries)
+        recovering = await world.after(lambda: owner.owned_rings._recoveries)
         assert not world.is_dead(member), "the others reach it"
         await world.after(lambda: world.is_whole_without(member))
         return recovering - began

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exo_mesh.instances import ring_keeper
+from exo_mesh.instances import ring_monitor
 from exo_mesh.instances.spec import InstanceSpec
 from exo_mesh.membership.swim import Life, Swim, SwimState, Update
 from tests.support.nodes import MODEL, SLOW, Machine, collect, instances, make_node, mesh, until
@@ -16,7 +16,7 @@ from tests.support.nodes import MODEL, SLOW, Machine, collect, instances, make_n
 
 @pytest.mark.extended
 async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_keeper, "REATTACH_S", 0.5)
+    monkeypatch.setattr(ring_monitor, "REATTACH_S", 0.5)
     async with mesh(tmp_path, 2, engine_options=SLOW) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=2))
         got: list[int] = []
@@ -29,7 +29,7 @@ async def test_a_false_verdict_ends_no_healthy_ring(tmp_path: Path, monkeypatch:
                     one.membership._news.learn(Update(other.node_id, state, Life(1, 10**6)), None)
             assert all(node.membership.peers == [] for node in nodes)
             begin, before = time.monotonic(), len(got)
-            await until(lambda: time.monotonic() - begin > ring_keeper.REATTACH_S + 1.5)
+            await until(lambda: time.monotonic() - begin > ring_monitor.REATTACH_S + 1.5)
             assert len(got) > before + 3 and not request.done(), "the ring goes on"
         await until(lambda: all(len(node.membership.peers) == 1 for node in nodes))
         await until(lambda: all(len(instances(node)) == 1 for node in nodes))

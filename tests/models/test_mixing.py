@@ -16,7 +16,7 @@ from exo_mesh.domain.rings import Candidate
 from exo_mesh.engine.contract import Availability
 from exo_mesh.engine.registry import Registry
 from exo_mesh.errors import EngineError, InputError, ModelError
-from exo_mesh.instances.ring_keeper import refuse_mismatch
+from exo_mesh.instances.ring_monitor import refuse_mismatch
 from exo_mesh.models import selftests
 from exo_mesh.models.catalogue import Catalogue
 from exo_mesh.models.mixing import Mixing

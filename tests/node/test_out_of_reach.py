@@ -47,13 +47,13 @@ async def test_of_a_lost_hop_the_end_that_its_neighbour_does_not_reach_is_left_o
     async with mesh(tmp_path, 3) as nodes:
         await nodes[0].create_instance(InstanceSpec(MODEL, min_peers=3))
         (instance,) = nodes[0]._owning.instances.of_model(MODEL)
-        custody, ring = nodes[0]._owning.custody, instance.plan.peer_ids
+        owned_rings, ring = nodes[0]._owning.owned_rings, instance.plan.peer_ids
         at = {node.node_id: node for node in nodes}
 
         async def suspects(hop: int | None, *, is_known: bool = False) -> tuple[str, ...]:
-            custody._hops_made_anew.clear()
+            owned_rings._hops_made_anew.clear()
             lost = SimpleNamespace(hop_lost=hop, is_next_out_of_reach=is_known, plan=instance.plan)
-            return await custody._suspects(lost)  # type: ignore[arg-type]
+            return await owned_rings._suspects(lost)  # type: ignore[arg-type]
 
         assert [await suspects(hop) for hop in (None, 0, 1, 2)] == [()] * 4, "they reach each other: it is made anew"
         for hop in range(3):
@@ -76,7 +76,7 @@ async def test_a_request_waits_for_the_recovery_of_its_ring_at_the_same_node(
         (instance,) = nodes[0]._owning.instances.of_model(MODEL)
         near, driver = sorted(nodes, key=lambda node: node.node_id == instance.plan.peer_ids[-1])
         owning, instance_id, done = near._owning, instance.plan.instance_id, asyncio.Event()
-        owning.custody._start_recovery(instance_id, instance.ballot, _until(done))
+        owning.owned_rings._start_recovery(instance_id, instance.ballot, _until(done))
         cut(near, driver)
         await until(lambda: near.membership.unanswered_s(driver.node_id) > 0)
         owning.instances.distrust(instance)  # a request has failed there

@@ -86,7 +86,7 @@ class Following(Receiving):
     def __init__(self, worker: Worker) -> None:
         super().__init__()
         self._worker = worker
-        self.receiver = RingReceiver(SPOKEN, "i", BALLOT, 0, self._deliver, lambda: worker.standing)
+        self.receiver = RingReceiver(SPOKEN, "i", BALLOT, 0, self._deliver, lambda: worker.status)
 
     async def _deliver(self, frame: Frame) -> None:
         await self._worker.accept(frame)
@@ -139,7 +139,7 @@ async def group() -> AsyncIterator[Group]:
         await end.up()
     links = RankLinks(hello(), SIZE, None)
     links.link_to([f"127.0.0.1:{end.port}" for end in ends])
-    leader.standing_of_others = lambda: links.standing
+    leader.status_of_others = lambda: links.status
 
     async def hand_out(frame: Frame) -> None:
         await links.hand_out(frame)

@@ -13,7 +13,7 @@ from exo_mesh.node.node import Node
 from exo_mesh.proto import control_pb2, driver_pb2
 from exo_mesh.security.certificates import authority
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport import doorkeeper
+from exo_mesh.transport import handshake_counter
 from exo_mesh.transport.ring_link import FRAMES_METHOD
 from tests.security.strangers import channels, refused
 from tests.support.nodes import Machine, a_request, instances, make_node, mesh, tokens, until
@@ -124,8 +124,8 @@ async def test_a_wrong_secret_is_one_clear_line_on_both_sides(
     there: str,
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(doorkeeper, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(doorkeeper, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(handshake_counter, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(handshake_counter, "LOOK_EVERY_S", 0.1)
     nodes = await strangers(tmp_path, first, second)
     try:
         await until(lambda: there in caplog.text and here in caplog.text)

@@ -13,7 +13,7 @@ from exo_mesh.membership.service import Membership
 from exo_mesh.node.node import Node
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport import doorkeeper
+from exo_mesh.transport import handshake_counter
 from tests.security.relay import Recorder, replay, said
 from tests.support.nodes import Machine, a_request, make_node, tokens, until
 
@@ -70,7 +70,7 @@ async def test_a_session_between_two_nodes_said_again_changes_nothing(
     tmp_path: Path, callers: Callers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(doorkeeper, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(handshake_counter, "PATIENCE_S", 1.0)
     secret = new_secret()
     one, two, recorder = await record(tmp_path, secret, work=True)
     try:

@@ -1,4 +1,4 @@
-"""The control port of a closed mesh: recorded sessions, floods, and what the doorkeeper says of them."""
+"""The control port of a closed mesh: recorded sessions, floods, and what the handshake counter says of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from exo_mesh.errors import StrangerError, TransportError
 from exo_mesh.proto import control_pb2 as pb
 from exo_mesh.security.certificates import issue
 from exo_mesh.security.secret import new_secret
-from exo_mesh.transport import doorkeeper
+from exo_mesh.transport import handshake_counter
 from exo_mesh.transport.control_client import ControlClient
 from exo_mesh.transport.control_server import ControlServer
-from exo_mesh.transport.doorkeeper import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, Doorkeeper
+from exo_mesh.transport.handshake_counter import MAX_INSIDE, MAX_KNOCKS, PATIENCE_S, REPORT_EVERY_S, HandshakeCounter
 from tests.security.relay import Recorder, replay, said
 from tests.security.strangers import NOW
 from tests.support.nodes import until
@@ -87,7 +87,7 @@ async def test_one_channel_in_and_another_mesh_out() -> None:
 async def test_a_flood_of_connections_is_one_line_and_leaves_no_memory(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorkeeper, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(handshake_counter, "PATIENCE_S", 1.0)
     rng, process = random.Random(1), psutil.Process(os.getpid())
 
     async def knock(port: int) -> None:
@@ -106,7 +106,7 @@ async def test_a_flood_of_connections_is_one_line_and_leaves_no_memory(
         before = process.memory_info().rss
         await flood(server.port, 30)
         await until(lambda: process.memory_info().rss - before < 32 * 2**20)
-        await until(lambda: server._doorkeeper.refused >= 1000)
+        await until(lambda: server._handshakes.refused >= 1000)
         assert handler.calls == 0
         client = ControlClient(f"127.0.0.1:{server.port}", OWN)
         assert (await client.hello(pb.HelloRequest(), 5.0)).accepted
@@ -121,9 +121,9 @@ class Clock:
         return self.now
 
 
-def test_the_doorkeeper_counts_knocks_that_nobody_follows() -> None:
+def test_handshakes_are_counted_that_nobody_follows() -> None:
     clock = Clock()
-    keeper = Doorkeeper(clock)
+    keeper = HandshakeCounter(clock)
     keeper.knock()
     keeper.entered("ipv4:10.0.0.2:4000")
     keeper.entered("ipv4:10.0.0.2:4000")
@@ -142,8 +142,8 @@ def test_the_doorkeeper_counts_knocks_that_nobody_follows() -> None:
     assert keeper.refused == 3
 
 
-def test_the_doorkeepers_memory_is_bounded() -> None:
-    keeper = Doorkeeper(Clock())
+def test_the_memory_of_handshakes_is_bounded() -> None:
+    keeper = HandshakeCounter(Clock())
     for index in range(100_000):
         keeper.knock()
         if index % 10 == 0:

@@ -161,6 +161,6 @@ async def crash(node: Node) -> None:
     """The control plane of the node falls silent at once: no goodbye, no release."""
     await node._server.stop(0)
     await node.membership._tasks.close()
-    for keeper in node._owning.custody.keepers.values():
+    for keeper in node._owning.owned_rings.monitors.values():
         await keeper.close()
-    node._owning.custody.keepers.clear()
+    node._owning.owned_rings.monitors.clear()

@@ -1,4 +1,4 @@
-"""Whole control planes (placer, ring keeper, stage host, reservations, instances) through seeded misfortune.
+"""Whole control planes (placer, ring monitor, stage host, reservations, instances) through seeded misfortune.
 
 Only the processes of the runners are not real. A ledger sees every stage that starts and ends, and checks at each
 start what must never happen: two stages of one instance on one peer at once (so that two plans in force would share a

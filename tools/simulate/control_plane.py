@@ -1,4 +1,4 @@
-"""Whole control planes (placer, ring keeper, stage host, reservations, instances), with runners that are no processes,
+"""Whole control planes (placer, ring monitor, stage host, reservations, instances), with runners that are no processes,
 and a ledger of all that they start."""
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from exo_mesh.hosting.runner_exit import End
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.hosting.status_board import StatusBoard
 from exo_mesh.instances.candidate_pool import CandidatePool, Here
-from exo_mesh.instances.custody import Custody
 from exo_mesh.instances.group_facts import GroupKnowledge
 from exo_mesh.instances.instances import Instances
 from exo_mesh.instances.members import Members
+from exo_mesh.instances.owned_rings import OwnedRings
 from exo_mesh.instances.placer import Placer
 from exo_mesh.instances.recoverer import Recoverer
 from exo_mesh.instances.spec import InstanceSpec
@@ -261,9 +261,9 @@ class SimNode(SimPeer):
         self.placer = Placer(effective, membership, members, surveys, nothing, nothing, pool, limits, groups)
         self.network.listens = self.ledger.listens
         recoverer = Recoverer(membership, members, catalogue, self.placer, nothing, nothing, limits)
-        self.custody = Custody(membership, members, recoverer, limits)
+        self.owned_rings = OwnedRings(membership, members, recoverer, limits)
         self.instances = Instances(
-            membership, self.custody, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
+            membership, self.owned_rings, self.placer, catalogue, recoverer, self.rng, self.network.loop.time
         )
         self.process.handler = ControlService(
             membership, self.host, catalogue, surveys, cast(Any, nothing), self.instances, *[nothing] * 7
@@ -275,15 +275,15 @@ class SimNode(SimPeer):
 
     def on_leave(self, peer: PeerInfo, records: list[Record]) -> None:
         super().on_leave(peer, records)
-        self.custody.owner_left(peer, records)
+        self.owned_rings.owner_left(peer, records)
 
     async def before_refute(self) -> None:
-        await self.custody.free_beaten()
+        await self.owned_rings.free_beaten()
 
     def begin(self, seeds: Any) -> None:
         super().begin(seeds)
         self.do(self.host.start)
-        self.do(self.custody.start)
+        self.do(self.owned_rings.start)
 
     async def place(self, spec: InstanceSpec) -> None:
         with contextlib.suppress(MeshError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from exo_mesh.api.core.keeping import keep_alive_s
+from exo_mesh.api.core.keep_alive import keep_alive_s
 from exo_mesh.api.core.request import (
     Conversation,
     FieldNames,

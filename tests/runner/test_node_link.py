@@ -1,4 +1,4 @@
-"""The pulse is what ends a runner with its node, so a runner without a pulse must not live."""
+"""The link to the node ends a runner with its node, so a runner without one must not live."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from exo_mesh.transport.runner_pipe import receive_message, socket_pair
 RUNNER = """
 import socket, sys, time
 from exo_mesh.errors import EngineError
-from exo_mesh.runner.pulse import Pulse
+from exo_mesh.runner.node_link import NodeLink
 
 def heartbeat():
     raise {error}
 
-Pulse(socket.socket(fileno=int(sys.argv[1])), heartbeat, print, print).start()
+NodeLink(socket.socket(fileno=int(sys.argv[1])), heartbeat, print, print).start()
 time.sleep(30)
 """
 

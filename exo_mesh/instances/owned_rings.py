@@ -27,7 +27,7 @@ from exo_mesh.instances.members import Members
 from exo_mesh.instances.ownership import Claim, Orphans, adopter, beaten, claim, surviving_heir
 from exo_mesh.instances.placer import BallotBeatenError
 from exo_mesh.instances.recoverer import Recoverer
-from exo_mesh.instances.ring_keeper import RingKeeper, tell_nobody
+from exo_mesh.instances.ring_monitor import RingMonitor, tell_nobody
 from exo_mesh.instances.short_peers import short_members
 from exo_mesh.membership.service import Membership
 from exo_mesh.tasks import TaskOwner
@@ -62,8 +62,8 @@ LOOK_EVERY_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-class Custody:
-    """`keepers` has the rings this node owns, by instance id."""
+class OwnedRings:
+    """`monitors` has the rings this node owns, by instance id."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Custody:
         idle_s: float = 0.0,
     ) -> None:
         """idle_s: how long a ring of this node may have nothing to do before it is unloaded; 0: for ever."""
-        self.keepers: dict[str, RingKeeper] = {}
+        self.monitors: dict[str, RingMonitor] = {}
         self._recoverer = recoverer
         self._recoveries: dict[str, tuple[Ballot, asyncio.Task[None]]] = {}
         self._hops_made_anew: dict[str, float] = {}
@@ -102,9 +102,9 @@ class Custody:
     async def stop(self) -> None:
         """Leave the rings this node owns to their other members, who go on without it; what it was recovering or ending
         it ends, at all members that answer within RELEASE_S."""
-        keepers = list(self.keepers.values())
-        self.keepers.clear()
-        await asyncio.gather(*(keeper.close() for keeper in keepers))
+        monitors = list(self.monitors.values())
+        self.monitors.clear()
+        await asyncio.gather(*(monitor.close() for monitor in monitors))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self._tasks.close()
@@ -124,32 +124,32 @@ class Custody:
                     del self._lapsed[next(iter(self._lapsed))]
         self._membership.changed.beat()
 
-    def keep(self, keeper: RingKeeper) -> None:
+    def keep(self, monitor: RingMonitor) -> None:
         """From now on this node owns the ring, instead of any other of that instance; it ends when a stage is lost."""
-        stale = self.keepers.get(keeper.plan.instance_id)
+        stale = self.monitors.get(monitor.plan.instance_id)
         if stale is not None:
             self._start_end(stale)
-        self.keepers[keeper.plan.instance_id] = keeper
-        keeper.on_taken_back = lambda: self._say_taken_back(keeper)
-        self._tasks.start(self._watch(keeper), f"watch {keeper.plan.instance_id}")
+        self.monitors[monitor.plan.instance_id] = monitor
+        monitor.on_taken_back = lambda: self._say_taken_back(monitor)
+        self._tasks.start(self._watch(monitor), f"watch {monitor.plan.instance_id}")
 
-    def _say_taken_back(self, keeper: RingKeeper) -> None:
+    def _say_taken_back(self, monitor: RingMonitor) -> None:
         """The ring is this node's by a higher ballot now."""
-        instance_id = keeper.plan.instance_id
-        self.note(instance_id, keeper.ballot)
+        instance_id = monitor.plan.instance_id
+        self.note(instance_id, monitor.ballot)
         record = self._own_record(instance_id)
-        if self.keepers.get(instance_id) is keeper and record is not None:
-            self._membership.put_instance(instance_id, replace(record, adopted=keeper.adopted))
+        if self.monitors.get(instance_id) is monitor and record is not None:
+            self._membership.put_instance(instance_id, replace(record, adopted=monitor.adopted))
 
-    async def _watch(self, keeper: RingKeeper) -> None:
+    async def _watch(self, monitor: RingMonitor) -> None:
         """When a stage is lost the ring goes on without it, if it can; else it ends, and the next request places the
         model again."""
-        instance_id = keeper.plan.instance_id
-        error = await keeper.lost
-        if self.keepers.get(instance_id) is not keeper:
+        instance_id = monitor.plan.instance_id
+        error = await monitor.lost
+        if self.monitors.get(instance_id) is not monitor:
             return
-        del self.keepers[instance_id]
-        self._start_recovery(instance_id, keeper.ballot, self._go_on(keeper, error))
+        del self.monitors[instance_id]
+        self._start_recovery(instance_id, monitor.ballot, self._go_on(monitor, error))
 
     def _start_recovery(self, instance_id: str, ballot: Ballot, work: Coroutine[Any, Any, None]) -> None:
         """ballot: of the ring that is lost."""
@@ -162,33 +162,33 @@ class Custody:
 
         task.add_done_callback(ended)
 
-    async def _go_on(self, keeper: RingKeeper, error: MeshError) -> None:
-        instance_id = keeper.plan.instance_id
-        await keeper.close()
-        suspects = await self._suspects(keeper)
-        is_wanted = not self._is_deleted(instance_id, keeper.ballot)
-        cause = "stage_lost" if keeper.hop_lost is None else "hop_lost"
+    async def _go_on(self, monitor: RingMonitor, error: MeshError) -> None:
+        instance_id = monitor.plan.instance_id
+        await monitor.close()
+        suspects = await self._suspects(monitor)
+        is_wanted = not self._is_deleted(instance_id, monitor.ballot)
+        cause = "stage_lost" if monitor.hop_lost is None else "hop_lost"
         if (
             is_wanted
-            and self._members.newer_plan(keeper.plan) is None
-            and await self._recover(keeper.plan, keeper.ballot, keeper.trouble_s, cause, suspects)
+            and self._members.newer_plan(monitor.plan) is None
+            and await self._recover(monitor.plan, monitor.ballot, monitor.trouble_s, cause, suspects)
         ):
             return
-        failed = InstanceInfo(keeper.plan, InstanceState.FAILED, reason=str(error), adopted=keeper.adopted)
+        failed = InstanceInfo(monitor.plan, InstanceState.FAILED, reason=str(error), adopted=monitor.adopted)
         self._membership.put_instance(instance_id, failed)
-        await self.end(keeper)
+        await self.end(monitor)
 
-    async def _suspects(self, keeper: RingKeeper) -> tuple[str, ...]:
+    async def _suspects(self, monitor: RingMonitor) -> tuple[str, ...]:
         """Peers to leave out: of a hop that is lost one end, if the node before it does not reach the one behind it
         either, or if it is lost again soon after it was made anew. The one behind it, unless that is this node."""
-        if keeper.hop_lost is None:
+        if monitor.hop_lost is None:
             return ()
-        instance_id, now = keeper.plan.instance_id, asyncio.get_running_loop().time()
+        instance_id, now = monitor.plan.instance_id, asyncio.get_running_loop().time()
         again = now - self._hops_made_anew.get(instance_id, -HOP_SUSPECT_S) < HOP_SUSPECT_S
         self._hops_made_anew = {name: at for name, at in self._hops_made_anew.items() if now - at < HOP_SUSPECT_S}
         self._hops_made_anew[instance_id] = now
-        before, behind = (keeper.plan.peer_ids[(keeper.hop_lost + n) % len(keeper.plan.stages)] for n in (0, 1))
-        is_reached = not keeper.is_next_out_of_reach and await self._members.reaches(before, behind)
+        before, behind = (monitor.plan.peer_ids[(monitor.hop_lost + n) % len(monitor.plan.stages)] for n in (0, 1))
+        is_reached = not monitor.is_next_out_of_reach and await self._members.reaches(before, behind)
         if is_reached and not again:
             return ()
         return (before if behind == self._membership.own.id else behind,)
@@ -200,7 +200,7 @@ class Custody:
         of the loss, for the metrics."""
         instance_id = plan.instance_id
         try:
-            keeper, instance = await self._recoverer.recover(
+            monitor, instance = await self._recoverer.recover(
                 plan,
                 self.above(instance_id),
                 tell_nobody,
@@ -216,16 +216,16 @@ class Custody:
         except MeshError as exc:
             _log.warning("%s cannot go on: %s", instance_id, exc)
             return False
-        self.take(keeper, instance)
+        self.take(monitor, instance)
         return True
 
-    def take(self, keeper: RingKeeper, instance: InstanceInfo) -> None:
+    def take(self, monitor: RingMonitor, instance: InstanceInfo) -> None:
         """A ring that is ready is this node's."""
         instance_id = instance.plan.instance_id
         self._lapsed.pop(instance_id, None)
         self._ownerless.pop(instance_id, None)
         self.note(instance_id, instance.ballot)
-        self.keep(keeper)
+        self.keep(monitor)
         self._membership.put_instance(instance_id, instance)
 
     async def stop_recovery(self, instance_id: str) -> bool:
@@ -266,25 +266,25 @@ class Custody:
         record = self._membership.view.get(RecordKey("instance", instance_id, self._membership.own.id))
         return record.value if record is not None and isinstance(record.value, InstanceInfo) else None
 
-    async def end(self, keeper: RingKeeper, *, for_good: bool = False) -> None:
-        """Release a ring that is in `keepers` no more, and take back this node's word of it. for_good: see
-        RingKeeper.release.
+    async def end(self, monitor: RingMonitor, *, for_good: bool = False) -> None:
+        """Release a ring that is in `monitors` no more, and take back this node's word of it. for_good: see
+        RingMonitor.release.
 
         This goes on if whoever asked hangs up before all members have answered.
         """
-        await asyncio.shield(self._start_end(keeper, for_good=for_good))
+        await asyncio.shield(self._start_end(monitor, for_good=for_good))
 
-    def _start_end(self, keeper: RingKeeper, *, for_good: bool = False) -> asyncio.Task[None]:
-        return self._tasks.start(self._end(keeper, for_good), f"end {keeper.plan.instance_id}")
+    def _start_end(self, monitor: RingMonitor, *, for_good: bool = False) -> asyncio.Task[None]:
+        return self._tasks.start(self._end(monitor, for_good), f"end {monitor.plan.instance_id}")
 
-    async def _end(self, keeper: RingKeeper, for_good: bool) -> None:
-        instance_id = keeper.plan.instance_id
-        self.note(instance_id, keeper.ballot)
-        await keeper.release(for_good=for_good)
-        self.note(instance_id, keeper.ballot)
+    async def _end(self, monitor: RingMonitor, for_good: bool) -> None:
+        instance_id = monitor.plan.instance_id
+        self.note(instance_id, monitor.ballot)
+        await monitor.release(for_good=for_good)
+        self.note(instance_id, monitor.ballot)
         record = self._own_record(instance_id)
         # by now this node may have begun to place it again
-        if record is not None and record.ballot <= keeper.ballot:
+        if record is not None and record.ballot <= monitor.ballot:
             self._membership.put_instance(instance_id, None)
 
     # the order of instances: one owner and one plan each, wherever they came from
@@ -307,10 +307,10 @@ class Custody:
 
     async def _end_deleted(self) -> None:
         """End what was deleted, whoever placed, adopted or recovers it: the stages here, and rings of this node."""
-        for instance_id, keeper in list(self.keepers.items()):
-            if self._is_deleted(instance_id, keeper.ballot) and self.keepers.get(instance_id) is keeper:
-                del self.keepers[instance_id]
-                self._start_end(keeper, for_good=True)
+        for instance_id, monitor in list(self.monitors.items()):
+            if self._is_deleted(instance_id, monitor.ballot) and self.monitors.get(instance_id) is monitor:
+                del self.monitors[instance_id]
+                self._start_end(monitor, for_good=True)
         for instance_id, instance in list(self._ownerless.items()):
             if self._is_deleted(instance_id, instance.ballot):
                 del self._ownerless[instance_id]
@@ -323,22 +323,22 @@ class Custody:
 
     def wish_idle(self, instance_id: str, idle_s: float) -> bool:
         """See IdleClock.wish. False if this node does not own the instance."""
-        if instance_id in self.keepers:
+        if instance_id in self.monitors:
             self._idle.wish(instance_id, idle_s)
-        return instance_id in self.keepers
+        return instance_id in self.monitors
 
     def _unload_idle(self, now: float) -> None:
         """No fence: a request that comes just now places the model again."""
         if not self._idle.is_on:
             return
         readings, work = self._membership.telemetry, {}
-        for instance_id, keeper in self.keepers.items():
-            reading = readings.get(keeper.plan.peer_ids[-1])
+        for instance_id, monitor in self.monitors.items():
+            reading = readings.get(monitor.plan.peer_ids[-1])
             if reading is not None:
                 work[instance_id] = reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0)
         for instance_id in self._idle.due(work, now):
             _log.info("unloading %s: nobody has used it for a while (--idle-unload or keep_alive)", instance_id)
-            self._start_end(self.keepers.pop(instance_id), for_good=True)
+            self._start_end(self.monitors.pop(instance_id), for_good=True)
 
     def _unload_short(self, now: float) -> None:
         """End rings that have a peer short of memory and that nobody uses, where another ring serves their model."""
@@ -350,45 +350,45 @@ class Custody:
         }
         work = {
             instance_id: (reading.outstanding.get(instance_id, 0), reading.tokens.get(instance_id, 0))
-            for instance_id, keeper in self.keepers.items()
-            if keeper.plan.model in roomy
-            and short_members(keeper.plan, readings)
-            and (reading := readings.get(keeper.plan.peer_ids[-1])) is not None
+            for instance_id, monitor in self.monitors.items()
+            if monitor.plan.model in roomy
+            and short_members(monitor.plan, readings)
+            and (reading := readings.get(monitor.plan.peer_ids[-1])) is not None
         }
         for instance_id in self._short.due(work, now):
             _log.info("unloading %s: a peer of it is short of memory, and another ring serves", instance_id)
-            self._start_end(self.keepers.pop(instance_id), for_good=True)
+            self._start_end(self.monitors.pop(instance_id), for_good=True)
 
     def _give_up_broken_groups(self) -> None:
         """A cable was pulled: collectives over it would hang until somebody's patience ends."""
         peers = self._membership.view.peers()
-        for keeper in self.keepers.values():
-            for index, stage in enumerate(keeper.plan.stages):
+        for monitor in self.monitors.values():
+            for index, stage in enumerate(monitor.plan.stages):
                 if stage.group is not None and (reason := broken_cable(stage.group, peers)):
-                    keeper.give_up(index, reason)
+                    monitor.give_up(index, reason)
 
     async def _yield(self) -> None:
         """Two sides of a split mesh may each have placed an instance; and who was given up may be there after all."""
         records = self._membership.view.records_of_instances()
-        for instance_id, keeper in list(self.keepers.items()):
-            verdict = claim(self._membership.own.id, keeper.plan, keeper.ballot, records)
-            if verdict is Claim.KEEP or self.keepers.get(instance_id) is not keeper:
+        for instance_id, monitor in list(self.monitors.items()):
+            verdict = claim(self._membership.own.id, monitor.plan, monitor.ballot, records)
+            if verdict is Claim.KEEP or self.monitors.get(instance_id) is not monitor:
                 continue
-            del self.keepers[instance_id]
+            del self.monitors[instance_id]
             if verdict is Claim.END:
-                _log.info("%s of ballot %s gives way to a higher one", instance_id, keeper.ballot)
-                self._start_end(keeper)
+                _log.info("%s of ballot %s gives way to a higher one", instance_id, monitor.ballot)
+                self._start_end(monitor)
             else:
-                _log.info("%s of ballot %s has another owner; leaving it to that", instance_id, keeper.ballot)
+                _log.info("%s of ballot %s has another owner; leaving it to that", instance_id, monitor.ballot)
                 self._membership.put_instance(instance_id, None)
-                await keeper.close()
+                await monitor.close()
 
     async def _adopt_if_due(self, instance: InstanceInfo) -> None:
         """Adopt a ring without an owner if that falls to this node; a later round tries again."""
         plan = instance.plan
         runs_here = self._members.runs_here(plan)
         known = [one for _, one in self._records_of(plan.instance_id)]
-        if not runs_here or plan.instance_id in self.keepers or any(one.ballot >= instance.ballot for one in known):
+        if not runs_here or plan.instance_id in self.monitors or any(one.ballot >= instance.ballot for one in known):
             self._ownerless.pop(plan.instance_id, None)
             return
         heir = adopter(instance, self._membership.is_alive)
@@ -408,12 +408,12 @@ class Custody:
         if any(owner == self._membership.own.id for owner, _ in self._records_of(plan.instance_id)):
             return  # meanwhile this node has begun to place it, by a higher ballot
         _log.info("adopted %s by ballot %s", plan.instance_id, adopted)
-        keeper = RingKeeper(
+        monitor = RingMonitor(
             plan, self._members, tell_nobody, self._runner_limits, adopted, endpoints=instance.endpoints
         )
         self._lapsed.pop(plan.instance_id, None)
-        self.keep(keeper)
-        keeper.watch()
+        self.keep(monitor)
+        monitor.watch()
         self._membership.put_instance(plan.instance_id, replace(instance, adopted=adopted))
 
     async def _recover_if_due(self, instance: InstanceInfo) -> None:
@@ -434,7 +434,7 @@ class Custody:
         """What has been seen of the stages of a ring since their nodes fell silent."""
         key = instance.plan.instance_id, instance.ballot
         if key not in self._silent:
-            self._silent[key] = SilentSeats(instance.plan, self._members, functools.partial(self._doors, instance))
+            self._silent[key] = SilentSeats(instance.plan, self._members, functools.partial(self._addresses, instance))
         return self._silent[key]
 
     def _is_idle(self, instance: InstanceInfo) -> bool:
@@ -468,9 +468,9 @@ class Custody:
         rings = [one for one in (*silent, *self._ownerless.values()) if one.state is InstanceState.READY]
         return {(one.plan.instance_id, one.ballot): one for one in rings}
 
-    def _doors(self, instance: InstanceInfo, seat: Seat) -> list[str]:
+    def _addresses(self, instance: InstanceInfo, seat: Seat) -> list[str]:
         """Where the runner of a seat may be reached; the mesh is told where leaders listen, and not the other ranks."""
-        return [] if seat.rank else self._members.doors(instance.endpoints[seat.stage], seat.peer_id)
+        return [] if seat.rank else self._members.addresses(instance.endpoints[seat.stage], seat.peer_id)
 
     async def _take_over(self, plan: Plan, owned: Ballot) -> None:
         loop = asyncio.get_running_loop()

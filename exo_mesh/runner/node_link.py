@@ -25,7 +25,7 @@ EXIT_ORPHANED, EXIT_NO_PULSE = 3, 4
 _log = logging.getLogger(__name__)
 
 
-class Pulse:
+class NodeLink:
     """Owns the runner's end of the pipe. Ends the process when the node is gone, when a stop takes too long, and when
     `heartbeat` raises; a MeshError of it is reported first.
 
@@ -49,7 +49,7 @@ class Pulse:
         self._sending = threading.Lock()
 
     def start(self) -> None:
-        threading.Thread(target=self._run, name="pulse", daemon=True).start()
+        threading.Thread(target=self._run, name="node_link", daemon=True).start()
 
     def report(self, message: pb.FromRunner) -> None:
         """Send one message to the node; without a node, end the process."""

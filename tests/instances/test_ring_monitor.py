@@ -10,12 +10,12 @@ import pytest
 
 from exo_mesh.domain.plan import Ballot, Plan
 from exo_mesh.domain.runner_limits import RunnerLimits
-from exo_mesh.domain.stage import ReserveAnswer, StageStanding
+from exo_mesh.domain.stage import ReserveAnswer, StageStatus
 from exo_mesh.domain.tensor_group import RankWiring
 from exo_mesh.errors import DeadlineError, FetchError, StageLostError
 from exo_mesh.hosting.reservations import Reservations
-from exo_mesh.instances import ring_keeper
-from exo_mesh.instances.ring_keeper import RingKeeper, tell_nobody
+from exo_mesh.instances import ring_monitor
+from exo_mesh.instances.ring_monitor import RingMonitor, tell_nobody
 from exo_mesh.proto import control_pb2 as pb
 from tests.instances.test_ownership import an_instance
 from tests.support.nodes import until
@@ -40,8 +40,8 @@ class Stage:
     async def release(self, instance_id: str, ballot: Ballot) -> None:
         self.held.release(instance_id, ballot)
 
-    async def standing(self, instance_id: str) -> StageStanding:
-        return StageStanding(range(1), 0, linked=False)
+    async def status(self, instance_id: str) -> StageStatus:
+        return StageStatus(range(1), 0, linked=False)
 
     async def adopt(self, plan: Plan, index: int, adopted: Ballot) -> ReserveAnswer:
         return self.held.adopt(plan.instance_id, plan.ballot, adopted)
@@ -95,76 +95,76 @@ async def ring() -> Ring:
 
 
 @pytest.fixture
-async def keeper(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RingKeeper]:
-    monkeypatch.setattr(ring_keeper, "REATTACH_S", 0.5)
-    monkeypatch.setattr(ring_keeper, "REATTACH_PAUSE_S", 0.01)
+async def monitor(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RingMonitor]:
+    monkeypatch.setattr(ring_monitor, "REATTACH_S", 0.5)
+    monkeypatch.setattr(ring_monitor, "REATTACH_PAUSE_S", 0.01)
     members: Any = ring
-    keeper = RingKeeper(PLAN, members, tell_nobody, RunnerLimits())
-    keeper.watch()
+    monitor = RingMonitor(PLAN, members, tell_nobody, RunnerLimits())
+    monitor.watch()
     await until(lambda: all(stage.streams == 1 for stage in ring.stages.values()))
-    yield keeper
-    await keeper.close()
+    yield monitor
+    await monitor.close()
 
 
-async def test_a_ring_adopted_in_part_is_taken_back_whole(ring: Ring, keeper: RingKeeper) -> None:
+async def test_a_ring_adopted_in_part_is_taken_back_whole(ring: Ring, monitor: RingMonitor) -> None:
     told: list[Ballot] = []
-    keeper.on_taken_back = lambda: told.append(keeper.ballot)
+    monitor.on_taken_back = lambda: told.append(monitor.ballot)
     ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
     ring.break_stream("a")
     await until(lambda: ring.stages["a"].streams == 2)
-    assert told == [keeper.ballot] and keeper.ballot.proposer == "x" and keeper.ballot > Ballot(7, "a")
-    assert ring.ballots() == [keeper.ballot] * 2, "both stages are fenced against the adopter"
-    assert ring.stages["b"].streams == 1 and not keeper.lost.done(), "a stream that is well is left alone"
+    assert told == [monitor.ballot] and monitor.ballot.proposer == "x" and monitor.ballot > Ballot(7, "a")
+    assert ring.ballots() == [monitor.ballot] * 2, "both stages are fenced against the adopter"
+    assert ring.stages["b"].streams == 1 and not monitor.lost.done(), "a stream that is well is left alone"
 
 
-async def test_nothing_is_promised_for_a_ring_of_which_a_stage_is_gone(ring: Ring, keeper: RingKeeper) -> None:
+async def test_nothing_is_promised_for_a_ring_of_which_a_stage_is_gone(ring: Ring, monitor: RingMonitor) -> None:
     ring.stages["b"].runs = False
     ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
     ring.break_stream("a")
-    assert "not in force" in str(await keeper.lost)
+    assert "not in force" in str(await monitor.lost)
     assert ring.ballots() == [Ballot(7, "a"), PLAN.ballot]
 
 
-async def test_a_ring_that_has_another_owner_is_left_to_that_one(ring: Ring, keeper: RingKeeper) -> None:
+async def test_a_ring_that_has_another_owner_is_left_to_that_one(ring: Ring, monitor: RingMonitor) -> None:
     ring.other_owner = True
     for stage in ring.stages.values():
         stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
     ring.break_stream("a")
-    assert "has been adopted" in str(await keeper.lost), "unless the custody hands over before"
+    assert "has been adopted" in str(await monitor.lost), "unless the owned_rings hands over before"
     assert ring.ballots() == [Ballot(7, "a")] * 2
 
 
 async def test_a_ring_that_was_adopted_whole_is_not_taken_back_before_its_record_is_here(
-    ring: Ring, keeper: RingKeeper
+    ring: Ring, monitor: RingMonitor
 ) -> None:
     """The cut between the two has healed, and news travels more slowly than a question."""
     for stage in ring.stages.values():
         stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
     ring.break_stream("b")
-    assert "has been adopted by peer a" in str(await keeper.lost)
+    assert "has been adopted by peer a" in str(await monitor.lost)
     assert ring.ballots() == [Ballot(7, "a")] * 2
 
 
-async def test_a_ring_whose_adopter_has_died_is_taken_back(ring: Ring, keeper: RingKeeper) -> None:
+async def test_a_ring_whose_adopter_has_died_is_taken_back(ring: Ring, monitor: RingMonitor) -> None:
     ring.alive.remove("a")
     for stage in ring.stages.values():
         stage.held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
     ring.break_stream("b")
     await until(lambda: ring.stages["b"].streams == 2)
-    assert ring.ballots() == [keeper.ballot] * 2 and keeper.ballot > Ballot(7, "a")
+    assert ring.ballots() == [monitor.ballot] * 2 and monitor.ballot > Ballot(7, "a")
 
 
 async def test_a_ring_that_ends_for_good_ends_at_a_stage_that_is_promised_to_a_failed_adopter(
-    ring: Ring, keeper: RingKeeper
+    ring: Ring, monitor: RingMonitor
 ) -> None:
     ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
-    await keeper.release(for_good=True)
+    await monitor.release(for_good=True)
     assert not any(stage.held.leases for stage in ring.stages.values())
 
 
-async def test_a_ring_that_gives_way_leaves_what_an_adopter_has(ring: Ring, keeper: RingKeeper) -> None:
+async def test_a_ring_that_gives_way_leaves_what_an_adopter_has(ring: Ring, monitor: RingMonitor) -> None:
     ring.stages["a"].held.adopt(PLAN.instance_id, PLAN.ballot, Ballot(7, "a"))
-    await keeper.release()
+    await monitor.release()
     assert ring.stages["a"].held.leases and not ring.stages["b"].held.leases
 
 
@@ -193,35 +193,35 @@ async def test_a_ring_is_being_fetched_until_each_stage_has_its_files(ring: Ring
     ring.stages["a"] = FetchingStage(0, fetching(5, 10), fetching(10, 10), loading)
     ring.stages["b"] = FetchingStage(1, loading)
     members: Any = ring
-    keeper = RingKeeper(PLAN, members, lambda *progress: told.append(progress), RunnerLimits())
-    keeper.watch()
+    monitor = RingMonitor(PLAN, members, lambda *progress: told.append(progress), RunnerLimits())
+    monitor.watch()
     await until(lambda: ("loading", 2, 8) in told)
     assert [one for one in told if one[0] == "fetching"] == [("fetching", 5, 10), ("fetching", 10, 10)]
-    await keeper.close()
+    await monitor.close()
 
 
 async def test_a_fetch_that_fails_says_what_to_do(ring: Ring) -> None:
     failed = pb.StageFailed(code="fetch_failed", message="no room", remedy="make room", final=True)
     ring.stages["b"] = FetchingStage(1, fetching(0, 10), pb.StageStatus(failed=failed))
     members: Any = ring
-    keeper = RingKeeper(PLAN, members, tell_nobody, RunnerLimits())
+    monitor = RingMonitor(PLAN, members, tell_nobody, RunnerLimits())
     with pytest.raises(FetchError, match="no room") as caught:
-        await keeper.bring_up()
+        await monitor.bring_up()
     assert (caught.value.remedy, caught.value.is_final) == ("make room", True)
-    assert keeper.lost_seat is not None and keeper.lost_seat.peer_id == "b"
-    await keeper.close()
+    assert monitor.lost_seat is not None and monitor.lost_seat.peer_id == "b"
+    await monitor.close()
 
 
 async def test_whoever_waits_has_patience_as_long_as_bytes_come(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = asyncio.get_running_loop().time
     limits = RunnerLimits(load_base_s=0.0)
-    monkeypatch.setattr(ring_keeper, "MARGIN_S", 0.05)
-    monkeypatch.setattr(ring_keeper, "FETCH_SILENCE_S", 0.2)
+    monkeypatch.setattr(ring_monitor, "MARGIN_S", 0.05)
+    monkeypatch.setattr(ring_monitor, "FETCH_SILENCE_S", 0.2)
     ring.stages["a"] = FetchingStage(0, fetching(5, 10))
     members: Any = ring
-    keeper = RingKeeper(PLAN, members, tell_nobody, limits)
+    monitor = RingMonitor(PLAN, members, tell_nobody, limits)
     began = clock()
     with pytest.raises(DeadlineError):
-        await keeper.bring_up()
+        await monitor.bring_up()
     assert clock() - began >= 0.2, "not after the time in which it should have been loaded"
-    await keeper.close()
+    await monitor.close()

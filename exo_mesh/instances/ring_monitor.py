@@ -63,7 +63,7 @@ def tell_nobody(phase: str, done: int, total: int) -> None:
     """An OnProgress for rings that nobody waits for."""
 
 
-class RingKeeper:
+class RingMonitor:
     """Owns the report streams of all stages of one plan, of a tensor group those of all ranks. `lost` completes with
     the first failure of any of them, `lost_seat` is then whose it was. figures: what the tensor groups measured of
     themselves, by stage, once the ring is up.
@@ -104,7 +104,7 @@ class RingKeeper:
         self.resumed = 0
         leaders = [seat for seat in plan.seats if not seat.rank]
         self._endpoints: dict[Seat, str] = dict(zip(leaders, endpoints, strict=False))
-        self._doors: dict[Seat, list[str]] = {}
+        self._addresses: dict[Seat, list[str]] = {}
         self._keep_kv_from = keep_kv_from
         self._wirings = wirings or {}
         self._taking_back = asyncio.Lock()
@@ -117,7 +117,7 @@ class RingKeeper:
         self._fetching: dict[Seat, tuple[int, int]] = {}
         self._fetched_at = 0.0
         self._broken: dict[Seat, tuple[float, MeshError]] = {}
-        self._silent = SilentSeats(plan, members, self._doors_of)
+        self._silent = SilentSeats(plan, members, self._addresses_of)
         self._tasks = TaskOwner()
 
     async def bring_up(self) -> InstanceInfo:
@@ -177,11 +177,11 @@ class RingKeeper:
             return self.ballot
         return max(self.ballot, answer.beaten_by or NO_BALLOT)
 
-    def _doors_of(self, seat: Seat) -> list[str]:
+    def _addresses_of(self, seat: Seat) -> list[str]:
         """Where the runner of a seat may be reached; as far as it was known while its peer was."""
-        if seat in self._endpoints and (self._members.is_alive(seat.peer_id) or seat not in self._doors):
-            self._doors[seat] = self._members.doors(self._endpoints[seat], seat.peer_id)
-        return self._doors.get(seat, [])
+        if seat in self._endpoints and (self._members.is_alive(seat.peer_id) or seat not in self._addresses):
+            self._addresses[seat] = self._members.addresses(self._endpoints[seat], seat.peer_id)
+        return self._addresses.get(seat, [])
 
     async def _follow(self, seat: Seat) -> None:
         loop = asyncio.get_running_loop()
@@ -239,7 +239,7 @@ class RingKeeper:
     async def _take_back(self, refused: Ballot, refusal: StageLostError) -> None:
         """A stage does not know our ballot. Its node may have promised itself to an adopter who got some stages and not
         all: then take all of them by a higher ballot. Raises `refusal` if the stage is gone, and TransportError if that
-        cannot be found out now, or the ring has another owner, to whom it is then left (see Custody)."""
+        cannot be found out now, or the ring has another owner, to whom it is then left (see OwnedRings)."""
         async with self._taking_back:
             if self.ballot > refused:
                 return  # after the refusal of another stage

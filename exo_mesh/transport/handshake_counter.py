@@ -27,7 +27,7 @@ MAX_INSIDE = 1024
 _log = logging.getLogger(__name__)
 
 
-class Doorkeeper(grpc.aio.ServerInterceptor):
+class HandshakeCounter(grpc.aio.ServerInterceptor):
     """`knock` may be called from any thread, the rest belongs to the event loop."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from exo_mesh.domain.addresses import Interface, LinkKind
 from exo_mesh.domain.device import PeerInfo
-from exo_mesh.membership.door import Door
+from exo_mesh.membership.peer_filter import PeerFilter
 
 OWN = PeerInfo("a" * 32, 1, "alpha", "0.1.0", 4, "default", ("10.0.0.1:5000",), newest_protocol=5)
 OTHER = replace(OWN, id="0123abcd" + 24 * "e", name="beta", addresses=("10.0.0.2:5000",))
@@ -33,12 +33,12 @@ CABLES = [
     ],
 )
 def test_only_peers_that_are_named_are_taken_in(words: tuple[str, ...], is_taken: bool) -> None:
-    said = Door(words).refusal(OWN, OTHER)
+    said = PeerFilter(words).refusal(OWN, OTHER)
     assert said == ("" if is_taken else "the --node-id-filter of alpha does not name it")
 
 
 def test_a_peer_of_another_namespace_stays_refused_though_it_is_named() -> None:
-    assert "namespace" in Door(("beta",)).refusal(OWN, replace(OTHER, namespace="other"))
+    assert "namespace" in PeerFilter(("beta",)).refusal(OWN, replace(OTHER, namespace="other"))
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_a_peer_of_another_namespace_stays_refused_though_it_is_named() -> None:
 )
 def test_only_addresses_on_links_of_the_named_kinds_are_dialled(types: tuple[str, ...], dialled: list[str]) -> None:
     every = ["10.0.0.2:1", "192.168.1.7:1", "169.254.9.9:1", "100.64.0.1:1", "8.8.8.8:1", "127.0.0.1:1", "box:1"]
-    assert Door(types=types, read=lambda: CABLES).dialable(every) == dialled
+    assert PeerFilter(types=types, read=lambda: CABLES).dialable(every) == dialled
 
 
 def test_a_peer_with_no_address_on_such_a_link_is_refused_with_the_reason() -> None:
-    door = Door(types=("thunderbolt", "ethernet"), read=lambda: CABLES)
+    door = PeerFilter(types=("thunderbolt", "ethernet"), read=lambda: CABLES)
     assert door.obstacle(["192.168.1.7:1", "10.0.0.2:1"]) == ""
     assert door.obstacle(["192.168.1.7:1"]) == (
         "none of its addresses is on thunderbolt or ethernet, as --interface-type-filter demands"

@@ -13,7 +13,7 @@ MIN_ID_CHARS = 8
 """A shorter beginning of an id might be that of several peers; this is what people are shown of an id."""
 
 
-class Door:
+class PeerFilter:
     """peers: ids, beginnings of ids, or names of the only peers to take in; () for all. types: words of LINK_WORDS for
     the only kinds of links to dial on; () for all. read: the interfaces of this machine."""
 
