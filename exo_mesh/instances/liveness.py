@@ -31,7 +31,7 @@ async def look_at(plan: Plan, seat: Seat, addresses: Sequence[str], members: Mem
     """Check a stage, or a rank of one, by evidence that does not come from its node; takes CONNECT_S at the most.
 
     addresses: "host:port" by which this node may reach its data port; none of a rank whose owner did not bring it up.
-    Its runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on. Where the
+    Its runner answers there itself, or the stage before it has its hop to it up; of a rank its leader goes on. If the
     next stage is this node's own, only an answer that arrives here counts: the frames of the ring go the same way.
     """
     lives = asyncio.create_task(_lives(plan, seat, addresses, members))

@@ -165,7 +165,7 @@ class Worker:
 
     Begins by computing on the event loop's own thread: a frame then costs two thread switches less than with a compute
     thread beside it, which is more than all of its Python. While a frame is computed the loop stands still; gRPC's own
-    threads go on sending and receiving, and heartbeats come from another thread (NodeLink). Where steps are slow a frame
+    threads go on sending and receiving, and heartbeats come from another thread (NodeLink). If steps are slow a frame
     is read before the one before it is computed, and none waits until the last one has been sent. Where more would wait
     the loop moves to a thread of its own (`engine_thread`): beside a driver whose steps are slow, which draws and
     answers between them, and where frames take long both to compute and to send.

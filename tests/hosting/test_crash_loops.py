@@ -33,7 +33,7 @@ STUCK = script("while True: say(pb.FromRunner(heartbeat=pb.Heartbeat())); time.s
 
 
 def spawned(node: Node) -> int:
-    return len(node._hosting.keeping.flights.logs)
+    return len(node._hosting.runner_history.flights.logs)
 
 
 def codes(node: Node) -> list[str]:
@@ -77,7 +77,7 @@ async def test_a_load_that_gets_stuck_is_ended_and_the_next_place_is_elsewhere(t
         assert len(await tokens(nodes[0], a_request())) == 12
         assert [spawned(node) for node in nodes] == [1, 1], "one wedge is enough"
         await until(lambda: codes(nodes[0]) == ["quarantined"])
-        (log,) = nodes[0]._hosting.keeping.flights.logs
+        (log,) = nodes[0]._hosting.runner_history.flights.logs
         phases = [entry["phase"] for entry in log.describe() if entry["phase"] != "stop asked"]
         assert phases == ["spawned", "first report", "end", "stacks", "exit"]
 

@@ -61,7 +61,7 @@ async def test_after_a_runner_ended_for_want_of_memory_the_next_plan_is_smaller(
     async with mesh(tmp_path, 1) as (node,):
         before = await a_plan(node, "large-1")
         reserved = before.stages[0].reserve_bytes
-        node._hosting.keeping.guard.ended(before, 0, End.OOM, "was killed by SIGKILL", frames=1000)
+        node._hosting.runner_history.guard.ended(before, 0, End.OOM, "was killed by SIGKILL", frames=1000)
         answer = await node._hosting.host.reserve(before, 0)
         assert not answer.granted and ENGINE_OVERHEAD_BYTES < answer.usable_bytes < reserved
         instance = await node.create_instance(InstanceSpec(MODEL))

@@ -36,7 +36,7 @@ os._exit(main())
 
 def ends(node: Node) -> list[str]:
     """How the runners of a node have ended so far, in the order of their starts."""
-    logs = [log.describe() for log in node._hosting.keeping.flights.logs]
+    logs = [log.describe() for log in node._hosting.runner_history.flights.logs]
     return [entry["attrs"]["end"] for entries in logs for entry in entries if entry["phase"] == "end"]
 
 

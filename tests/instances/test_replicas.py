@@ -89,5 +89,5 @@ async def test_requests_of_a_lost_replica_go_on_at_another_with_the_same_text(tm
         os.kill(made[1]["stages"][0]["pid"], signal.SIGKILL)
         await asyncio.gather(*running)
         assert all(one == expected for one in got)
-        spawned = [len(node._hosting.keeping.flights.logs) for node in nodes]
+        spawned = [len(node._hosting.runner_history.flights.logs) for node in nodes]
         assert sum(spawned) <= 3, "the lost stage is started again in its place, and nothing else is placed"

@@ -24,7 +24,7 @@ async def test_the_phases_of_a_killed_runner_outlive_it_and_are_told_to_the_whol
         await until(lambda: instances(nodes[1]))
         await tokens(nodes[1], a_request(prompt=(77, 78, 79)))
         victim = next(node for node in nodes if node.node_id == instance["stages"][1]["peer"])
-        log = victim._hosting.keeping.flights.logs[0]
+        log = victim._hosting.runner_history.flights.logs[0]
         await until(lambda: any("decode" in entry["phase"] for entry in log.describe()))
         os.kill(instance["stages"][1]["pid"], signal.SIGKILL)
         await until(lambda: log.ended)
