@@ -21,13 +21,16 @@ class EngineThread:
     """Runs the event loop of a process, and is the only thread that computes.
 
     It begins as the loop's own thread: a frame then costs two thread switches less, which is much beside the step of a
-    small model. After `part` the loop goes on in another thread and this one does what `submit` gives it, in order:
-    frames are read, sent and answered while the engine computes. The engine never changes its thread, for some
-    libraries tie what they hold to it.
+    small model. After `part` the loop runs in another thread and this one does the jobs of `submit`, in order: frames
+    are read, sent and answered while the engine computes. After `rejoin` the loop runs in this thread again. The engine
+    never changes its thread, because some libraries tie what they hold to the thread.
     """
 
     def __init__(self) -> None:
         self.apart = False
+        """The loop runs in another thread, or does so from its next turn on."""
+        self._rejoins = False
+        self._usual_switch_s = sys.getswitchinterval()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
 
@@ -39,21 +42,38 @@ class EngineThread:
             loop = self._loop = runner.get_loop()
             task = loop.create_task(main)
             task.add_done_callback(lambda _: loop.stop())
-            loop.run_forever()
-            if not task.done():  # `part` has stopped the loop
-                beside = threading.Thread(target=self._go_on, args=(loop,), name="event loop", daemon=True)
-                beside.start()
-                while (job := self._jobs.get()) is not None:
-                    job()
-                beside.join()
+            while not task.done():  # `part` and `rejoin` stop the loop
+                if self.apart:
+                    self._run_apart(loop)
+                else:
+                    loop.run_forever()
             return task.result()
+
+    def _run_apart(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Do jobs, until the loop in the other thread stops."""
+        sys.setswitchinterval(SWITCH_S)
+        beside = threading.Thread(target=self._go_on, args=(loop,), name="event loop", daemon=True)
+        beside.start()
+        while (job := self._jobs.get()) is not None:
+            job()
+        beside.join()
+        if self._rejoins:
+            self.apart = self._rejoins = False
+            sys.setswitchinterval(self._usual_switch_s)
 
     def part(self) -> None:
         """From now on the loop and the engine have a thread each. Call on the loop; again changes nothing."""
+        self._rejoins = False
         if not self.apart and self._loop is not None:
             self.apart = True
-            sys.setswitchinterval(SWITCH_S)
             self._loop.stop()  # at the end of this turn; `run` starts it again
+
+    def rejoin(self) -> None:
+        """The loop goes on in the engine's thread, after this turn and all jobs. Call on the loop; again changes
+        nothing."""
+        if self.apart and self._loop is not None:
+            self._rejoins = True
+            self._loop.stop()
 
     def submit(self, job: Job) -> None:
         """Do `job` in the engine's thread after those before it; only once they are apart. It must not raise."""

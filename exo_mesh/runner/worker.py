@@ -27,6 +27,7 @@ from exo_mesh.runner.ranks import frame_deadline_s
 from exo_mesh.runner.rendezvous import group_key, meet
 from exo_mesh.runner.scheduler import PREFILL_CHUNK, SchedulerLimits
 from exo_mesh.runner.stage import Stage, StageResult
+from exo_mesh.runner.step_mode import SLOW_S, StepMode, StepModes
 
 STUCK_S = 120.0
 """Longest that a rank may be at one frame, whatever was measured when its group was checked."""
@@ -110,12 +111,6 @@ DIRECT_TOKENS = 32
 then waits for the hop to the next stage to take the frame; a frame this small always fits its flow-control window, so
 that no circle of stages can wait for each other."""
 
-SLOW_S = 0.002
-"""What takes longer than this is slow: handing a frame to another thread and back costs 0.2 ms."""
-
-SLOW_STEPS = 4
-"""So many more slow steps than quick ones are needed to believe it."""
-
 
 @dataclass(frozen=True, slots=True)
 class StageSetup:
@@ -163,12 +158,12 @@ Send = Callable[[Frame], Awaitable[None]]
 class Worker:
     """Owns engine, stage and (at the last stage) driver.
 
-    Begins by computing on the event loop's own thread: a frame then costs two thread switches less than with a compute
-    thread beside it, which is more than all of its Python. While a frame is computed the loop stands still; gRPC's own
-    threads go on sending and receiving, and heartbeats come from another thread (NodeLink). If steps are slow a frame
-    is read before the one before it is computed, and none waits until the last one has been sent. Where more would wait
-    the loop moves to a thread of its own (`engine_thread`): beside a driver whose steps are slow, which draws and
-    answers between them, and where frames take long both to compute and to send.
+    StepModes decides where a frame is computed. INLINE, in the event loop's thread, a frame costs two thread switches
+    less than with a compute thread, which is more than all of its Python; while a frame is computed the loop does
+    nothing else, gRPC's own threads go on sending and receiving, and heartbeats come from another thread (NodeLink).
+    QUEUED, the next frame is read while one is computed, and computed while one is sent. APART (`engine_thread`) is for
+    a driver whose steps are slow, which samples and answers between them, and for frames that take long both to
+    compute and to send.
 
     `inbox` is bounded by what may be on its way: frames in flight, queued requests and one cancel for each.
     `progress` rises with each item done, and during a load; `clock` tells of the frame that is being computed: by these
@@ -182,7 +177,8 @@ class Worker:
         self._thread = engine_thread or EngineThread()
         self._prepared = prepared
         self._arrived = 0
-        self._slow_steps = 0
+        self._handed_over = 0
+        self._modes = StepModes(is_last=setup.is_last, is_rank=setup.rank is not None)
         self._was_large = False
         self._sending: asyncio.Task[None] | None = None
         self._outbox: deque[Frame] = deque()
@@ -288,11 +284,13 @@ class Worker:
     async def accept(self, frame: Frame) -> None:
         """A frame has come: compute and pass it on now if it is small and its turn has come, else queue it."""
         now = time.perf_counter()
+        while self._handed_over and not self._thread.apart:  # the loop has rejoined in this turn: keep the order
+            await asyncio.sleep(0)  # noqa: ASYNC110 - what was handed over is computed, and comes in the next turn
         if frame.ballot != self._setup.plan.ballot:
             self._queue(frame, now)  # behind the change that waits for its turn
         elif self._thread.apart and not self._arrived:
             self._hand_over(frame, now)
-        elif self._is_slow or self._turn.locked() or self.inbox.qsize() or len(frame.token_ids) > DIRECT_TOKENS:
+        elif self._must_wait or len(frame.token_ids) > DIRECT_TOKENS:
             self._queue(frame, now)
         else:
             async with self._turn:
@@ -301,6 +299,11 @@ class Worker:
                     await self._pass_on()
                 except Exception as exc:  # noqa: BLE001 - here it would end a stream, and `run` must end the process
                     self.inbox.put_nowait(Failed(exc))
+
+    @property
+    def _must_wait(self) -> bool:
+        """Whether frames queue up here, or other items are before this one."""
+        return self._modes.mode is not StepMode.INLINE or self._turn.locked() or self.inbox.qsize() > 0
 
     def change(self, change: Change) -> None:
         """Go on by another plan, after what is being computed now. Frames that wait for their turn are dropped."""
@@ -322,6 +325,7 @@ class Worker:
                 return
             await self._frame(item.frame, item.since)
         elif isinstance(item, Computed):
+            self._handed_over -= 1
             if item.result.frame.ballot == self._ballot:
                 self._computed(item.result)
         elif isinstance(item, Failed):
@@ -345,34 +349,37 @@ class Worker:
         """From any thread: call back in the turn of the driver."""
         self._thread.tell_loop(self.inbox.put_nowait, Done(callback))
 
-    @property
-    def _is_slow(self) -> bool:
-        return self._slow_steps >= SLOW_STEPS
-
     async def _pass_on(self) -> None:
         """Send what the last item has made, and only then tell callers of it."""
         self.progress += 1
-        if self._is_slow and not self._thread.apart:
+        if self._modes.mode is StepMode.QUEUED:
             await self._begin_sending()
         else:
+            await self._end_sending()
             await self._send_all()
         if self.driver is not None:
             self.driver.deliver_news()
 
     async def _begin_sending(self) -> None:
         """Let the loop write, and read what has come, but wait for neither."""
-        if self._sending is not None:
-            await self._sending
+        await self._end_sending()
         self._sending = asyncio.create_task(self._send_all())
         await asyncio.sleep(0)
+
+    async def _end_sending(self) -> None:
+        """One task at a time may send."""
+        if self._sending is not None:
+            sending, self._sending = self._sending, None
+            await sending
 
     async def _send_all(self) -> None:
         start = time.perf_counter()
         while self._outbox:
             assert self._send is not None, "frames come only while the worker runs"
             await self._send(self._outbox.popleft())
-        if self._was_large and time.perf_counter() - start > SLOW_S:
-            self._part()  # sending a prefill chunk over a slow link is to overlap with computing the next one
+        if self._was_large:
+            self._modes.sent_chunk(time.perf_counter() - start)
+            self._move_loop()
 
     async def _to_self(self, frame: Frame) -> None:
         """The hop of a ring of one."""
@@ -395,18 +402,18 @@ class Worker:
         slow = result.frame.reports[-1].compute_s > SLOW_S
         self._was_large = slow and len(frame.token_ids) > DIRECT_TOKENS
         self._computed(result)
-        if not frame.is_prefill and not self._is_slow:
-            self._slow_steps = max(0, self._slow_steps + (1 if slow else -1))
-            if self._is_slow and self._setup.is_last:
-                self._part()
 
-    def _part(self) -> None:
-        """A thread for the loop and one for the engine; not in a tensor group, where each frame is handed out first."""
-        if self._setup.rank is None:
+    def _move_loop(self) -> None:
+        """Give the event loop the thread that the present mode wants. It rejoins the engine's thread once no frame is
+        handed over or waits, so that frames keep their order."""
+        if self._modes.mode is StepMode.APART:
             self._thread.part()
+        elif self._thread.apart and not self._handed_over and not self._arrived:
+            self._thread.rejoin()
 
     def _hand_over(self, frame: Frame, since: float) -> None:
-        """Let the engine's thread compute a frame; what comes of it comes into the inbox."""
+        """Let the engine's thread compute a frame; the result comes into the inbox."""
+        self._handed_over += 1
         self._thread.submit(partial(self._compute_apart, frame, since))
 
     def press(self, level: int, free_bytes: int | None) -> None:
@@ -447,6 +454,9 @@ class Worker:
             self.driver.returned(result.frame, result.logits, is_apart=self._thread.apart)
         elif not self._setup.follows:
             self._outbox.append(result.frame)
+        if result.frame.rows and not result.frame.is_prefill:
+            self._modes.decoded(result.frame.reports[-1].compute_s)
+            self._move_loop()
         if result.shutdown:
             self.inbox.put_nowait(Ended())
 

@@ -16,6 +16,7 @@ from exo_mesh.domain.plan import Ballot, Plan, PlanInputs, StagePlan
 from exo_mesh.domain.shard import Shard
 from exo_mesh.engine.contract import StageInput, StageOutput
 from exo_mesh.errors import EngineError
+from exo_mesh.runner import step_mode
 from exo_mesh.runner import worker as worker_module
 from exo_mesh.runner.driver import Driver
 from exo_mesh.runner.engine_thread import EngineThread
@@ -23,6 +24,7 @@ from exo_mesh.runner.kv_budget import KvBudget
 from exo_mesh.runner.mailbox import Mailbox
 from exo_mesh.runner.scheduler import SchedulerLimits
 from exo_mesh.runner.stage import Stage
+from exo_mesh.runner.step_mode import StepMode
 from exo_mesh.runner.worker import Ended, StageSetup, Submit, Worker
 from tests.runner.test_stage_and_driver import Caller, TinyEngine, expected, ids, request
 
@@ -50,6 +52,37 @@ def test_the_loop_moves_and_the_engine_stays(new_loop: Callable[[], asyncio.Abst
     assert loop_before == engine_before == engine_after == threading.get_ident() != loop_after
 
 
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_the_loop_comes_back_after_all_jobs(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    thread = EngineThread()
+    done: list[int] = []
+
+    async def main() -> list[int]:
+        threads = []
+        for turn in range(6):
+            move = (thread.part, thread.rejoin)[turn % 2]
+            move()
+            move()
+            if thread.apart:
+                thread.submit(lambda: done.append(threading.get_ident()))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            threads.append(threading.get_ident())
+            assert await thread.call(threading.get_ident) == engine
+        thread.part()
+        thread.rejoin()
+        thread.part()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert thread.apart
+        return threads
+
+    engine = threading.get_ident()
+    seen = thread.run(main(), new_loop)
+    assert [ident == engine for ident in seen] == [False, True] * 3
+    assert done == [engine] * 6, "the jobs of a turn that ends with rejoin are done, too"
+
+
 @pytest.mark.parametrize("parts", [False, True])
 def test_what_goes_wrong_reaches_whoever_asked(parts: bool) -> None:
     thread = EngineThread()
@@ -75,10 +108,11 @@ class SlowEngine(TinyEngine):
     def __init__(self, first: bool, last: bool) -> None:
         super().__init__(first, last)
         self.threads: set[int] = set()
+        self.takes_s = 0.003
 
     def forward(self, stage_input: StageInput) -> StageOutput:
         self.threads.add(threading.get_ident())
-        time.sleep(0.003)
+        time.sleep(self.takes_s)
         return super().forward(stage_input)
 
     def close(self) -> None:
@@ -130,6 +164,40 @@ def test_a_slow_ring_gives_the_text_of_a_quick_one(num_stages: int) -> None:
     assert [len(engine.kv) for engine in engines] == [0] * num_stages
 
 
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_a_ring_that_gets_quick_again_computes_inline_again(num_stages: int) -> None:
+    thread = EngineThread()
+    engines = [SlowEngine(i == 0, i == num_stages - 1) for i in range(num_stages)]
+    seen: list[bool] = []
+
+    async def main() -> list[int]:
+        ring = workers(engines, thread)
+        running = [asyncio.create_task(worker.run(ring[(i + 1) % num_stages].accept)) for i, worker in enumerate(ring)]
+        caller = Caller()
+        tokens = 2 * step_mode.QUICK_STEPS
+        ring[-1].inbox.put_nowait(Submit(request("r", [3, 1, 4], tokens=tokens), caller.mailbox))
+        answer = asyncio.create_task(caller.collect())
+        async with asyncio.timeout(20):
+            while not thread.apart:
+                await asyncio.sleep(0)
+            seen.append(threading.get_ident() != main_thread)
+            for engine in engines:
+                engine.takes_s = 0.0
+            events = await answer
+            assert [worker._modes.mode for worker in ring] == [StepMode.INLINE] * num_stages
+            while thread.apart:
+                await asyncio.sleep(0)
+        await _removed(ring)
+        for worker in ring:
+            worker.inbox.put_nowait(Ended())
+        await asyncio.gather(*running)
+        return ids(events)
+
+    main_thread = threading.get_ident()
+    assert thread.run(main()) == expected([3, 1, 4], 2 * step_mode.QUICK_STEPS, num_stages)
+    assert not thread.apart
+
+
 async def _removed(ring: list[Worker]) -> None:
     """Until every stage has heard that the last sequence has ended."""
     async with asyncio.timeout(5):
@@ -167,6 +235,7 @@ def test_an_error_in_the_engines_thread_ends_the_runner() -> None:
 def test_a_stage_parts_where_chunks_take_long_to_compute_and_to_send(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transfer of a chunk over a slow link is to overlap with the computing of the next one."""
     monkeypatch.setattr(worker_module, "SLOW_S", 0.0)
+    monkeypatch.setattr(step_mode, "SLOW_S", 0.0)
     thread = EngineThread()
     sent: list[int] = []
 
