@@ -284,8 +284,6 @@ class Worker:
     async def accept(self, frame: Frame) -> None:
         """A frame has come: compute and pass it on now if it is small and its turn has come, else queue it."""
         now = time.perf_counter()
-        while self._handed_over and not self._thread.apart:  # the loop has rejoined in this turn: keep the order
-            await asyncio.sleep(0)  # noqa: ASYNC110 - what was handed over is computed, and comes in the next turn
         if frame.ballot != self._setup.plan.ballot:
             self._queue(frame, now)  # behind the change that waits for its turn
         elif self._thread.apart and not self._arrived:
@@ -302,8 +300,9 @@ class Worker:
 
     @property
     def _must_wait(self) -> bool:
-        """Whether frames queue up here, or other items are before this one."""
-        return self._modes.mode is not StepMode.INLINE or self._turn.locked() or self.inbox.qsize() > 0
+        """Whether a frame must queue, because all do in this mode, or others are before it."""
+        is_behind = self._turn.locked() or self.inbox.qsize() > 0 or self._handed_over > 0
+        return is_behind or self._modes.mode is not StepMode.INLINE
 
     def change(self, change: Change) -> None:
         """Go on by another plan, after what is being computed now. Frames that wait for their turn are dropped."""
