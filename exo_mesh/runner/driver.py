@@ -296,10 +296,13 @@ class Driver:
                 self._tell(generation, queue_events, 0)
         self._turns.note(self._scheduler.num_waiting, num_turns, now)
         self._copy_ready()
-        while (work := self._scheduler.next_work()) is not None:
+        scheduler = self._scheduler
+        while (work := scheduler.next_work()) is not None:
             self._start(work)
             if work.is_prefill:
                 self._copy_ready()
+            elif scheduler.is_exhausted:
+                break
         if self._ops and not self._in_flight:
             self._start(Work((), ()))  # nothing to compute, but stages must hear of the end of a sequence
 

@@ -75,7 +75,10 @@ class Sequence:
 
     @property
     def prefill_left(self) -> int:
-        return 0 if self.source is not None else max(0, len(self.tokens) - 1 - self.forced - self.computed)
+        if self.source is not None:
+            return 0
+        left = len(self.tokens) - 1 - self.forced - self.computed
+        return left if left > 0 else 0  # `max` would take a third of the time, and each frame asks all sequences
 
     @property
     def wants_scores(self) -> bool:
@@ -160,6 +163,8 @@ class Scheduler:
     _lone_since: float = 0.0
     room: int = 2**31
     """Positions that the stage with the least memory can hold, as the last frame said."""
+    is_exhausted: bool = False
+    """After `next_work`: another call would return None until a frame comes round or a request comes or goes."""
     max_logit_rows: int = 16
     """Positions of prompts whose logits one frame may be asked for."""
 
@@ -331,21 +336,29 @@ class Scheduler:
         where the number of batches has just become smaller.
         """
         decoding: list[Sequence] = []
+        ready: list[Sequence] = []
         prefilling = False
         for sequence in self._running.values():
             if sequence.prefill_left:
                 prefilling = True
             elif sequence.draws and sequence.source is None:
                 decoding.append(sequence)
-        ready = [seq for seq in decoding if not seq.decoding and not seq.parked]
+                if not sequence.decoding and not sequence.parked:
+                    ready.append(sequence)
+        self.is_exhausted = not prefilling and not ready
+        if self.is_exhausted:
+            return None
         batches = self._batches(decoding, prefilling)
-        held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
-        if prefilling and self._has_room_for_chunk(decoding) and not held_up:
-            self._chunk_turn = self._turn
-            return self._prefill_chunk(beside_streams=bool(decoding))
+        if prefilling and self._has_room_for_chunk(decoding):
+            held_up = any(sequence.last_turn <= self._chunk_turn for sequence in ready)
+            if not held_up:
+                self._chunk_turn = self._turn
+                return self._prefill_chunk(beside_streams=bool(decoding))
         if not ready or len(self._decodes) >= batches:
             return None
-        return self._decode_batch(ready, self._share(len(decoding), batches))
+        work = self._decode_batch(ready, self._share(len(decoding), batches))
+        self.is_exhausted = not prefilling and (len(work.rows) == len(ready) or len(self._decodes) >= batches)
+        return work
 
     def came_round(self, work: Work) -> None:
         """A frame with this work is back, or will never be."""
