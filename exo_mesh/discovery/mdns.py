@@ -12,6 +12,7 @@ from zeroconf import DNSQuestionType, IPVersion, ServiceStateChange, Zeroconf
 from zeroconf import Error as ZeroconfError
 from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZeroconf
 
+from exo_mesh.clock import next_beat
 from exo_mesh.discovery.interfaces import read_interfaces
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import Interface, LinkKind, advertised, dialable, joined, split
@@ -154,7 +155,7 @@ class MdnsDiscovery:
 
     async def _keep_fresh(self, own: Announcement, suggest: Suggest, interfaces: list[Interface]) -> None:
         while True:
-            await asyncio.sleep(REFRESH_EVERY_S)
+            await next_beat(REFRESH_EVERY_S)
             now = self._read()
             if now != interfaces:
                 interfaces = now

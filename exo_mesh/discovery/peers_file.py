@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from exo_mesh.clock import next_beat
 from exo_mesh.discovery.hostfile import hosts_in, is_host, is_hostfile, wrong
 from exo_mesh.discovery.port import Announcement, Suggest
 from exo_mesh.domain.addresses import joined
@@ -154,7 +155,7 @@ class PeersFileDiscovery:
                 told_at = loop.time()
                 for address in self.addresses:
                     suggest(address)
-            await asyncio.sleep(self._check_every_s)
+            await next_beat(self._check_every_s)
 
     def reread(self) -> bool:
         """Look at the file; True if it names other peers than before. A local file of at most a megabyte: no thread."""

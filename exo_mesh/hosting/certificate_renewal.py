@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import logging
 from collections.abc import Callable
 
+from exo_mesh.clock import next_beat
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine
 from exo_mesh.membership.service import Membership
@@ -59,7 +59,7 @@ class Renewal:
     async def keep(self) -> None:
         """Until cancelled, renew what is due."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await next_beat(LOOK_EVERY_S)
             await self.renew_if_due()
 
     async def renew_if_due(self) -> bool:

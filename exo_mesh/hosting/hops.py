@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from exo_mesh.clock import next_beat
 from exo_mesh.errors import MeshError
 from exo_mesh.hosting.supervisor import Runner
 
@@ -59,7 +59,7 @@ class Hops:
     async def keep(self) -> None:
         """Until cancelled, look whether peers are reached by another address now, or by none."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await next_beat(LOOK_EVERY_S)
             await self.look()
 
     async def look(self) -> None:

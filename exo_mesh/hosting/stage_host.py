@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.clock import Clock, monotonic, next_beat
 from exo_mesh.domain.download import FetchStep
 from exo_mesh.domain.fast_synch import runner_environment
 from exo_mesh.domain.footprint import gigabytes
@@ -559,7 +559,7 @@ class StageHost:
     async def _keep_expiring(self) -> None:
         while True:
             due = self._clock() + EXPIRE_EVERY_S
-            await asyncio.sleep(EXPIRE_EVERY_S)
+            await next_beat(EXPIRE_EVERY_S)
             if self._clock() > due + STOOD_STILL_S:
                 continue  # nobody could follow a stage meanwhile, or renew its lease
             async with self._turn:

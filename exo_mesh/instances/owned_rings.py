@@ -14,6 +14,7 @@ from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from exo_mesh.clock import next_beat
 from exo_mesh.domain.device import PeerInfo
 from exo_mesh.domain.plan import NO_BALLOT, Ballot, Plan, Seat
 from exo_mesh.domain.rdma_links import broken_cable
@@ -455,7 +456,7 @@ class OwnedRings:
                 await self._silent.pop(key).close()
             for instance in rings.values():
                 self._looks_at(instance).step({})
-            await asyncio.sleep(LOOK_EVERY_S)
+            await next_beat(LOOK_EVERY_S)
 
     def _rings_of_silent_owners(self) -> dict[tuple[str, Ballot], InstanceInfo]:
         """Ready rings with a stage here whose owner is dead or does not answer this node."""

@@ -15,7 +15,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from exo_mesh.clock import Clock, monotonic
+from exo_mesh.clock import Clock, monotonic, next_beat
 
 LOOK_EVERY_S = 1.0
 LINGER_S = 30.0
@@ -73,7 +73,7 @@ class SleepLock:
         try:
             while True:
                 await self.look()
-                await asyncio.sleep(LOOK_EVERY_S)
+                await next_beat(LOOK_EVERY_S)
         finally:
             await self._release()
 

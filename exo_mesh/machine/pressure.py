@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
+from exo_mesh.clock import next_beat
 from exo_mesh.machine.memory import MemoryReader, MemoryReading, headroom
 from exo_mesh.machine.wired_leak import WiredLeak
 
@@ -141,7 +142,7 @@ class MemoryMonitor:
         """Until cancelled. A reading that fails is told once and tried again: it must not end the node."""
         failing = False
         while True:
-            await asyncio.sleep(self._poll_s)
+            await next_beat(self._poll_s)
             before, was_tight = self.level, self._is_tight
             try:
                 self._take(self._snapshot(await asyncio.to_thread(self._read)))

@@ -10,6 +10,8 @@ import socket
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
 
+from exo_mesh.clock import next_beat
+
 STATUS_EVERY_S = 5.0
 """`systemctl status` is at most this old."""
 
@@ -77,7 +79,7 @@ async def _keep_telling(notifier: Notifier, status: Callable[[], str]) -> None:
     # a third of the limit: two beats may be late before systemd acts
     every_s = min(STATUS_EVERY_S, notifier.watchdog_s / 3) if notifier.watchdog_s else STATUS_EVERY_S
     while True:
-        await asyncio.sleep(every_s)
+        await next_beat(every_s)
         if notifier.watchdog_s:
             notifier.tell(WATCHDOG=1, STATUS=status())
         else:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from exo_mesh.clock import next_beat
 from exo_mesh.errors import InputError, MeshError
 from exo_mesh.membership.peers import Peer
 from exo_mesh.membership.service import Membership
@@ -65,7 +66,7 @@ class KeySharing:
                 await self._compare()
             except OSError as exc:
                 _log.warning("API keys are not shared for now: %s", exc)
-            await asyncio.sleep(LOOK_EVERY_S)
+            await next_beat(LOOK_EVERY_S)
 
     async def answer(self, request: pb.ShareKeysRequest) -> pb.ShareKeysReply:
         """A peer sends keys, or, if it sends none, asks for ours unless it has the same."""

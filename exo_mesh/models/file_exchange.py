@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from exo_mesh.clock import next_beat
 from exo_mesh.errors import ModelError, UnknownModelError
 from exo_mesh.fetcher.wire import Tls
 from exo_mesh.files.server import FileServer
@@ -86,7 +87,7 @@ class FileExchange:
         while True:
             self._is_busy = is_busy()
             self._fetcher.pace(is_busy=self._is_busy)
-            await asyncio.sleep(PACE_EVERY_S)
+            await next_beat(PACE_EVERY_S)
 
     def _find(self, name: str) -> tuple[Path, str] | None:
         """Directory and digest of a model, for the file server's threads; GGUF files have no card and no digest."""

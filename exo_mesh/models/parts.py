@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from exo_mesh.clock import next_beat
 from exo_mesh.engine.registry import Registry
 from exo_mesh.machine.disk import Disk
 from exo_mesh.membership.service import Membership
@@ -56,7 +57,7 @@ class ModelParts:
         await asyncio.to_thread(shipped_cards)
         while True:
             await self.profiles.learn()
-            await asyncio.sleep(LOOK_EVERY_S)
+            await next_beat(LOOK_EVERY_S)
             await self.shelf.rescan()
 
     async def resume_pulls(self, membership: Membership) -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from exo_mesh.clock import Clock
+from exo_mesh.clock import Clock, next_beat
 from exo_mesh.domain.thunderbolt import rdma_ports
 from exo_mesh.hosting.stage_host import StageHost
 from exo_mesh.machine import this_machine
@@ -97,7 +97,7 @@ async def announce_models(
 async def keep_addresses(membership: Membership, host: str, port: int, types: Collection[str] = ()) -> None:
     """Look every ADDRESSES_EVERY_S, for ever; describe the node anew when its addresses have changed."""
     while True:
-        await asyncio.sleep(ADDRESSES_EVERY_S)
+        await next_beat(ADDRESSES_EVERY_S)
         now = this_machine.addresses(host, port, types)
         if now != membership.own.addresses:
             _log.info("the addresses of this node are %s now", ", ".join(now))
@@ -112,7 +112,7 @@ async def keep_rdma_ports(membership: Membership) -> None:
         ports = rdma_ports(await asyncio.to_thread(read_thunderbolt))
         if ports != membership.own.rdma_ports:
             membership.describe(replace(membership.own, rdma_ports=ports))
-        await asyncio.sleep(CABLES_EVERY_S)
+        await next_beat(CABLES_EVERY_S)
 
 
 async def keep_awake(observation: Observation, downloads: Downloads) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import ssl
 from pathlib import Path
+
+from exo_mesh.clock import next_beat
 
 LOOK_EVERY_S = 3.0
 """certbot replaces a certificate every two months, and nobody waits for it."""
@@ -25,7 +26,7 @@ class ApiTls:
     async def keep(self, look_every_s: float = LOOK_EVERY_S) -> None:
         """Follow the files until cancelled."""
         while True:
-            await asyncio.sleep(look_every_s)
+            await next_beat(look_every_s)
             self.reload_if_changed()
 
     def reload_if_changed(self) -> bool:

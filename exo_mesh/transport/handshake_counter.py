@@ -7,7 +7,6 @@ calls something at once: a knock that no first call follows within PATIENCE_S wa
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import OrderedDict, deque
@@ -16,6 +15,8 @@ from typing import Any
 
 import grpc
 import grpc.aio
+
+from exo_mesh.clock import next_beat
 
 PATIENCE_S = 5.0
 LOOK_EVERY_S = 1.0
@@ -91,6 +92,6 @@ class HandshakeCounter(grpc.aio.ServerInterceptor):
     async def watch(self) -> None:
         """Log what there is to report, until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await next_beat(LOOK_EVERY_S)
             if line := self.report():
                 _log.warning("%s", line)
